@@ -1,0 +1,116 @@
+"""A batch: the columns of one drain, with the names and threads that they point to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .schema import COLUMNS, INPUTS
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread that recorded something."""
+
+    os_tid: int
+    """The system's thread id (``gettid``)."""
+    ident: int
+    """``threading.get_ident()`` of the thread, which OpenTelemetry's ``thread.id`` wants."""
+    torch_tid: int
+    """Torch's small logical id (``RecordFunction::currentThreadId``); 0 when torch never ran there."""
+    name: str = ""
+
+
+class Names(Sequence[str]):
+    """The interned names of a batch: bytes end to end, and where each one ends.
+
+    Index 0 is the empty name. Decoded only when asked for: invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are what the
+    native encoders take.
+    """
+
+    __slots__ = ("_cache", "data", "ends")
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.uint64]) -> None:
+        self.data = data
+        self.ends = ends
+        self._cache: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, names: Sequence[str | bytes]) -> Names:
+        """Builds the table from a list (tests, merged batches)."""
+        raw = [name if isinstance(name, bytes) else name.encode("utf-8", "surrogatepass") for name in names]
+        data = np.frombuffer(b"".join(raw), dtype=np.uint8)
+        return cls(data, np.cumsum([len(name) for name in raw], dtype=np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def raw(self, index: int) -> bytes:
+        """The name as the bytes that were recorded."""
+        start = int(self.ends[index - 1]) if index else 0
+        return self.data[start : int(self.ends[index])].tobytes()
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = int(index)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"name index {index} out of range: the batch has {len(self)} names")
+        name = self._cache.get(index)
+        if name is None:
+            name = self._cache[index] = self.raw(index).decode("utf-8", "replace")
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The events of one drain as columns (see :data:`~otel_torchprof._columns.schema.COLUMNS`).
+
+    The arrays are read-only views of native memory that lives as long as any of them does. Immutable, hence safe to share
+    between threads.
+    """
+
+    columns: Mapping[str, Array]
+    names: Names
+    threads: Sequence[Thread]
+    inputs: npt.NDArray[np.int64] | None = None
+    """Inputs of the events, in words: at ``columns["inputs"][row]`` a count, then each input as a header word and its
+    dimensions; a header is ``kind | dtype << 8 | n << 32`` with kind 0 = no tensor, 1 = tensor with n dimensions,
+    2 = list of n tensors (each with a header of its own), dtype = ``c10::ScalarType`` + 1 or 0 where unknown."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Events that were produced but are not here, by reason."""
+
+    def __len__(self) -> int:
+        return len(self.columns["start"])
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @classmethod
+    def of(
+        cls, columns: Mapping[str, Any], names: Sequence[str | bytes], threads: Sequence[Thread] = (), **rest: Any
+    ) -> Batch:
+        """Builds a batch from plain lists; columns that are not given are filled with their neutral value.
+
+        ``names`` must begin with the empty name. Used by tests and wherever events do not come from the recorder.
+        """
+        rows = len(columns["start"])
+        neutral = {"sequence_nr": -1, "parent": -1, "kind": 1}
+        full = {c.name: np.full(rows, neutral.get(c.name, 0), dtype=c.dtype) for c in COLUMNS}
+        full["id"] = np.arange(1, rows + 1, dtype=np.uint64)
+        types = {c.name: c.dtype for c in (*COLUMNS, INPUTS)}
+        full.update({name: np.asarray(values, dtype=types[name]) for name, values in columns.items()})
+        if "end_thread" not in columns:
+            full["end_thread"] = full["thread"]
+        return cls(full, Names.of(names), threads or (Thread(1, 1, 1, "main"),), **rest)

@@ -1,0 +1,88 @@
+"""The one table of columns: name, dtype, unit and meaning of everything a batch holds per event.
+
+Rows are grouped by thread and, within a thread, stand in the order in which the events began; a parent's row therefore
+comes before the rows of its children. The native drain fills these arrays (``otp_batch`` in ``recorder.h``); a test
+compares the two lists.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Kind(enum.IntEnum):
+    """What sort of thing an event is (column ``kind``)."""
+
+    OPERATOR = 1
+    """A RecordFunction of torch: operator, backward function, TorchScript function, torch's own label."""
+    LABEL = 2
+    """A label written by this package's ``record_function``."""
+
+
+class Scope(enum.IntEnum):
+    """``at::RecordScope`` of torch (column ``scope``)."""
+
+    FUNCTION = 0
+    BACKWARD_FUNCTION = 1
+    TORCHSCRIPT_FUNCTION = 2
+    KERNEL_FUNCTION_DTYPE = 3
+    CUSTOM_CLASS = 4
+    BUILD_FEATURE = 5
+    LITE_INTERPRETER = 6
+    USER_SCOPE = 7
+    STATIC_RUNTIME_OP = 8
+    STATIC_RUNTIME_MODEL = 9
+
+
+class Flag(enum.IntFlag):
+    """Bits of the column ``flags``."""
+
+    ASYNC = 1
+    """Began on one thread and ended on another, or declared asynchronous by torch."""
+    UNFINISHED = 2
+    """Still open when the recording stopped; its end is the time of the stop."""
+    ERROR = 4
+    """A label that an exception left; the class of the exception is in ``error_type``."""
+    LOSS_BEFORE = 8
+    """Events of this thread were dropped between the previous recorded event and this one."""
+    INPUTS_CUT = 16
+    """More inputs than one record can hold; the last ones are missing from ``inputs``."""
+
+
+class Column(NamedTuple):
+    """One column of a batch."""
+
+    name: str
+    dtype: np.dtype
+    unit: str
+    meaning: str
+
+
+def _column(name: str, dtype: type, unit: str, meaning: str) -> Column:
+    return Column(name, np.dtype(dtype), unit, meaning)
+
+
+COLUMNS: tuple[Column, ...] = (
+    _column("id", np.uint64, "", "identity of the event, unique in the process, rising within a thread; never 0"),
+    _column("start", np.int64, "ns", "when it began, Unix time"),
+    _column("end", np.int64, "ns", "when it ended, Unix time; never before start"),
+    _column("sequence_nr", np.int64, "", "torch's autograd sequence number, -1 where there is none"),
+    _column("name", np.uint32, "", "index into Batch.names"),
+    _column("parent", np.int32, "row", "row of the event that was open around it on its thread, -1 for none"),
+    _column("thread", np.uint32, "", "index into Batch.threads: where it began"),
+    _column("end_thread", np.uint32, "", "index into Batch.threads: where it ended"),
+    _column("fwd_thread", np.uint32, "", "torch's id of the thread of the forward operator, 0 where there is none"),
+    _column("error_type", np.uint32, "", "index into Batch.names: class of the exception that left it, 0 for none"),
+    _column("kind", np.uint8, "", "what it is: see Kind"),
+    _column("scope", np.uint8, "", "at::RecordScope: see Scope"),
+    _column("flags", np.uint8, "", "bits: see Flag"),
+)
+"""Every column that is always there, widest first (so that no padding is needed when they share one allocation)."""
+
+INPUTS = _column("inputs", np.int64, "words", "offset of its inputs in Batch.inputs, -1 where none were recorded")
+"""The one optional column: present when the recording had ``record_shapes``."""
+
+COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

@@ -1,0 +1,1 @@
+"""Columns to bytes or objects: OTLP, Chrome JSON, ReadableSpan. No input or output happens here."""

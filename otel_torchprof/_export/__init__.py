@@ -1,0 +1,1 @@
+"""Ways out: files and SDK exporters."""

@@ -1,0 +1,1 @@
+"""The native core: loading it, building the torch library, and the typed wrapper around both."""

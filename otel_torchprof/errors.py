@@ -1,0 +1,19 @@
+"""The exceptions of this package; in a module of their own so that every layer can raise them without importing another."""
+
+from __future__ import annotations
+
+
+class TorchProfError(RuntimeError):
+    """Base of every error that this package raises on purpose; a RuntimeError, as torch's profiler raises."""
+
+
+class NativeError(TorchProfError):
+    """The native core refused a call."""
+
+
+class TorchLibraryError(TorchProfError):
+    """The library that records torch operators could not be built or loaded; the message names the fix."""
+
+
+class ExportError(TorchProfError):
+    """Recorded data could not be written or sent; what was recorded is still there."""
