@@ -1,8 +1,8 @@
 /* Columns in, bytes out: the encoders' half of the C boundary.
  *
- * Every function here is pure: it reads the arrays it is given, writes into memory that it allocates, does no I/O, takes no
- * lock and keeps nothing. All arrays are the caller's, must stay unchanged during the call and are not referred to after it.
- * May be called from any thread, several at a time.
+ * Every function here is pure: it reads the arrays it is given, writes into memory that it allocates, does no I/O,
+ * takes no lock and keeps nothing. All arrays are the caller's, must stay unchanged during the call and are not
+ * referred to after it. May be called from any thread, several at a time.
  */
 #ifndef OTEL_TORCHPROF_ENCODE_H_
 #define OTEL_TORCHPROF_ENCODE_H_
@@ -33,10 +33,10 @@ void otp_buffer_free(otp_buffer* buffer);
 
 /* How the values of an attribute are read. */
 enum otp_attribute_type {
-  OTP_ATTRIBUTE_INT64 = 1, /* const int64_t*            -> intValue */
+  OTP_ATTRIBUTE_INT64 = 1,  /* const int64_t*            -> intValue */
   OTP_ATTRIBUTE_DOUBLE = 2, /* const double*            -> doubleValue */
-  OTP_ATTRIBUTE_BOOL = 3, /* const uint8_t*             -> boolValue */
-  OTP_ATTRIBUTE_NAME = 4, /* const uint32_t*, into names -> stringValue */
+  OTP_ATTRIBUTE_BOOL = 3,   /* const uint8_t*             -> boolValue */
+  OTP_ATTRIBUTE_NAME = 4,   /* const uint32_t*, into names -> stringValue */
 };
 
 /* One attribute of all spans: a key, a column of values, and (or null: always present) which rows have it. */
@@ -59,13 +59,13 @@ typedef struct {
 typedef struct {
   uint64_t count;
   const uint32_t* name;
-  const int64_t* start; /* Unix ns */
-  const int64_t* end; /* Unix ns */
-  const uint32_t* trace; /* index into trace_ids */
-  const uint8_t* trace_ids; /* 16 bytes each */
-  const uint64_t* span_id; /* big-endian on the wire */
+  const int64_t* start;           /* Unix ns */
+  const int64_t* end;             /* Unix ns */
+  const uint32_t* trace;          /* index into trace_ids */
+  const uint8_t* trace_ids;       /* 16 bytes each */
+  const uint64_t* span_id;        /* big-endian on the wire */
   const uint64_t* parent_span_id; /* 0: a root */
-  const uint8_t* error; /* 1: status ERROR; or null */
+  const uint8_t* error;           /* 1: status ERROR; or null */
   const otp_attribute* attributes;
   uint64_t attribute_count;
   const otp_link* links;

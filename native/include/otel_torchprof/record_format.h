@@ -1,0 +1,96 @@
+/* What lies in a chunk: the records of one thread, in the order in which it wrote them.
+ *
+ *   chunk   | BEGIN | INPUTS | BEGIN | END | END | BEGIN | ...        each record a multiple of 8 bytes
+ *
+ *            0        8  9  10    12       16           20           24        32
+ *   BEGIN    | ticks  |k |s | for | name   | parent     | fwd_thread | seq     |
+ *   END      | ticks  |k |f | for | event  |
+ *   ERR_END  | ticks  |k |f | for | error  | event                  |
+ *   INPUTS   | words  |k |f | for | -      | words * int64 ...
+ *   LOSS     | count  |k |- | for | -      |
+ *
+ *   k  record kind          s  at::RecordScope (low 4 bits) and event kind (high 4 bits)
+ *   f  flags                for  bit mask of the consumers that the record is for
+ *
+ * Ids are never written where they can be counted: the i-th BEGIN of a chunk is event chunk.base_index + i of its
+ * thread. `parent` and `event` are distances backwards from the next event's index, so that 32 bits are enough for a
+ * recording of any length. Ends that come from another thread are not in a chunk: see Session::late_ends.
+ *
+ * Records hold no pointers and no absolute ids: a chunk means the same in another process.
+ */
+#ifndef OTEL_TORCHPROF_RECORD_FORMAT_H_
+#define OTEL_TORCHPROF_RECORD_FORMAT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define OTP_STATIC_ASSERT(what, why) static_assert(what, why)
+#else
+#define OTP_STATIC_ASSERT(what, why) _Static_assert(what, why)
+#endif
+
+/* Raised whenever a record's layout or meaning changes; compared when the parts are put together (see otp_api). */
+#define OTP_RECORD_FORMAT_VERSION 1
+
+enum otp_record_kind {
+  OTP_RECORD_BEGIN = 1,
+  OTP_RECORD_END = 2,
+  OTP_RECORD_ERROR_END = 3,
+  OTP_RECORD_INPUTS = 4,
+  OTP_RECORD_LOSS = 5,
+};
+
+/* Event kinds: column `kind`. */
+enum otp_event_kind {
+  OTP_EVENT_OPERATOR = 1,
+  OTP_EVENT_LABEL = 2,
+};
+
+/* Event flags: column `flags`; END, LONG_END and INPUTS carry those that they know of. */
+enum otp_event_flag {
+  OTP_FLAG_ASYNC = 1,
+  OTP_FLAG_UNFINISHED = 2,
+  OTP_FLAG_ERROR = 4,
+  OTP_FLAG_LOSS_BEFORE = 8,
+  OTP_FLAG_INPUTS_CUT = 16,
+};
+
+/* Header words of the inputs: kind | dtype << 8 | count << 32 (see otp_input_word). */
+enum otp_input_kind {
+  OTP_INPUT_OTHER = 0,
+  OTP_INPUT_TENSOR = 1,
+  OTP_INPUT_TENSOR_LIST = 2,
+};
+
+/* The first 16 bytes of every record. */
+typedef struct {
+  uint64_t ticks; /* INPUTS: number of words; LOSS: number of events */
+  uint8_t kind;
+  uint8_t detail; /* BEGIN: scope | event kind << 4; ends and INPUTS: flags */
+  uint16_t consumers;
+  uint32_t value; /* BEGIN: name; END: distance to the event; ERROR_END: error type (a name) */
+} otp_record;
+
+typedef struct {
+  otp_record head;
+  uint32_t parent;     /* distance to the parent, 0: none; UINT32_MAX: too far, the nearest open event */
+  uint32_t fwd_thread; /* torch's id of the forward thread, 0: none */
+  int64_t sequence_nr; /* -1: none */
+} otp_record_begin;
+
+typedef struct {
+  otp_record head;
+  uint64_t event; /* distance to the event */
+} otp_record_error_end;
+
+/* An event's id is thread << 38 | (index + 1). 38 bits of index: 76 hours of one thread at a million events a second;
+ * 26 bits of thread: 67 million threads. */
+#define OTP_INDEX_BITS 38
+
+OTP_STATIC_ASSERT(sizeof(otp_record) == 16, "END is 16 bytes");
+OTP_STATIC_ASSERT(offsetof(otp_record, kind) == 8 && offsetof(otp_record, value) == 12, "as drawn above");
+OTP_STATIC_ASSERT(sizeof(otp_record_begin) == 32 && offsetof(otp_record_begin, sequence_nr) == 24, "as drawn above");
+OTP_STATIC_ASSERT(sizeof(otp_record_error_end) == 24, "as drawn above");
+
+#endif /* OTEL_TORCHPROF_RECORD_FORMAT_H_ */

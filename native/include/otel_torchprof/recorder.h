@@ -1,0 +1,221 @@
+/* The C boundary of the recorder. Everything that records (the torch library, the Python labels) and everything that
+ * reads (the cffi wrapper) goes through this header; nothing else of the core is visible.
+ *
+ * Who calls what:
+ *   sources   (recording threads)   otp_api: begin, end, end_elsewhere, ...   no lock, no allocation, no system call on
+ * the fast path; never call into Python control   (any thread)          otp_session_*                             take
+ * the registry's lock for microseconds readers   (any one thread)      otp_session_drain, otp_batch_*            decode
+ * outside the lock
+ *
+ * Functions that can fail return 0 or a negative otp_status; nothing throws across this boundary.
+ * After a fork the child's recorder is off and empty; sessions of the parent answer OTP_E_FORKED there.
+ */
+#ifndef OTEL_TORCHPROF_RECORDER_H_
+#define OTEL_TORCHPROF_RECORDER_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "otel_torchprof/encode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when this header changes in a way that a library built against the old one would not survive. */
+#define OTP_ABI_VERSION 1
+
+/* As many sessions can record at the same time; a record has one bit for each. */
+#define OTP_MAX_SESSIONS 16
+
+enum otp_status {
+  OTP_OK = 0,
+  OTP_E_NO_MEMORY = -1,
+  OTP_E_TOO_MANY_SESSIONS = -2,
+  OTP_E_BUDGET_TOO_SMALL = -3,
+  OTP_E_STATE = -4, /* started twice, stopped before start, drained while another thread drains */
+  OTP_E_FORKED = -5,
+  OTP_E_VERSION = -6,
+};
+
+/* One sentence for a status; static memory. */
+const char* otp_status_text(int status);
+
+/* Why an event was not kept. Counted per session. */
+enum otp_loss {
+  OTP_LOSS_BUDGET = 0,    /* the session's memory budget was full and it keeps the oldest */
+  OTP_LOSS_EVICTED = 1,   /* recorded, then thrown away for newer events by a session that keeps the newest */
+  OTP_LOSS_DEPTH = 2,     /* more than OTP_MAX_DEPTH events open on one thread */
+  OTP_LOSS_NO_MEMORY = 3, /* the system gave no memory */
+  OTP_LOSS_REASONS = 4,
+};
+
+/* What a session does at its budget. */
+enum otp_full_policy {
+  OTP_FULL_DROP_NEWEST = 0, /* a bounded profile: what began first stays */
+  OTP_FULL_DROP_OLDEST = 1, /* a live consumer: the latest stays */
+};
+
+typedef struct {
+  uint64_t budget_bytes; /* of chunks held for this session; at least OTP_CHUNK_BYTES */
+  uint32_t full_policy;  /* otp_full_policy */
+  uint32_t all_threads;  /* 1: every thread; 0: the thread that starts it, and those that a source's scope hook names */
+  uint32_t inputs;       /* 1: keep the INPUTS records */
+} otp_session_options;
+
+/* Size of a chunk, the unit in which budgets are charged. */
+#define OTP_CHUNK_BYTES 65536
+
+/* Events that can be open on one thread at the same time. */
+#define OTP_MAX_DEPTH 1024
+
+typedef struct otp_session otp_session;
+
+/* Creates a stopped session; *out is the caller's, until otp_session_free. */
+int otp_session_new(const otp_session_options* options, otp_session** out);
+
+/* Starts it; the calling thread is in its scope. Events that are open already are not recorded. Once per session. */
+int otp_session_start(otp_session* session);
+
+/* Stops it, from any thread. Events still open end now, marked unfinished. What was recorded stays until drained or
+ * freed. */
+int otp_session_stop(otp_session* session);
+
+/* The session's bit in record masks; for sources. 0 before the start. */
+uint32_t otp_session_consumer(const otp_session* session);
+
+/* Frees the session and what it holds; stops it first where needed. Null is fine. In a forked child it forgets only. */
+void otp_session_free(otp_session* session);
+
+typedef struct {
+  uint64_t recorded;   /* drained so far */
+  uint64_t dropped[4]; /* by otp_loss */
+  uint64_t bytes_held;
+  uint64_t bytes_held_max;
+  int64_t start_ns; /* Unix ns; 0 before the start */
+  int64_t stop_ns;  /* Unix ns; 0 before the stop */
+} otp_session_stats;
+
+int otp_session_get_stats(otp_session* session, otp_session_stats* out);
+
+typedef struct {
+  uint64_t ident;      /* pthread_self */
+  uint64_t source_tid; /* torch's id for it; 0: none */
+  uint32_t os_tid;
+  uint32_t id;   /* of the recorder */
+  char name[16]; /* as the system knows it, zero-terminated */
+} otp_thread;
+
+/* Events as columns; see otel_torchprof/_columns/schema.py for the meaning of each. Owned by the caller, until
+ * otp_batch_free; refers to nothing else. */
+typedef struct {
+  uint64_t rows;
+  uint64_t* id;
+  int64_t* start;
+  int64_t* end;
+  int64_t* sequence_nr;
+  int64_t* inputs; /* null when the session keeps none */
+  uint32_t* name;
+  int32_t* parent;
+  uint32_t* thread;
+  uint32_t* end_thread;
+  uint32_t* fwd_thread;
+  uint32_t* error_type;
+  uint8_t* kind;
+  uint8_t* scope;
+  uint8_t* flags;
+  int64_t* input_words;
+  uint64_t input_word_count;
+  uint64_t* outer_row;    /* rows whose parent is not in this batch (still open, or drained before) ... */
+  uint64_t* outer_parent; /* ... and the id of that parent */
+  uint64_t outer_count;
+  otp_thread* threads;
+  uint64_t thread_count;
+  uint64_t dropped[4]; /* by otp_loss, since the last drain */
+} otp_batch;
+
+/* Decodes what is there for the session. While it runs, events still open stay for a later drain; once stopped, all
+ * come. One drain per session at a time. The recording goes on meanwhile; the registry's lock is held only to list the
+ * chunks. */
+int otp_session_drain(otp_session* session, otp_batch** out);
+
+/* Null is fine. */
+void otp_batch_free(otp_batch* batch);
+
+/* All interned names so far; names of a batch drained before this call are among them. Caller frees both with
+ * otp_names_free. Index 0 is the empty name. */
+int otp_names_copy(otp_names* out);
+void otp_names_free(otp_names* names);
+
+/* The recorder's clock now, Unix ns: the same clock as the events'. */
+int64_t otp_now_ns(void);
+
+typedef struct {
+  uint32_t sessions;    /* running */
+  uint32_t threads;     /* with a buffer */
+  uint64_t chunk_bytes; /* mapped for chunks, free ones included */
+  uint64_t names;
+  uint64_t names_refused;  /* uses of a name that came after the table was full */
+  uint64_t clock_steps;    /* jumps of the wall clock that were seen */
+  uint64_t unmatched_ends; /* ends on another thread whose begin was not found */
+  uint32_t clock_is_tsc;
+  uint32_t forks; /* times that this recorder was emptied in a child */
+} otp_recorder_stats;
+
+void otp_get_recorder_stats(otp_recorder_stats* out);
+
+/* ---- for sources: libraries of their own get this table once and call through it ---- */
+
+typedef struct {
+  const void* key; /* identity of the open event: nothing else that is open may have it, except where `nests` is set */
+  const char* name;
+  uint32_t name_size; /* UINT32_MAX: zero-terminated */
+  uint8_t scope;      /* at::RecordScope */
+  uint8_t kind;       /* otp_event_kind */
+  uint8_t flags;      /* otp_event_flag, those known at the begin */
+  uint8_t nests;      /* 1: the same key may be open several times on a thread (labels); 0: a second begin is ignored */
+  int64_t sequence_nr;
+  uint32_t fwd_thread;
+  uint32_t source_tid; /* torch's id of this thread; 0: unknown */
+  uint32_t scope_mask; /* consumers that want this thread beyond those that the recorder knows of */
+  uint32_t input_words;
+  const int64_t* inputs; /* copied */
+} otp_begin_args;
+
+typedef struct {
+  uint32_t abi_version;
+  uint32_t record_format_version;
+
+  /* Bits of the running sessions, and of those among them that want every thread; read relaxed on the fast path. */
+  const volatile uint32_t* active;
+  const volatile uint32_t* wants_inputs;
+
+  /* Sessions that want the calling thread, as far as the recorder knows (all_threads, or started here). */
+  uint32_t (*known_scope)(void);
+
+  /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session wanted it. */
+  uint32_t (*begin)(const otp_begin_args* args);
+
+  /* Ends the innermost open event with that key on the calling thread. 1: done; 0: none is open here. */
+  int (*end)(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size);
+
+  /* Ends an event that began on another thread: `thread` as begin returned it, or 0 and that thread's source_tid. */
+  int (*end_elsewhere)(const void* key, uint32_t thread, uint32_t source_tid, uint8_t flags, const char* error_type,
+                       uint32_t error_type_size);
+
+  /* Takes an open event of this thread off the stack of parents (a suspended coroutine) and puts it back. 1: done. */
+  int (*suspend)(const void* key);
+  int (*resume)(const void* key);
+
+  /* A source that knows which sessions want the calling thread (torch's thread-local state) tells so here; null: none.
+   */
+  void (*set_scope_hook)(uint32_t (*hook)(void));
+} otp_api;
+
+/* Static memory; valid as long as the process. */
+const otp_api* otp_get_api(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OTEL_TORCHPROF_RECORDER_H_ */

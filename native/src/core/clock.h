@@ -1,0 +1,79 @@
+// The recorder's clock: raw ticks on the hot path, Unix nanoseconds when decoded.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace otp {
+
+// Set once, before the first tick is read.
+extern bool g_clock_is_tsc;
+
+inline uint64_t clock_gettime_ns(clockid_t id) {
+  timespec now;
+  clock_gettime(id, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// TSC where it is invariant, else the monotonic clock. Not serialising on purpose: a fence costs more than the few
+// nanoseconds by which the processor may move the read.
+inline uint64_t ticks_now() {
+#if defined(__x86_64__)
+  if (__builtin_expect(g_clock_is_tsc, 1)) return __rdtsc();
+#endif
+  return clock_gettime_ns(CLOCK_MONOTONIC);
+}
+
+// A moment seen on both clocks.
+struct ClockPoint {
+  uint64_t ticks;
+  int64_t unix_ns;
+};
+
+// Ticks to Unix time, piecewise linear through points that were measured as the process went on.
+//
+// Never decreasing: a wall clock that jumps back (or a sample that says so) does not take the events back with it; a
+// jump forward is taken over at the point where it was seen. Either is counted as a step.
+class Clock {
+ public:
+  Clock();
+
+  // Measures a new point. Thread-safe; about 1 us.
+  void calibrate();
+  // For tests: takes a point as measured.
+  void add_point(ClockPoint point, uint64_t monotonic_ns);
+
+  int64_t unix_ns(uint64_t ticks) const;
+  uint64_t steps() const;
+
+ private:
+  friend class ClockReader;
+  mutable std::mutex d_mutex;
+  std::vector<ClockPoint> d_points;
+  uint64_t d_last_monotonic = 0;
+  uint64_t d_steps = 0;
+};
+
+// A copy of the points for one decode: no lock per event, and all events of a batch on one mapping.
+class ClockReader {
+ public:
+  explicit ClockReader(const Clock& clock);
+  int64_t unix_ns(uint64_t ticks);
+
+ private:
+  void select(uint64_t ticks);
+
+  std::vector<ClockPoint> d_points;
+  size_t d_segment = 0;
+  uint64_t d_from = 1, d_to = 0;  // ticks that the selected segment covers: empty, so that the first call selects
+  double d_ns_per_tick = 1.0;
+};
+
+}  // namespace otp

@@ -1,0 +1,351 @@
+#include "core/drain.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "core/chunk_list.h"
+
+namespace otp {
+
+namespace {
+
+template <typename T>
+bool allocate(T** out, uint64_t count) {
+  *out = static_cast<T*>(std::malloc((count + 1) * sizeof(T)));
+  return *out != nullptr;
+}
+
+}  // namespace
+
+BatchBuilder::BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs)
+    : d_batch(static_cast<otp_batch*>(std::calloc(1, sizeof(otp_batch)))), d_ok(d_batch != nullptr) {
+  if (!d_ok) return;
+  otp_batch& b = *d_batch;
+  d_ok = allocate(&b.id, max_rows) && allocate(&b.start, max_rows) && allocate(&b.end, max_rows) &&
+         allocate(&b.sequence_nr, max_rows) && allocate(&b.name, max_rows) && allocate(&b.parent, max_rows) &&
+         allocate(&b.thread, max_rows) && allocate(&b.end_thread, max_rows) && allocate(&b.fwd_thread, max_rows) &&
+         allocate(&b.error_type, max_rows) && allocate(&b.kind, max_rows) && allocate(&b.scope, max_rows) &&
+         allocate(&b.flags, max_rows);
+  if (with_inputs) d_ok = d_ok && allocate(&b.inputs, max_rows) && allocate(&b.input_words, max_input_words);
+}
+
+BatchBuilder::~BatchBuilder() { otp_batch_free(d_batch); }
+
+uint32_t BatchBuilder::thread_index(const otp_thread& thread) {
+  for (uint32_t i = static_cast<uint32_t>(d_threads.size()); i-- > 0;)
+    if (d_threads[i].id == thread.id) return i;
+  d_threads.push_back(thread);
+  return static_cast<uint32_t>(d_threads.size() - 1);
+}
+
+void BatchBuilder::move_row(uint64_t from, uint64_t to) {
+  otp_batch& b = *d_batch;
+  b.id[to] = b.id[from];
+  b.start[to] = b.start[from];
+  b.end[to] = b.end[from];
+  b.sequence_nr[to] = b.sequence_nr[from];
+  if (b.inputs != nullptr) b.inputs[to] = b.inputs[from];
+  b.name[to] = b.name[from];
+  b.parent[to] = b.parent[from];
+  b.thread[to] = b.thread[from];
+  b.end_thread[to] = b.end_thread[from];
+  b.fwd_thread[to] = b.fwd_thread[from];
+  b.error_type[to] = b.error_type[from];
+  b.kind[to] = b.kind[from];
+  b.scope[to] = b.scope[from];
+  b.flags[to] = b.flags[from];
+}
+
+uint64_t BatchBuilder::outer_parent(uint64_t row) const {
+  for (const Outer& outer : d_outer)
+    if (outer.row == row) return outer.parent;
+  return 0;
+}
+
+void BatchBuilder::remove_rows(const std::vector<uint64_t>& rows) {
+  if (rows.empty()) return;
+  otp_batch& b = *d_batch;
+  auto removed_before = [&rows](uint64_t row) {
+    return static_cast<uint64_t>(std::lower_bound(rows.begin(), rows.end(), row) - rows.begin());
+  };
+  auto removed = [&rows](uint64_t row) { return std::binary_search(rows.begin(), rows.end(), row); };
+  std::vector<uint64_t> removed_ids;
+  for (uint64_t row : rows) removed_ids.push_back(b.id[row]);
+
+  d_outer.erase(std::remove_if(d_outer.begin(), d_outer.end(), [&](const Outer& o) { return removed(o.row); }),
+                d_outer.end());
+  for (Outer& outer : d_outer) outer.row -= removed_before(outer.row);
+  uint64_t to = 0, next = 0;
+  for (uint64_t from = 0; from < b.rows; ++from) {
+    if (next < rows.size() && rows[next] == from) {
+      ++next;
+      continue;
+    }
+    move_row(from, to);
+    if (b.parent[to] >= 0) {
+      auto parent = static_cast<uint64_t>(b.parent[to]);
+      uint64_t shift = removed_before(parent);
+      bool gone = shift < rows.size() && rows[shift] == parent;
+      b.parent[to] = gone ? -1 : static_cast<int32_t>(parent - shift);
+      if (gone) add_outer(to, removed_ids[shift]);
+    }
+    ++to;
+  }
+  b.rows = to;
+}
+
+otp_batch* BatchBuilder::finish() {
+  otp_batch& b = *d_batch;
+  std::sort(d_outer.begin(), d_outer.end(), [](const Outer& a, const Outer& c) { return a.row < c.row; });
+  d_ok = d_ok && allocate(&b.threads, d_threads.size()) && allocate(&b.outer_row, d_outer.size()) &&
+         allocate(&b.outer_parent, d_outer.size());
+  if (!d_ok) return nullptr;
+  std::copy(d_threads.begin(), d_threads.end(), b.threads);
+  b.thread_count = d_threads.size();
+  for (const Outer& outer : d_outer) {
+    b.outer_row[b.outer_count] = outer.row;
+    b.outer_parent[b.outer_count++] = outer.parent;
+  }
+  otp_batch* done = d_batch;
+  d_batch = nullptr;
+  return done;
+}
+
+ThreadDecode::ThreadDecode(BatchBuilder& builder, ThreadDecoder& state, ClockReader& clock, DecodeLimits limits,
+                           const otp_thread& thread)
+    : d_builder(builder),
+      d_batch(*builder.batch()),
+      d_state(state),
+      d_clock(clock),
+      d_limits(limits),
+      d_thread(thread),
+      d_thread_index(builder.thread_index(thread)) {
+  restore_pending();
+}
+
+void ThreadDecode::restore_pending() {
+  d_state.open.clear();
+  for (PendingEvent& event : d_state.pending) {
+    uint64_t row = new_row(event.index);
+    d_batch.start[row] = event.start;
+    d_batch.sequence_nr[row] = event.sequence_nr;
+    d_batch.name[row] = event.name;
+    d_batch.fwd_thread[row] = event.fwd_thread;
+    d_batch.kind[row] = event.kind;
+    d_batch.scope[row] = event.scope;
+    d_batch.flags[row] = event.flags;
+    restore_parent(row, event.parent);
+    if (!event.inputs.empty()) inputs(reinterpret_cast<const uint8_t*>(event.inputs.data()), event.inputs.size(), 0);
+    d_state.open.push_back({event.index, row});
+  }
+  d_state.pending.clear();
+}
+
+uint64_t ThreadDecode::new_row(uint64_t index) {
+  uint64_t row = d_batch.rows++;
+  d_batch.id[row] = id_of(index);
+  d_batch.end[row] = 0;
+  d_batch.parent[row] = -1;
+  d_batch.thread[row] = d_thread_index;
+  d_batch.end_thread[row] = d_thread_index;
+  d_batch.error_type[row] = 0;
+  if (d_batch.inputs != nullptr) d_batch.inputs[row] = -1;
+  return row;
+}
+
+// A parent that this session did not get (dropped, or begun before its start) is replaced by the next one outwards that
+// it did get: events are listed in the order of their begin, so that is the last open one before it.
+void ThreadDecode::set_parent(uint64_t row, uint64_t parent) {
+  for (size_t i = d_state.open.size(); i-- > 0;) {
+    if (d_state.open[i].index > parent) continue;
+    d_batch.parent[row] = static_cast<int32_t>(d_state.open[i].row);
+    return;
+  }
+}
+
+void ThreadDecode::restore_parent(uint64_t row, uint64_t parent_id) {
+  for (const ThreadDecoder::Open& open : d_state.open) {
+    if (id_of(open.index) != parent_id) continue;
+    d_batch.parent[row] = static_cast<int32_t>(open.row);
+    return;
+  }
+  if (parent_id != 0) d_builder.add_outer(row, parent_id);
+}
+
+ThreadDecoder::Open* ThreadDecode::find_open(uint64_t index) {
+  for (size_t i = d_state.open.size(); i-- > 0;)
+    if (d_state.open[i].index == index) return &d_state.open[i];
+  return nullptr;
+}
+
+void ThreadDecode::begin(const otp_record_begin& record) {
+  uint64_t index = d_state.next_index++;
+  d_last_begin_ours = (record.head.consumers & d_limits.consumer) != 0 && record.head.ticks >= d_limits.start_ticks &&
+                      record.head.ticks <= d_limits.stop_ticks;
+  if (!d_last_begin_ours) return;
+  uint64_t row = new_row(index);
+  d_batch.start[row] = d_clock.unix_ns(record.head.ticks);
+  d_batch.sequence_nr[row] = record.sequence_nr;
+  d_batch.name[row] = record.head.value;
+  d_batch.fwd_thread[row] = record.fwd_thread;
+  d_batch.kind[row] = record.head.detail >> 4;
+  d_batch.scope[row] = record.head.detail & 15;
+  d_batch.flags[row] = d_mark_loss ? static_cast<uint8_t>(OTP_FLAG_LOSS_BEFORE) : uint8_t{0};
+  d_mark_loss = false;
+  if (record.parent == UINT32_MAX) {
+    set_parent(row, index);
+  } else if (record.parent != 0 && record.parent <= index) {
+    set_parent(row, index - record.parent);
+  }
+  d_state.open.push_back({index, row});
+}
+
+void ThreadDecode::inputs(const uint8_t* at, uint64_t words, uint8_t flags) {
+  if (d_batch.inputs == nullptr) return;
+  uint64_t row = d_batch.rows - 1;
+  d_batch.inputs[row] = static_cast<int64_t>(d_batch.input_word_count);
+  std::memcpy(d_batch.input_words + d_batch.input_word_count, at, words * sizeof(int64_t));
+  d_batch.input_word_count += words;
+  d_batch.flags[row] |= flags;
+}
+
+void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
+  d_batch.end[row] = std::max(end_ns, d_batch.start[row]);
+  d_batch.flags[row] |= flags;
+}
+
+void ThreadDecode::end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
+  ThreadDecoder::Open* open = find_open(index);
+  if (open == nullptr || ticks > d_limits.stop_ticks) return;
+  close_row(open->row, d_clock.unix_ns(ticks), flags);
+  d_batch.error_type[open->row] = error_type;
+  d_state.open.erase(d_state.open.begin() + (open - d_state.open.data()));
+}
+
+bool ThreadDecode::late_end(const LateEnd& late, uint32_t thread_index) {
+  ThreadDecoder::Open* open = find_open(late.index);
+  if (open == nullptr) return late.index < d_state.next_index;
+  uint64_t row = open->row;
+  end(late.index, late.ticks, late.flags, late.error_type);
+  if (d_batch.end[row] != 0) d_batch.end_thread[row] = thread_index;
+  return true;
+}
+
+// Size of the record at `at`, or 0 where there is no whole, known one.
+static uint32_t record_size(const otp_record& head, uint32_t left) {
+  uint64_t size = 0;
+  switch (head.kind) {
+    case OTP_RECORD_BEGIN:
+      size = sizeof(otp_record_begin);
+      break;
+    case OTP_RECORD_ERROR_END:
+      size = sizeof(otp_record_error_end);
+      break;
+    case OTP_RECORD_END:
+    case OTP_RECORD_LOSS:
+      size = sizeof(otp_record);
+      break;
+    case OTP_RECORD_INPUTS:
+      if (head.ticks > Chunk::kCapacity) return 0;
+      size = sizeof(otp_record) + head.ticks * sizeof(int64_t);
+      break;
+    default:
+      return 0;
+  }
+  return size <= left ? static_cast<uint32_t>(size) : 0;
+}
+
+uint64_t count_begins(const uint8_t* data, uint32_t size, uint32_t consumer) {
+  uint64_t count = 0;
+  for (uint32_t at = 0, step = 0; size - at >= sizeof(otp_record); at += step) {
+    otp_record head;
+    std::memcpy(&head, data + at, sizeof head);
+    step = record_size(head, size - at);
+    if (step == 0) break;
+    if (head.kind == OTP_RECORD_BEGIN && (head.consumers & consumer) != 0) ++count;
+  }
+  return count;
+}
+
+// Decodes the record at `at`; its size, or 0 where there is no whole, known one.
+uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
+  otp_record head;
+  if (left < sizeof head) return 0;
+  std::memcpy(&head, at, sizeof head);
+  uint32_t size = record_size(head, left);
+  if (size == 0) return 0;
+  bool ours = (head.consumers & d_limits.consumer) != 0;
+  if (head.kind == OTP_RECORD_BEGIN) {
+    otp_record_begin whole;
+    std::memcpy(&whole, at, sizeof whole);
+    begin(whole);
+  } else if (head.kind == OTP_RECORD_END && ours && head.value <= d_state.next_index) {
+    end(d_state.next_index - head.value, head.ticks, head.detail, 0);
+  } else if (head.kind == OTP_RECORD_ERROR_END && ours) {
+    otp_record_error_end whole;
+    std::memcpy(&whole, at, sizeof whole);
+    if (whole.event <= d_state.next_index) end(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
+  } else if (head.kind == OTP_RECORD_INPUTS && ours && d_last_begin_ours) {
+    inputs(at + sizeof head, head.ticks, head.detail);
+  } else if (head.kind == OTP_RECORD_LOSS && ours) {
+    d_mark_loss = true;
+  }
+  return size;
+}
+
+void ThreadDecode::chunk(const ChunkView& view) {
+  if (view.from_start) d_state.next_index = view.base_index;
+  d_last_begin_ours = false;
+  uint32_t at = 0;
+  while (at < view.size) {
+    uint32_t size = record(view.data + at, view.size - at);
+    if (size == 0) return;
+    at += size;
+  }
+}
+
+void ThreadDecode::finish_all(uint64_t stop_ticks) {
+  int64_t stop_ns = d_clock.unix_ns(stop_ticks);
+  for (const ThreadDecoder::Open& open : d_state.open) close_row(open.row, stop_ns, OTP_FLAG_UNFINISHED);
+  d_state.open.clear();
+}
+
+void ThreadDecode::keep_open(std::vector<uint64_t>* rows) {
+  for (const ThreadDecoder::Open& open : d_state.open) {
+    uint64_t row = open.row;
+    PendingEvent event{
+        open.index,         d_batch.parent[row] < 0 ? d_builder.outer_parent(row) : d_batch.id[d_batch.parent[row]],
+        d_batch.start[row], d_batch.sequence_nr[row],
+        d_batch.name[row],  d_batch.fwd_thread[row],
+        d_batch.kind[row],  d_batch.scope[row],
+        d_batch.flags[row], {}};
+    if (d_batch.inputs != nullptr && d_batch.inputs[row] >= 0) {
+      // The words of one event end where the next event's begin; its own count would have to be parsed.
+      const int64_t* words = d_batch.input_words + d_batch.inputs[row];
+      uint64_t end = d_batch.input_word_count;
+      for (uint64_t later = row + 1; later < d_batch.rows; ++later) {
+        if (d_batch.inputs[later] < 0) continue;
+        end = static_cast<uint64_t>(d_batch.inputs[later]);
+        break;
+      }
+      event.inputs.assign(words, static_cast<const int64_t*>(d_batch.input_words) + end);
+    }
+    d_state.pending.push_back(std::move(event));
+    rows->push_back(row);
+  }
+  d_state.open.clear();
+}
+
+}  // namespace otp
+
+extern "C" void otp_batch_free(otp_batch* batch) {
+  if (batch == nullptr) return;
+  void* arrays[] = {batch->id,         batch->start,        batch->end,    batch->sequence_nr, batch->inputs,
+                    batch->name,       batch->parent,       batch->thread, batch->end_thread,  batch->fwd_thread,
+                    batch->error_type, batch->kind,         batch->scope,  batch->flags,       batch->input_words,
+                    batch->outer_row,  batch->outer_parent, batch->threads};
+  for (void* array : arrays) std::free(array);
+  std::free(batch);
+}

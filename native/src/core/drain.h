@@ -1,0 +1,132 @@
+// Records to columns.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/clock.h"
+#include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder.h"
+
+namespace otp {
+
+// The end of an event that is not in its thread's chunks: it came from another thread, or there was no chunk for it.
+struct LateEnd {
+  uint32_t thread;  // where the event began
+  uint64_t index;
+  uint64_t ticks;
+  uint32_t error_type;
+  uint8_t flags;
+  otp_thread ended_on;
+};
+
+// An event that was still open at the end of a drain; becomes the first rows of the next.
+struct PendingEvent {
+  uint64_t index;
+  uint64_t parent;  // its id; 0: none
+  int64_t start;
+  int64_t sequence_nr;
+  uint32_t name;
+  uint32_t fwd_thread;
+  uint8_t kind, scope, flags;
+  std::vector<int64_t> inputs;
+};
+
+// What a decoder must remember of a thread from one drain to the next.
+struct ThreadDecoder {
+  struct Open {
+    uint64_t index;
+    uint64_t row;
+  };
+  uint64_t next_index = 0;
+  std::vector<Open> open;
+  std::vector<PendingEvent> pending;
+};
+
+// The rows of a batch while they are being made: arrays at their full size from the start (an upper bound is known, and
+// pages that are not touched cost nothing).
+class BatchBuilder {
+ public:
+  BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs);
+  ~BatchBuilder();
+  BatchBuilder(const BatchBuilder&) = delete;
+  BatchBuilder& operator=(const BatchBuilder&) = delete;
+
+  bool ok() const { return d_ok; }
+  otp_batch* batch() { return d_batch; }
+  uint32_t thread_index(const otp_thread& thread);
+  void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
+  uint64_t outer_parent(uint64_t row) const;
+  // Takes rows out; their children keep the id of their parent as an outer one. `rows` ascending.
+  void remove_rows(const std::vector<uint64_t>& rows);
+  // Hands the batch over; null when memory was short.
+  otp_batch* finish();
+
+ private:
+  struct Outer {
+    uint64_t row, parent;
+  };
+  void move_row(uint64_t from, uint64_t to);
+
+  otp_batch* d_batch;
+  bool d_ok;
+  std::vector<otp_thread> d_threads;
+  std::vector<Outer> d_outer;
+};
+
+struct DecodeLimits {
+  uint64_t start_ticks, stop_ticks;
+  uint32_t consumer;  // the session's bit
+};
+
+// A piece of a thread's records.
+struct ChunkView {
+  const uint8_t* data;
+  uint32_t size;
+  uint64_t base_index;
+  bool from_start;  // false: the decoder goes on where it stopped in the same chunk
+};
+
+// The number of events that begin in a stretch of records and are for the consumer.
+uint64_t count_begins(const uint8_t* data, uint32_t size, uint32_t consumer);
+
+// Decodes the chunks of one thread into rows. Any bytes are safe: a record that makes no sense ends its chunk.
+class ThreadDecode {
+ public:
+  ThreadDecode(BatchBuilder& builder, ThreadDecoder& state, ClockReader& clock, DecodeLimits limits,
+               const otp_thread& thread);
+
+  void skipped_before() { d_mark_loss = true; }
+  void chunk(const ChunkView& view);
+  // An end from elsewhere. False when its begin has not been seen.
+  bool late_end(const LateEnd& end, uint32_t thread_index);
+  // Closes what is open at the stop.
+  void finish_all(uint64_t stop_ticks);
+  // Saves what is still open in the state and names its rows, for BatchBuilder::remove_rows. Call once, at the end.
+  void keep_open(std::vector<uint64_t>* rows);
+
+ private:
+  uint32_t record(const uint8_t* at, uint32_t left);
+  void begin(const otp_record_begin& record);
+  void inputs(const uint8_t* at, uint64_t words, uint8_t flags);
+  void end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
+  uint64_t new_row(uint64_t index);
+  void set_parent(uint64_t row, uint64_t parent);
+  ThreadDecoder::Open* find_open(uint64_t index);
+  uint64_t id_of(uint64_t index) const { return (static_cast<uint64_t>(d_thread.id) << OTP_INDEX_BITS) + index + 1; }
+  void restore_pending();
+  void restore_parent(uint64_t row, uint64_t parent_id);
+  void close_row(uint64_t row, int64_t end_ns, uint8_t flags);
+
+  BatchBuilder& d_builder;
+  otp_batch& d_batch;
+  ThreadDecoder& d_state;
+  ClockReader& d_clock;
+  DecodeLimits d_limits;
+  otp_thread d_thread;
+  uint32_t d_thread_index;
+  bool d_mark_loss = false;
+  bool d_last_begin_ours = false;
+};
+
+}  // namespace otp

@@ -1,0 +1,64 @@
+// All threads, all sessions, and the lock that the slow paths take.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "core/chunk_list.h"
+#include "core/clock.h"
+#include "core/interner.h"
+#include "core/session.h"
+#include "core/thread_buffer.h"
+
+namespace otp {
+
+// What every begin reads: its own cache line, written only when a session starts or stops or space comes free.
+struct alignas(64) SharedState {
+  std::atomic<uint32_t> active{0};        // running sessions
+  std::atomic<uint32_t> all_threads{0};   // those of them that want every thread
+  std::atomic<uint32_t> wants_inputs{0};  // those of them that want inputs
+  std::atomic<uint32_t> epoch{1};         // raised whenever a thread must ask again which sessions hold its chunk
+  std::atomic<uint32_t> generation{0};    // raised in a forked child
+  std::atomic<uint32_t (*)()> scope_hook{nullptr};
+};
+extern SharedState g_shared;
+
+// Lives as long as the process. A forked child gets a new, empty one and never touches the old (whose lock may be held
+// by a thread that the child does not have); what the old one owns stays where it is, unwritten and hence unshared.
+struct Registry {
+  std::mutex mutex;
+  ChunkPool pool;
+  Interner interner;
+  Clock clock;
+  std::vector<ThreadBuffer*> threads;
+  otp_session* sessions[OTP_MAX_SESSIONS] = {};
+  uint32_t last_bit = OTP_MAX_SESSIONS - 1;
+  uint32_t last_thread_id = 0;
+  std::atomic<uint64_t> unmatched_ends{0};
+  // By session bit. Added to without the lock; zeroed when a session gets the bit.
+  std::atomic<uint64_t> losses[OTP_MAX_SESSIONS][OTP_LOSS_REASONS] = {};
+
+  void count_loss(uint32_t consumers, otp_loss reason, uint64_t events = 1);
+
+  // The rest is for callers that hold the lock.
+  ThreadBuffer* find_thread(uint32_t id, uint32_t source_tid);
+  void release_reference(ThreadBuffer* thread);
+  // Charges the chunk to the session, making room where its policy allows. False: it is full.
+  bool hold(otp_session* session, Chunk* chunk, uint32_t read_from);
+  void release(otp_session* session, Chunk* chunk);
+  void forget_held(otp_session* session);
+  void forget_cursor(otp_session* session, ThreadBuffer* thread);
+
+ private:
+  bool evict_oldest(otp_session* session);
+};
+
+Registry& registry();
+
+// The calling thread's buffer, made on first use; null while the thread is being torn down or memory is short.
+ThreadBuffer* this_thread_slowpath();
+extern thread_local ThreadBuffer* t_buffer __attribute__((tls_model("initial-exec")));
+
+}  // namespace otp

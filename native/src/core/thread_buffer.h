@@ -1,0 +1,128 @@
+// What one thread records with: its open chunk, its stack of open events, its cache of names.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "core/chunk_list.h"
+#include "core/interner.h"
+
+namespace otp {
+
+// Relaxed access to a value that one thread writes and others look at: a plain move, made legal.
+template <typename T>
+class Shown {
+ public:
+  Shown() = default;
+  Shown(const Shown& other) : d_value(other.get()) {}
+  Shown& operator=(const Shown& other) {
+    set(other.get());
+    return *this;
+  }
+  T get() const { return d_value.load(std::memory_order_relaxed); }
+  void set(T value) { d_value.store(value, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<T> d_value{};
+};
+
+// An event that has begun and not ended. Written by its own thread only; looked at by a thread that ends it from
+// elsewhere.
+struct OpenEvent {
+  Shown<const void*> key;
+  Shown<uint64_t> index;      // of this event on its thread; meaningless when no session took it
+  Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack
+  uint32_t pad = 0;
+  uint64_t visible =
+      0;  // 1 + index of the nearest recorded event from here outwards: what a child has as parent; 0: none
+};
+
+// Finds again what a thread has interned, by address and then by content: an address can be used again for another name
+// (an operator that was deregistered, a label's string that was freed).
+class NameCache {
+ public:
+  // True and the id where the thread knows the name; else call remember.
+  bool find(const char* name, uint32_t size, uint32_t* id) const {
+    const Entry& entry = d_entries[slot(name)];
+    *id = entry.id;
+    return entry.source == name && same(entry, name, size);
+  }
+  uint32_t remember(Interner& interner, const char* name, uint32_t size);
+
+ private:
+  struct Entry {
+    const char* source = nullptr;
+    const char* text = nullptr;
+    uint32_t size = 0;
+    uint32_t id = 0;
+  };
+  static constexpr size_t kEntries = 256;
+
+  static size_t slot(const char* name) {
+    auto address = reinterpret_cast<uintptr_t>(name);
+    return ((address >> 3) ^ (address >> 11)) % kEntries;
+  }
+  static bool same(const Entry& entry, const char* name, uint32_t size) {
+    return size == UINT32_MAX ? std::strcmp(entry.text, name) == 0
+                              : entry.size == size && std::memcmp(entry.text, name, size) == 0;
+  }
+  Entry d_entries[kEntries];
+};
+
+// Fields up to `names` belong to the owning thread, except that others read those of type Shown or atomic. The rest
+// belongs to the registry's lock.
+struct ThreadBuffer {
+  Chunk* chunk = nullptr;
+  uint32_t at = 0;            // bytes written into the chunk
+  uint32_t accepted = 0;      // sessions that hold the chunk
+  uint32_t refused = 0;       // sessions that were full when last asked
+  uint32_t epoch = 0;         // of the registry, when the two masks above were true
+  uint32_t loss_pending = 0;  // sessions that lost events since the last event that they got
+  uint32_t id = 0;
+  Shown<uint32_t> depth;
+  std::atomic<uint32_t> local{0};  // sessions that were started on this thread and follow it
+  std::atomic<uint32_t> ended_elsewhere_flag{0};
+  std::atomic<uint32_t> suspended_count{0};
+  uint64_t next_index = 0;
+  Shown<uint32_t> source_tid;
+  NameCache names;
+
+  otp_thread info{};
+  uint32_t references = 1;  // the thread itself, and one per cursor
+  bool exited = false;
+  std::vector<uint64_t> ended_elsewhere;  // indices of open events that another thread has ended
+  std::vector<OpenEvent> suspended;
+
+  OpenEvent open[OTP_MAX_DEPTH];  // last: the pages beyond the deepest event are never touched
+
+  bool fits(uint32_t bytes) const { return chunk != nullptr && at + bytes <= Chunk::kCapacity; }
+
+  // Appends a record and publishes it. Room must be there.
+  template <typename Record>
+  void append(const Record& record) {
+    std::memcpy(chunk->data() + at, &record, sizeof(Record));
+    at += sizeof(Record);
+  }
+  void publish() { chunk->committed.store(at, std::memory_order_release); }
+
+  // The innermost open event with this key, or -1.
+  int find_open(const void* key) const {
+    for (int i = static_cast<int>(depth.get()) - 1; i >= 0; --i)
+      if (open[i].key.get() == key) return i;
+    return -1;
+  }
+  void push_open(const OpenEvent& event) {
+    uint32_t at_depth = depth.get();
+    open[at_depth] = event;
+    depth.set(at_depth + 1);
+  }
+  void remove_open(int position);
+  uint64_t visible_parent() const {
+    uint32_t at_depth = depth.get();
+    return at_depth == 0 ? 0 : open[at_depth - 1].visible;
+  }
+};
+
+}  // namespace otp
