@@ -68,9 +68,9 @@ uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t byte
 void remove_ended_elsewhere(ThreadBuffer& thread) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  for (uint64_t index : thread.ended_elsewhere) {
+  for (const EndedElsewhere& ended : thread.ended_elsewhere) {
     for (int i = static_cast<int>(thread.depth.get()) - 1; i >= 0; --i) {
-      if (thread.open[i].index.get() != index || thread.open[i].consumers.get() == 0) continue;
+      if (!ended.is(thread.open[i])) continue;
       thread.remove_open(i);
       break;
     }
@@ -118,6 +118,13 @@ inline ThreadBuffer* this_thread() {
   return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();
 }
 
+// Before anything that looks at the stack: the memory of an event that ended on another thread, and so its key, may be
+// another event's by now.
+inline void repair_stack(ThreadBuffer& thread) {
+  if (__builtin_expect(thread.ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
+    remove_ended_elsewhere(thread);
+}
+
 inline uint32_t known_scope(const ThreadBuffer& thread) {
   return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
 }
@@ -145,11 +152,10 @@ uint32_t begin(const otp_begin_args* args) {
   if (thread == nullptr) return 0;
   uint32_t wanted = wanting(*thread, active, args->scope_mask);
   if (wanted == 0) return 0;
+  repair_stack(*thread);
   uint32_t depth = thread->depth.get();
   // Torch calls once per registered callback; whichever comes first has written it.
   if (!args->nests && depth > 0 && thread->open[depth - 1].key.get() == args->key) return 0;
-  if (__builtin_expect(thread->ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
-    remove_ended_elsewhere(*thread);
   if (__builtin_expect(depth >= OTP_MAX_DEPTH, 0)) {
     registry().count_loss(wanted, OTP_LOSS_DEPTH);
     thread->loss_pending |= wanted;
@@ -248,10 +254,17 @@ int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_t
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
   uint64_t ticks = ticks_now();
+  repair_stack(*thread);
   OpenEvent event;
   if (!take_open(*thread, key, &event) && !take_suspended(*thread, key, &event)) return 0;
   append_end(*thread, event, ticks, flags, intern_error(error_type, error_type_size));
   return 1;
+}
+
+bool has_ended_elsewhere(const ThreadBuffer& thread, const OpenEvent& event) {
+  for (const EndedElsewhere& ended : thread.ended_elsewhere)
+    if (ended.is(event)) return true;
+  return false;
 }
 
 // Reads an open event of another thread, which may be pushing and popping meanwhile: the event that we look for stays
@@ -261,9 +274,11 @@ bool find_in_other(const ThreadBuffer& other, const void* key, OpenEvent* out) {
     for (int i = static_cast<int>(other.depth.get()) - 1; i >= 0; --i) {
       const OpenEvent& event = other.open[i];
       if (event.key.get() != key) continue;
+      out->key.set(key);
       out->index = event.index;
       out->consumers = event.consumers;
-      if (event.key.get() == key && event.index.get() == out->index.get()) return true;
+      if (event.key.get() != key || event.index.get() != out->index.get()) continue;
+      if (!has_ended_elsewhere(other, *out)) return true;
     }
   }
   return false;
@@ -278,7 +293,7 @@ bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) {
     return true;
   }
   if (!find_in_other(other, key, out)) return false;
-  other.ended_elsewhere.push_back(out->index.get());
+  other.ended_elsewhere.push_back({key, out->index.get(), out->consumers.get() != 0});
   other.ended_elsewhere_flag.store(1, std::memory_order_relaxed);
   return true;
 }
@@ -306,8 +321,10 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
 
 int suspend(const void* key) {
   ThreadBuffer* thread = t_buffer;
+  if (thread == nullptr) return 0;
+  repair_stack(*thread);
   OpenEvent event;
-  if (thread == nullptr || !take_open(*thread, key, &event)) return 0;
+  if (!take_open(*thread, key, &event)) return 0;
   std::lock_guard<std::mutex> hold(registry().mutex);
   thread->suspended.push_back(event);
   thread->suspended_count.fetch_add(1, std::memory_order_relaxed);

@@ -98,6 +98,7 @@ ThreadBuffer* this_thread_slowpath() {
 }
 
 ThreadBuffer* Registry::find_thread(uint32_t id, uint32_t source_tid) {
+  if (id == 0 && source_tid == 0) return nullptr;
   for (ThreadBuffer* thread : threads) {
     if (id != 0 ? thread->id == id : thread->source_tid.get() == source_tid) return thread;
   }
