@@ -39,6 +39,7 @@ struct ThreadDecoder {
     uint64_t row;
   };
   uint64_t next_index = 0;
+  bool mark_loss = false;  // on the next event
   std::vector<Open> open;
   std::vector<PendingEvent> pending;
 };
@@ -83,12 +84,12 @@ struct DecodeLimits {
 struct ChunkView {
   const uint8_t* data;
   uint32_t size;
-  uint64_t base_index;
-  bool from_start;  // false: the decoder goes on where it stopped in the same chunk
+  uint64_t next_index;  // of the first event that begins in it
 };
 
-// The number of events that begin in a stretch of records and are for the consumer.
-uint64_t count_begins(const uint8_t* data, uint32_t size, uint32_t consumer);
+// Of records that will not be decoded: the number of events that begin there and are for the consumer. Adds the ends of
+// those of its events that began before; the caller fills in the threads.
+uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd>* ends);
 
 // Decodes the chunks of one thread into rows. Any bytes are safe: a record that makes no sense ends its chunk.
 class ThreadDecode {
@@ -96,7 +97,7 @@ class ThreadDecode {
   ThreadDecode(BatchBuilder& builder, ThreadDecoder& state, ClockReader& clock, DecodeLimits limits,
                const otp_thread& thread);
 
-  void skipped_before() { d_mark_loss = true; }
+  void after_loss() { d_state.mark_loss = true; }
   void chunk(const ChunkView& view);
   // An end from elsewhere. False when its begin has not been seen.
   bool late_end(const LateEnd& end, uint32_t thread_index);
@@ -125,7 +126,6 @@ class ThreadDecode {
   DecodeLimits d_limits;
   otp_thread d_thread;
   uint32_t d_thread_index;
-  bool d_mark_loss = false;
   bool d_last_begin_ours = false;
 };
 
