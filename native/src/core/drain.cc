@@ -186,7 +186,7 @@ void ThreadDecode::begin(const otp_record_begin& record) {
                       record.head.ticks <= d_limits.stop_ticks;
   if (!d_last_begin_ours) return;
   uint64_t row = new_row(index);
-  d_batch.start[row] = d_clock.unix_ns(record.head.ticks);
+  d_batch.start[row] = next_ns(record.head.ticks);
   d_batch.sequence_nr[row] = record.sequence_nr;
   d_batch.name[row] = record.head.value;
   d_batch.fwd_thread[row] = record.fwd_thread;
@@ -217,20 +217,23 @@ void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
   d_batch.flags[row] |= flags;
 }
 
-void ThreadDecode::end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
-  ThreadDecoder::Open* open = find_open(index);
-  if (open == nullptr || ticks > d_limits.stop_ticks) return;
-  close_row(open->row, d_clock.unix_ns(ticks), flags);
+void ThreadDecode::end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type) {
+  close_row(open->row, end_ns, flags);
   d_batch.error_type[open->row] = error_type;
   d_state.open.erase(d_state.open.begin() + (open - d_state.open.data()));
+}
+
+void ThreadDecode::end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
+  ThreadDecoder::Open* open = find_open(index);
+  if (open != nullptr && ticks <= d_limits.stop_ticks) end(open, next_ns(ticks), flags, error_type);
 }
 
 bool ThreadDecode::late_end(const LateEnd& late, uint32_t thread_index) {
   ThreadDecoder::Open* open = find_open(late.index);
   if (open == nullptr) return late.index < d_state.next_index;
-  uint64_t row = open->row;
-  end(late.index, late.ticks, late.flags, late.error_type);
-  if (d_batch.end[row] != 0) d_batch.end_thread[row] = thread_index;
+  if (late.ticks > d_limits.stop_ticks) return true;
+  d_batch.end_thread[open->row] = thread_index;
+  end(open, d_clock.unix_ns(late.ticks), late.flags, late.error_type);
   return true;
 }
 
@@ -294,11 +297,12 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
     std::memcpy(&whole, at, sizeof whole);
     begin(whole);
   } else if (head.kind == OTP_RECORD_END && ours && head.value <= d_state.next_index) {
-    end(d_state.next_index - head.value, head.ticks, head.detail, 0);
+    end_here(d_state.next_index - head.value, head.ticks, head.detail, 0);
   } else if (head.kind == OTP_RECORD_ERROR_END && ours) {
     otp_record_error_end whole;
     std::memcpy(&whole, at, sizeof whole);
-    if (whole.event <= d_state.next_index) end(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
+    if (whole.event <= d_state.next_index)
+      end_here(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
   } else if (head.kind == OTP_RECORD_INPUTS && ours && d_last_begin_ours) {
     inputs(at + sizeof head, head.ticks, head.detail);
   } else if (head.kind == OTP_RECORD_LOSS && ours) {

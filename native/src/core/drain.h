@@ -1,6 +1,7 @@
 // Records to columns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct ThreadDecoder {
     uint64_t row;
   };
   uint64_t next_index = 0;
+  int64_t last_ns = 0;     // of its records: later ones are not earlier, whatever was learnt of the clock since
   bool mark_loss = false;  // on the next event
   std::vector<Open> open;
   std::vector<PendingEvent> pending;
@@ -110,7 +112,9 @@ class ThreadDecode {
   uint32_t record(const uint8_t* at, uint32_t left);
   void begin(const otp_record_begin& record);
   void inputs(const uint8_t* at, uint64_t words, uint8_t flags);
-  void end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
+  void end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type);
+  void end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
+  int64_t next_ns(uint64_t ticks) { return d_state.last_ns = std::max(d_state.last_ns, d_clock.unix_ns(ticks)); }
   uint64_t new_row(uint64_t index);
   void set_parent(uint64_t row, uint64_t parent);
   ThreadDecoder::Open* find_open(uint64_t index);
