@@ -290,7 +290,7 @@ int otp_session_stop(otp_session* session) {
 }
 
 uint32_t otp_session_consumer(const otp_session* session) {
-  return session->state == State::kNew ? 0 : session->mask();
+  return session->state == State::kNew || otp::forked(session) ? 0 : session->mask();
 }
 
 void otp_session_free(otp_session* session) {
