@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
 
 namespace otp {
@@ -17,7 +18,12 @@ struct Arena {
   std::vector<uint8_t*> free;  // last in, first out: the chunk given back last is still warm
 };
 
-Arena* ChunkPool::map_arena() {
+// Null when the system gives no memory. Reserves what give_back will need: that must not fail.
+Arena* ChunkPool::map_arena() try {
+  d_arenas.reserve(d_arenas.size() + 1);
+  d_with_room.reserve(d_arenas.size() + 1);
+  auto arena = std::make_unique<Arena>();
+  arena->free.reserve(kChunksPerArena);
   // Twice the size, so that a 2 MB aligned piece can be cut out: only an aligned one can become a huge page.
   void* raw =
       mmap(nullptr, 2 * kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -31,14 +37,14 @@ Arena* ChunkPool::map_arena() {
 #ifdef MADV_HUGEPAGE
   madvise(memory, kArenaBytes, MADV_HUGEPAGE);  // advice only: small pages work as well, slower
 #endif
-  auto* arena = new Arena;
   arena->memory = memory;
-  arena->free.reserve(kChunksPerArena);
   for (uint32_t i = kChunksPerArena; i-- > 0;) arena->free.push_back(memory + i * OTP_CHUNK_BYTES);
-  d_arenas.push_back(arena);
-  d_with_room.push_back(arena);
+  d_arenas.push_back(arena.get());
+  d_with_room.push_back(arena.get());
   ++d_empty_arenas;
-  return arena;
+  return arena.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
 void ChunkPool::unmap_arena(Arena* arena) {
