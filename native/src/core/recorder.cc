@@ -185,7 +185,9 @@ inline uint32_t begin_bytes(const otp_begin_args& args) {
 }
 
 uint32_t begin(const otp_begin_args* args) {
-  uint32_t active = g_shared.active.load(std::memory_order_relaxed);
+  // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
+  // remembers of the bit's last owner for the new one's.
+  uint32_t active = g_shared.active.load(std::memory_order_acquire);
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
