@@ -96,7 +96,8 @@ void fuzz(const Options& options) {
   Random random{options.seed};
   std::vector<Input> pool(64);
   for (uint64_t run = 0; run < options.runs; ++run) {
-    Input input = pool[random.below(pool.size())];
+    // Half of them anew: lines of descent grow to max_len, and all of one line share a beginning.
+    Input input = run % 2 == 0 ? Input() : pool[random.below(pool.size())];
     for (uint64_t i = 0, count = 1 + random.below(8); i < count; ++i) mutate(random, input);
     if (input.size() > options.max_len) input.resize(random.below(options.max_len + 1));
     crash_path = options.artifact_prefix + "crash-" + std::to_string(options.seed) + "-" + std::to_string(run);
