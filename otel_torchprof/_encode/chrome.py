@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PIECE_SIZE = 1 << 20
 """Bytes after which a piece is handed out."""
 
-STEPS_TID = 0
-"""Thread id of the track of the steps: the one that no thread of the system has."""
+STEPS_TID = 2**31 - 1
+"""Thread id of the track of the steps: no system gives it to a thread. 0 and -1 do not serve: Perfetto takes them for the main thread."""
 
 # Tools lay the traces of several ranks side by side by "ts" alone, so ranks must count from the same time: the start of the
 # week. Counting from 1970 would leave a double (which is how viewers read "ts") steps of 250 ns; within a week they are 0.1 ns.
@@ -159,7 +159,7 @@ def _threads(pid: int, threads: Iterable[Thread]) -> str:
     text = ""
     for tid, name in names.items():
         text += ",\n" + _metadata_event("thread_name", pid, tid, name=_valid(name) or f"thread {tid}")
-        text += ",\n" + _metadata_event("thread_sort_index", pid, tid, sort_index=tid)
+        text += ",\n" + _metadata_event("thread_sort_index", pid, tid, sort_index=-1 if tid == STEPS_TID else tid)
     return text
 
 

@@ -178,18 +178,22 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
   return true;
 }
 
+// With an "id2" that is local, viewers place the pair within the process; a plain "id" belongs to no process.
+char* put_async_title(char* out, const otp_chrome_events& events, uint64_t row) {
+  out = put(out, "\"id2\":{\"local\":\"");
+  out = put_integer(out, events.id[row] != 0 ? events.id[row] : row);
+  out = put(out, "\"},");
+  return put_title(out, events, row);
+}
+
 // Both ends of an async event; `size` bytes of names are in it.
 bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, otp_buffer* out) {
-  char* at = put(cursor(out), ",\n{\"ph\":\"b\",\"id\":");
-  at = put_integer(at, events.id[row] != 0 ? events.id[row] : row);
-  *at++ = ',';
-  at = put_title(at, events, row);
+  char* at = put(cursor(out), ",\n{\"ph\":\"b\",");
+  at = put_async_title(at, events, row);
   finish(out, put_place(at, events, events.thread[row], events.start[row]));
   if (!append_args(events, row, out) || !otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
-  at = put(cursor(out), ",\n{\"ph\":\"e\",\"id\":");
-  at = put_integer(at, events.id[row] != 0 ? events.id[row] : row);
-  *at++ = ',';
-  at = put_title(at, events, row);
+  at = put(cursor(out), ",\n{\"ph\":\"e\",");
+  at = put_async_title(at, events, row);
   at = put_place(at, events, events.end_thread[row], std::max(events.start[row], events.end[row]));
   finish(out, put(at, "}"));
   return true;
