@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
-# Chrome JSON of a training step (two cores at 2.1 GHz): level 1 takes 0.7 µs per event and makes it 13 times smaller,
-# level 6, the usual one, 1.6 µs and 15 times.
+# Chrome JSON of a transformer's training steps (22,544 events of torch's, Xeon): level 1 takes 1.0 µs per event and makes it
+# 7.2 times smaller; level 6, the usual one, 2.1 µs and 8.7 times. Encoding takes 0.13 µs, so compression is the whole cost.
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31  # zlib's wbits: a window of 2**15 bytes, +16 for gzip's header and trailer
 
