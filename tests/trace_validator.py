@@ -1,4 +1,4 @@
-"""Checks what must hold for every Chrome trace, whatever is in it. Reusable: ``validate(bytes)`` returns the parsed trace."""
+"""Checks what must hold for every Chrome trace: ``validate(bytes)`` returns the parsed trace."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_metadata(events: list[dict[str, Any]]) -> None:
 
 
 def slices_by_track(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """Complete events by (pid, tid), in the order in which they began; of equal times the first written is the outer one."""
+    """Complete events by (pid, tid), as they began; of equal times the first written is the outer one."""
     tracks = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

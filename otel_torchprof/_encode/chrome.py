@@ -1,11 +1,11 @@
 """Chrome JSON of a batch, as torch's Kineto writes it, in pieces: the trace is never in memory whole.
 
-The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's schema version 1, so
-that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``, ``unfinished``, ``async``, ``lost
-before`` and ``inputs cut``, and the top-level key ``dropped_events``.
+The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's
+schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``,
+``unfinished``, ``async``, ``lost before`` and ``inputs cut``, and the top-level key ``dropped_events``.
 
-What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of its
-own: events that ended on another thread, and events that outlive the one around them.
+What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
+its own: events that ended on another thread, and events that outlive the one around them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ PIECE_SIZE = 1 << 20
 """Bytes after which a piece is handed out."""
 
 STEPS_TID = 2**31 - 1
-"""Thread id of the track of the steps: no system gives it to a thread. 0 and -1 do not serve: Perfetto takes them for the main thread."""
+"""Thread id of the steps' track, which no system gives to a thread. Perfetto takes 0 and -1 for the main thread."""
 
-# Tools lay the traces of several ranks side by side by "ts" alone, so ranks must count from the same time: the start of the
-# week. Counting from 1970 would leave a double (which is how viewers read "ts") steps of 250 ns; within a week they are 0.1 ns.
+# Tools lay the traces of several ranks side by side by "ts" alone, so ranks must count from the same time: the start of
+# the week. Counting from 1970 would leave a double (which is how viewers read "ts") steps of 250 ns; within a week they
+# are 0.1 ns.
 _BASE_GRID_NS = 7 * 24 * 3600 * 10**9
 
 _OWN_KEYS = frozenset(("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "traceEvents"))
@@ -50,14 +51,14 @@ def encode(
 ) -> Iterator[bytes]:
     """Encodes a batch as one Chrome JSON document, in pieces of about 1 MiB.
 
-    ``steps`` are (number, start, end) in Unix ns and become ``ProfilerStep#<number>`` on a track of their own. ``metadata`` is merged
-    into the top level of the document. Times are written as microseconds since ``base_ns`` (Unix ns; default: the start of the
-    week of the first event), which the document states as ``baseTimeNanoseconds``.
+    ``steps`` are (number, start, end) in Unix ns and become ``ProfilerStep#<number>`` on a track of their own.
+    ``metadata`` is merged into the top level of the document. Times are written as microseconds since ``base_ns`` (Unix
+    ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``.
 
-    The arguments are checked before the iterator is returned: TypeError or ValueError for metadata that is not JSON or uses a
-    key of the format, ValueError for a batch that points outside its own tables. Costs about 0.15 µs per event; memory is one
-    piece, the escaped names and about 10 bytes per event, besides arrays over the events that live while the arrows are
-    paired. The batch is not changed; several threads may encode it at once.
+    The arguments are checked before the iterator is returned: TypeError or ValueError for metadata that is not JSON or
+    uses a key of the format, ValueError for a batch that points outside its own tables. Costs about 0.15 µs per event;
+    memory is one piece, the escaped names and about 10 bytes per event, besides arrays over the events that live while
+    the arrows are paired. The batch is not changed; several threads may encode it at once.
     """
     extra = _checked_metadata(metadata)
     _check_indices(batch)
@@ -96,8 +97,8 @@ def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
         except (TypeError, ValueError, RecursionError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(
-                f"metadata[{key!r}] cannot be written as JSON ({error}): give strings, finite numbers, booleans, None, and "
-                "lists and dictionaries of them"
+                f"metadata[{key!r}] cannot be written as JSON ({error}): give strings, finite numbers, booleans, "
+                "None, and lists and dictionaries of them"
             ) from error
     return encoded
 

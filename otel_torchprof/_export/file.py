@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
-# Chrome JSON of a transformer's training steps (22,544 events of torch's, Xeon): level 1 takes 1.0 µs per event and makes it
-# 7.2 times smaller; level 6, the usual one, 2.1 µs and 8.7 times. Encoding takes 0.13 µs, so compression is the whole cost.
+# Chrome JSON of a transformer's training steps (22,544 events of torch's, Xeon): level 1 takes 1.0 µs per event and
+# makes it 7.2 times smaller; level 6, the usual one, 2.1 µs and 8.7 times. Encoding takes 0.13 µs, so compression is
+# nearly all of it.
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31  # zlib's wbits: a window of 2**15 bytes, +16 for gzip's header and trailer
 
@@ -38,14 +39,13 @@ _WAYS_OUT = {
 def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
     """Writes the pieces to ``path``, compressed with gzip when the name ends in ``.gz``.
 
-    Returns the bytes written, counted before compression. The file appears under its name only when it is complete: until
-    then it is a hidden temporary beside it, which is removed on any failure, and a file that was there before stays as it was.
-    What is no regular file (a FIFO, a device, ``/dev/stdout``) is written to directly. Symbolic links are followed. No folder
-    is created.
+    Returns the bytes written, counted before compression. The file appears under its name only when it is complete:
+    until then it is a hidden temporary beside it, which is removed on any failure, and a file that was there before
+    stays as it was. What is no regular file (a FIFO, a device, ``/dev/stdout``) is written to directly. Symbolic links
+    are followed. No folder is created.
 
     Raises ExportError, with the OSError as its cause, when the system refuses; TypeError when ``path`` is not a str or
-    path-like; whatever ``pieces`` raises. Not synced to the disk: that would cost more than the writing, and a trace can be
-    made again. Safe from several threads; of two that write to one path, the last to finish wins.
+    path-like; whatever ``pieces`` raises. Not synced to the disk: a trace can be made again. Safe from several threads; of two that write to one path, the last to finish wins.
     """
     name = os.fspath(path)
     if not isinstance(name, str):

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Pairs each backward function with the forward operator that made it.
 
-    Returns two arrays of the same length, rows of forward operators and rows of backward functions, sorted by the latter. A
-    backward function is in at most one pair; a forward operator in as many as it has backward passes (``retain_graph``).
+    Returns two arrays of the same length, rows of forward operators and rows of backward functions, sorted by the
+    latter. A backward function is in at most one pair; a forward operator in as many as it has backward passes
+    (``retain_graph``).
 
-    Torch gives a backward function the sequence number of its graph node and the id of the thread that made the node. An
-    operator records the number that the *next* node of its thread will have, so every operator that surrounds or comes
-    shortly before the making of a node carries the node's number; the one that made it is the latest to start. Hence: same
-    number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest start not after that of
-    the backward function (of equal starts the deeper row). An operator *inside* a backward function is a
-    candidate like any other: there activation checkpointing runs the forward again, and ``create_graph`` makes the nodes of
-    the second derivative. Without either, gradients are off there and operators carry no number.
+    Torch gives a backward function the sequence number of its graph node and the id of the thread that made the node.
+    An operator records the number that the *next* node of its thread will have, so every operator that surrounds or
+    comes shortly before the making of a node carries the node's number; the one that made it is the latest to start.
+    Hence: same number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest
+    start not after that of the backward function (of equal starts the deeper row). An operator *inside* a backward
+    function is a candidate like any other: there activation checkpointing runs the forward again, and ``create_graph``
+    makes the nodes of the second derivative. Without either, gradients are off there and operators carry no number.
 
     O(n log n) in the events that have a sequence number. Pure; safe from any thread.
     """
@@ -37,8 +38,8 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     known = made_on != 0
     rows, backward, made_on = numbered[known], backward[known], made_on[known]
 
-    # In this order the forward operator of a backward function is the last one before it, if that has the same key. The sort is
-    # stable, so of equal starts the later row, which is the deeper one, comes last.
+    # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
+    # sort is stable, so of equal starts the later row, which is the deeper one, comes last.
     order = np.lexsort((backward, batch["start"][rows], batch["sequence_nr"][rows], made_on))
     rows, backward, made_on = rows[order], backward[order], made_on[order]
     number = batch["sequence_nr"][rows]

@@ -89,7 +89,7 @@ def test_flags_and_errors_are_arguments():
         b'quote " backslash \\ slash /',
         bytes(range(32)) + b"\x7f",
         "\u2028\u2029 \u20ac \U0001f600".encode(),
-        b"lone \x80 cut \xe2\x82 overlong \xc0\xaf \xe0\x80\x80 surrogate \xed\xa0\x80 beyond \xf4\x90\x80\x80 \xf5 end \xf0\x9f\x98",
+        b"lone \x80 cut \xe2\x82 overlong \xc0\xaf \xe0\x80\x80 surrogate \xed\xa0\x80 beyond \xf4\x90\x80\x80 \xf0\x9f",
         b"",
         b"\xff" * 5000,
         b"n" * (2 * PIECE_SIZE),
@@ -128,7 +128,7 @@ def as_json(inputs: list[Any]) -> list[Any]:
 
 
 def test_input_shapes():
-    """Dimensions per input, [] for what is no tensor, a list of dimensions for a list of tensors; nothing where none were recorded."""
+    """Dimensions per input, [] for no tensor, a list of them for a tensor list; nothing where none were recorded."""
     inputs = [(2, 3), None, (), [(4,), (5, -6)], [], (2**62,)]
     data = np.array(words([]) + words(inputs), dtype=np.int64)
     columns = {"start": [0, 0, 0], "end": [1, 1, 1], "inputs": [0, 1, -1]}
@@ -394,7 +394,7 @@ def expected_args(batch: Batch, row: int, inputs: list[Any] | None) -> dict[str,
     st.lists(EVENTS, max_size=25), st.lists(st.binary(max_size=8) | st.text().map(str.encode), min_size=3, max_size=3)
 )
 def test_any_batch_comes_out_field_by_field(rows, names):
-    """All fields of all events, for names of any bytes, times up to 2**62 and any nesting; the validator checks the rest."""
+    """All fields of all events, for any names, times up to 2**62 and any nesting; the validator checks the rest."""
     batch = batch_of(rows, names)
     events = iter(events_of(trace_of(batch, base_ns=0)))
     for row, source in enumerate(rows):

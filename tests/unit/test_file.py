@@ -121,7 +121,7 @@ for path in ("locked/t.json", "read-only.json"):
 
 
 def test_what_must_not_be_written_is_not(tmp_path):
-    """A folder without write permission and a read-only file, for a user who is not root; a rename would replace the latter."""
+    """A folder without write permission, and a read-only file, which a rename would replace; both not as root."""
     tmp_path.chmod(0o777)
     for parent in tmp_path.parents[:2]:
         parent.chmod(0o755)

@@ -49,7 +49,7 @@ def pairs_by_definition(batch: Batch) -> list[tuple[int, int]]:
 
 
 def test_of_nested_operators_the_latest_start_is_taken():
-    """Operators inside one another share numbers; the operator that made the node is the last to start with its number."""
+    """Operators inside one another share numbers; the one that made the node is the last to start with its number."""
     batch = batch_of(
         [(0, 0, 7, 0, 0), (1, 0, 7, 0, 0), (2, 0, 8, 0, 0), (9, 1, 7, BACKWARD, 1), (8, 1, 8, BACKWARD, 1)]
     )
@@ -125,7 +125,7 @@ def models(torch):
 
 @pytest.mark.parametrize("name", ["plain", "checkpoint", "second derivative", "twice"])
 def test_agrees_with_torch(name, tmp_path):
-    """On real backward passes we find every arrow that torch draws; more only where one forward has two backward passes."""
+    """On real backward passes we find every arrow of torch's, and more only where a forward has two backwards."""
     torch = pytest.importorskip("torch")
     run = models(torch)[name]
     run()

@@ -1,6 +1,6 @@
 // Chrome JSON of events. One row becomes a line "X", or a pair of lines "b" and "e", and a line for each arrow that
-// starts or finishes at it. Texts are short and known, so a row is a run of small constant copies at a cursor, room for
-// all of it reserved once: with a check per field it took twice as long.
+// starts or finishes at it. Texts are short and known, so a row is a run of small constant copies at a cursor, with
+// room for all of it reserved once and not per field.
 #include "otel_torchprof/encode_chrome.h"
 
 #include <algorithm>
