@@ -45,7 +45,8 @@ def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
     are followed. No folder is created.
 
     Raises ExportError, with the OSError as its cause, when the system refuses; TypeError when ``path`` is not a str or
-    path-like; whatever ``pieces`` raises. Not synced to the disk: a trace can be made again. Safe from several threads; of two that write to one path, the last to finish wins.
+    path-like; whatever ``pieces`` raises. Not synced to the disk: a trace can be made again. Safe
+    from several threads; of two that write to one path, the last to finish wins.
     """
     name = os.fspath(path)
     if not isinstance(name, str):
