@@ -45,6 +45,19 @@ class AttributeType(enum.IntEnum):
     NAME = 4
     """Indices into :attr:`SpanTable.names`."""
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of such values."""
+        return _DTYPES[self]
+
+
+_DTYPES: dict[AttributeType, np.dtype[Any]] = {
+    AttributeType.INT64: np.dtype(np.int64),
+    AttributeType.DOUBLE: np.dtype(np.float64),
+    AttributeType.BOOL: np.dtype(np.uint8),
+    AttributeType.NAME: np.dtype(np.uint32),
+}
+
 
 @dataclass(frozen=True)
 class AttributeColumn:
@@ -53,7 +66,7 @@ class AttributeColumn:
     key: str
     type: AttributeType
     values: Array
-    """int64, float64, uint8 or uint32, according to ``type``; one per span."""
+    """Of ``type.dtype``, one per span."""
     present: npt.NDArray[np.uint8] | None = None
     """1 where the span has the attribute; None where all have it."""
 
