@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+    from otel_torchprof._columns.batch import Names
     from otel_torchprof._model.units import AttributeColumn, SpanTable
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
@@ -116,8 +117,13 @@ class _Request:
     def spans(self, table: SpanTable) -> Any:
         """``otp_spans`` of a table, checked so that C reads nothing outside its arrays."""
         count, names = len(table), table.names
+        _check_names(names)
         _check_index("name", table.name, len(names))
         _check_index("trace", table.trace, len(table.trace_ids))
+        if table.trace_ids.dtype != np.uint8 or table.trace_ids.shape[1:] != (16,):
+            raise ValueError(f"trace_ids has shape {table.trace_ids.shape}, but must hold 16 uint8 per trace")
+        if not _rises(table.links["row"]):
+            raise ValueError("links must be sorted by row")
         columns = {c: self.array(c, getattr(table, c), dtype, ctype, count) for c, dtype, ctype in _COLUMNS}
         attributes = [self.attribute(column, count, len(names)) for column in table.attributes]
         link_count = len(table.links)
@@ -188,6 +194,15 @@ class _Request:
                 },
             )
         )
+
+
+def _rises(values: Any) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def _check_names(names: Names) -> None:
+    if not _rises(names.ends) or (len(names) and int(names.ends[-1]) > len(names.data)):
+        raise ValueError(f"names.ends must rise, up to at most the {len(names.data)} bytes of names.data")
 
 
 def _check_index(column: str, values: Any, size: int) -> None:

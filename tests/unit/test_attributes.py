@@ -19,9 +19,7 @@ FLOAT = 7 << 8
 def attributes(batch, steps=()):
     """The attributes of every span as dicts, roots included, in the order of the table."""
     ids = itertools.count(1)
-    table = span_table(
-        batch, start=0, end=100, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids)
-    )
+    table = span_table(batch, start=0, end=100, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
     table = add_attributes(table, batch)
     found = [{} for _ in range(len(table))]
     for column in table.attributes:

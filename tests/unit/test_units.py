@@ -154,7 +154,13 @@ def test_a_backward_function_links_into_the_step_of_its_forward():
 
 @pytest.mark.parametrize(
     "backward",
-    [{"sequence_nr": [5, -1]}, {"sequence_nr": [5, 6]}, {"sequence_nr": [-1, 5]}, {"fwd_thread": [0, 2]}, {"fwd_thread": [0, 9]}],
+    [
+        {"sequence_nr": [5, -1]},
+        {"sequence_nr": [5, 6]},
+        {"sequence_nr": [-1, 5]},
+        {"fwd_thread": [0, 2]},
+        {"fwd_thread": [0, 9]},
+    ],
     ids=["no number", "other number", "forward has none", "other thread", "unknown thread"],
 )
 def test_a_backward_function_without_its_forward_has_no_link(backward):
@@ -206,7 +212,9 @@ def batches(draw):
     """Events of two threads with any parents that come before them on their thread, and steps in order."""
     count = draw(st.integers(0, 20))
     split = draw(st.integers(0, count))
-    parent = [draw(st.integers(-1, i - 1) if i < split else st.sampled_from([-1, *range(split, i)])) for i in range(count)]
+    parent = [
+        draw(st.integers(-1, i - 1) if i < split else st.sampled_from([-1, *range(split, i)])) for i in range(count)
+    ]
     start = [draw(st.integers(0, 100)) for _ in range(count)]
     end = [s + draw(st.integers(0, 100)) for s in start]
     edges = sorted(draw(st.lists(st.integers(0, 100), max_size=8)))
