@@ -27,7 +27,7 @@ class SpanList(Sequence[ReadableSpan]):
     over the same table. Immutable and thread-safe.
     """
 
-    __slots__ = ("_resource", "_rows", "_scope", "_table")
+    __slots__ = ("_link_rows", "_resource", "_rows", "_scope", "_table")
 
     def __init__(
         self, table: SpanTable, *, resource: Resource, scope: InstrumentationScope, rows: range | None = None
@@ -36,6 +36,8 @@ class SpanList(Sequence[ReadableSpan]):
         self._resource = resource
         self._scope = scope
         self._rows = range(len(table)) if rows is None else rows
+        # Contiguous and searched for its own type: else numpy would convert all links at every access.
+        self._link_rows = np.ascontiguousarray(table.links["row"])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -57,7 +59,7 @@ class SpanList(Sequence[ReadableSpan]):
         table = self._table
         trace_id = int.from_bytes(table.trace_ids[table.trace[row]].tobytes(), "big")
         parent_id = int(table.parent_span_id[row])
-        first, last = np.searchsorted(table.links["row"], (row, row + 1)).tolist()
+        first, last = np.searchsorted(self._link_rows, np.array((row, row + 1), dtype=np.uint64)).tolist()
         return ReadableSpan(
             table.names[table.name[row]],
             self._context(trace_id, int(table.span_id[row])),
