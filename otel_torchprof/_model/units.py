@@ -59,7 +59,7 @@ _DTYPES: dict[AttributeType, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttributeColumn:
     """One attribute of all spans of a table (``otp_attribute`` in ``encode.h``)."""
 
@@ -75,7 +75,7 @@ LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", ">u
 """``otp_link`` in ``encode.h``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpanTable:
     """Spans as columns, laid out as ``otp_spans`` in ``encode.h``; one entry per span, trace by trace, each root first.
 
@@ -158,7 +158,6 @@ def span_table(
     unit = _unit_of(batch["start"][outermost], units)
     starts, ends = _intervals(batch, unit, units)
     traces = [parent.trace_id] if parent else [trace_ids() for _ in units]
-    trace_bytes = np.frombuffer(b"".join(i.to_bytes(16, "big") for i in traces), dtype=np.uint8).reshape(-1, 16)
     unit_trace = np.zeros(len(units), dtype=np.uint32) if parent else np.arange(len(units), dtype=np.uint32)
 
     # Trace by trace, its root first: the stable sort keeps the order of the batch within a unit.
@@ -174,7 +173,7 @@ def span_table(
         start=column(starts, batch["start"]),
         end=column(ends, batch["end"]),
         trace=column(unit_trace, unit_trace[unit]),
-        trace_ids=trace_bytes,
+        trace_ids=np.frombuffer(b"".join(i.to_bytes(16, "big") for i in traces), dtype=np.uint8).reshape(-1, 16),
         span_id=column(root_ids, ids),
         parent_span_id=column(
             parent.span_id if parent else 0, np.where(has_parent, ids[batch["parent"]], root_ids[unit])

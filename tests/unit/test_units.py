@@ -141,7 +141,7 @@ def test_a_backward_function_links_to_the_forward_operator_that_made_it():
 
 
 def test_a_backward_function_links_into_the_step_of_its_forward():
-    """The link carries the trace id of the forward operator when that ran in another step, and links stay sorted by row."""
+    """The link carries the trace id of the forward operator when that ran in another step."""
     batch = events(
         (110, 120, -1),
         (310, 320, -1),
@@ -150,6 +150,12 @@ def test_a_backward_function_links_into_the_step_of_its_forward():
         scope=[0, Scope.BACKWARD_FUNCTION],
     )
     assert links(make(batch, steps=STEPS)) == [(2, 0), (3, 1)]
+
+
+def test_links_stand_in_the_order_of_their_rows():
+    """A link of an event in the first step comes before the link of the second step's root, as the encoder needs it."""
+    batch = events((110, 120, -1), (130, 140, -1), sequence_nr=[5, 5], fwd_thread=[0, 1], scope=[0, 1])
+    assert links(make(batch, steps=STEPS)) == [(2, 1), (3, 0)]
 
 
 @pytest.mark.parametrize(
