@@ -196,8 +196,11 @@ def _step(source: Source) -> Values:
 
 
 def _dropped_events(source: Source) -> Values | None:
+    """On the last root only, so that a sum over roots is right; a profile that is full drops at its end."""
     dropped = sum(source.batch.dropped.values())
-    return (np.full(len(source.table), dropped), ~source.is_event) if dropped else None
+    last_root = np.zeros(len(source.table), dtype=bool)
+    last_root[np.flatnonzero(~source.is_event)[-1:]] = True
+    return (np.full(len(source.table), dropped), last_root) if dropped else None
 
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
@@ -258,8 +261,8 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.dropped_events",
         _INT64,
-        "events of the recording that were dropped; the same on each of its roots",
-        "on roots, if any were dropped",
+        "events of the recording that were dropped",
+        "on the last root, if any were dropped",
         _dropped_events,
     ),
 )

@@ -1,4 +1,8 @@
-"""Spans as OTLP: serialized ``ExportTraceServiceRequest`` messages, and files of them."""
+"""Spans as OTLP: serialized ``ExportTraceServiceRequest`` messages.
+
+Messages end to end are one valid message again (repeated fields of protobuf add up), so a file of them can be posted to an
+OTLP/HTTP receiver as it is, or read back with ``TracesData``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from otel_torchprof._model.units import LINK, AttributeType
 from otel_torchprof._native.ffi import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -51,33 +55,6 @@ def encode(
             f"max_bytes is {max_bytes}, but must be from 1 to {PROTOBUF_MAX_BYTES}; gRPC receivers take 4 MiB by default"
         )
     return _Request(table, resource, scope).messages(max_bytes)
-
-
-def frame(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Puts before each message its size in 4 bytes, most significant first; write what comes out one after the other.
-
-    It is the framing of the protobuf files of the OpenTelemetry Collector's file exporter (``exporter/fileexporter/README.md``
-    in its contrib repository, "File Format"). Size and message come separately, which spares a copy.
-    """
-    for message in messages:
-        yield len(message).to_bytes(4, "big")
-        yield message
-
-
-def unframe(data: bytes | memoryview) -> Iterator[bytes]:
-    """Reads back the messages of a file that was written with :func:`frame`; an ``mmap`` will do for ``data``.
-
-    Raises ValueError where the data ends within a message, as a file does whose writer was killed; all whole messages have
-    come by then.
-    """
-    view = memoryview(data)
-    at = 0
-    while at < len(view):
-        size = int.from_bytes(view[at : at + 4], "big")
-        if len(view) - at < 4 + size:
-            raise ValueError(f"data ends within the message at byte {at}: it has {len(view) - at} bytes of {4 + size}")
-        yield bytes(view[at + 4 : at + 4 + size])
-        at += 4 + size
 
 
 class _Request:

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Batch, Names
-from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._columns.schema import Flag
+
+from .flows import forward_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +142,8 @@ def span_table(
     ``parent``, a valid SpanContext, all of it joins that trace and the roots are children of ``parent``.
 
     A tree of events goes where its outermost event began; one that began in no step goes to the nearest. A root's interval
-    is widened to hold its events. A backward function links to its forward operator (see :func:`forward_of`).
+    is widened to hold its events. A backward function links to its forward operator (see
+    :func:`~otel_torchprof._model.flows.forward_backward`).
 
     ``trace_ids`` and ``span_ids`` have the contract of ``generate_trace_id`` and ``generate_span_id`` of OpenTelemetry's
     IdGenerator. They are called for what is synthetic only, and once for the key of the events' own ids, which therefore do
@@ -154,8 +157,7 @@ def span_table(
     key = span_ids()
     root_ids = np.array([span_ids() for _ in units], dtype=np.uint64)
     ids = event_span_ids(batch["id"], key)
-    outermost, inside_backward = _ancestry(batch)
-    unit = _unit_of(batch["start"][outermost], units)
+    unit = _unit_of(batch["start"][_outermost(batch)], units)
     starts, ends = _intervals(batch, unit, units)
     traces = [parent.trace_id] if parent else [trace_ids() for _ in units]
     unit_trace = np.zeros(len(units), dtype=np.uint32) if parent else np.arange(len(units), dtype=np.uint32)
@@ -185,7 +187,7 @@ def span_table(
         names=extend_names(batch.names, [f"ProfilerStep#{step.number}" for step in steps] or [name]),
         parent=parent,
     )
-    return replace(table, links=_links(table, order, len(units), *forward_of(batch, inside_backward)))
+    return replace(table, links=_links(table, order, len(units), *forward_backward(batch)))
 
 
 def event_span_ids(ids: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
@@ -199,36 +201,6 @@ def event_span_ids(ids: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def forward_of(batch: Batch, inside_backward: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Rows of backward functions and, for each, the row of the forward operator whose gradient it computes.
-
-    The two share torch's thread id of the forward thread and the sequence number. An operator takes the number that the
-    next autograd node will get, so several nested ones share it: the one that began last is the one that made the node.
-    Operators inside a backward function are no forward operators. ``inside_backward`` says for each event whether it is one
-    or is within one.
-    """
-    sequence, forward_thread = batch["sequence_nr"], batch["fwd_thread"]
-    is_backward = batch["scope"] == Scope.BACKWARD_FUNCTION
-    backward = np.flatnonzero(is_backward & (sequence >= 0) & (forward_thread != 0))
-    forward = np.flatnonzero(~inside_backward & (sequence >= 0))
-    if not len(backward) or not len(forward):
-        return backward[:0], forward[:0]
-    torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
-    known, rank = np.unique(torch_tids, return_inverse=True)
-    # One key per (thread, number). The rows of a thread stand in the order in which they began and their numbers only rise,
-    # so the keys come nearly sorted and the stable sort, a merge of runs, costs one pass. Should numbers be so large that
-    # the product wraps around, the comparison below rejects what does not belong together.
-    stride = np.uint64(int(sequence.max()) + 1)
-    forward_key = rank[batch["thread"][forward]].astype(np.uint64) * stride + sequence[forward].astype(np.uint64)
-    backward_rank = np.searchsorted(known, forward_thread[backward]).astype(np.uint64)
-    backward_key = backward_rank * stride + sequence[backward].astype(np.uint64)
-    by_key = np.argsort(forward_key, kind="stable")
-    at = np.searchsorted(forward_key[by_key], backward_key, side="right") - 1
-    found = forward[by_key[at]]
-    same = (sequence[found] == sequence[backward]) & (torch_tids[batch["thread"][found]] == forward_thread[backward])
-    return backward[same], found[same]
 
 
 def _check(start: int, end: int, steps: Sequence[Step], parent: SpanContext | None) -> None:
@@ -248,19 +220,17 @@ def _check(start: int, end: int, steps: Sequence[Step], parent: SpanContext | No
         latest = step
 
 
-def _ancestry(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """For each event the row of its outermost ancestor (or itself), and whether it is or is within a backward function.
+def _outermost(batch: Batch) -> npt.NDArray[np.int64]:
+    """For each event the row of its outermost ancestor, or its own.
 
     Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
     """
     parent = batch["parent"].astype(np.int64)
     outermost = np.where(parent >= 0, parent, np.arange(len(batch)))
-    inside = batch["scope"] == Scope.BACKWARD_FUNCTION
     while True:
-        inside = inside | inside[outermost]
         further = outermost[outermost]
         if np.array_equal(further, outermost):
-            return outermost, inside
+            return outermost
         outermost = further
 
 
@@ -283,7 +253,7 @@ def _intervals(batch: Batch, unit: Array, units: Sequence[Step]) -> tuple[Array,
     return starts, ends
 
 
-def _links(table: SpanTable, order: Array, roots: int, backward: Array, forward: Array) -> Array:
+def _links(table: SpanTable, order: Array, roots: int, forward: Array, backward: Array) -> Array:
     """The links of roots to the root before, and of the batch's rows ``backward`` to its rows ``forward``."""
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))

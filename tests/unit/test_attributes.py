@@ -87,7 +87,7 @@ def test_roots_carry_step_and_loss():
     steps = [Step(0, 0, 10), Step(1, 10, 20)]
     lossy = Batch.of(columns, [""], dropped={"budget": 2, "fork": 3})
     first, event, second = attributes(lossy, steps)
-    assert first == {"torch.step": 0, "torch.dropped_events": 5}
+    assert first == {"torch.step": 0}
     assert second == {"torch.step": 1, "torch.dropped_events": 5}
     assert not {"torch.step", "torch.dropped_events"} & event.keys()
     assert attributes(Batch.of(columns, [""], dropped={"budget": 0})) == [{}, event]

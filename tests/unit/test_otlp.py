@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, TraceState
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
-from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode, frame, unframe
+from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, SpanTable, Step, span_table
 
@@ -253,21 +253,8 @@ def test_an_iterator_outlives_what_it_was_made_from():
     next(encode(span_rows(["a", "b"]), **FULL, max_bytes=1))
 
 
-@given(st.lists(st.binary(max_size=300)))
-def test_framed_messages_come_back(messages):
-    """What frame() wrote, unframe() reads, empty messages and none included."""
-    assert list(unframe(b"".join(frame(messages)))) == messages
-
-
-def test_the_framing_is_that_of_the_file_exporter():
-    """The size comes first, in four bytes, most significant first."""
-    assert b"".join(frame([b"x" * 258, b"y"])) == b"\0\0\1\2" + b"x" * 258 + b"\0\0\0\1y"
-
-
-@pytest.mark.parametrize("cut", [1, 3, 4, 6])
-def test_a_file_cut_short_gives_its_whole_messages_first(cut):
-    """A file whose writer was killed gives what is whole, then an error that says where it ends."""
-    messages = unframe(b"\0\0\0\1a" + b"\0\0\0\3bcd"[:cut])
-    assert next(messages) == b"a"
-    with pytest.raises(ValueError, match=f"within the message at byte 5: it has {cut} bytes"):
-        next(messages)
+def test_messages_end_to_end_are_one_message():
+    """A file of messages parses as one request with all spans, which is what export_otlp writes."""
+    whole = b"".join(encode(span_rows(["a", "b", "c"]), **FULL, max_bytes=1))
+    request = ExportTraceServiceRequest.FromString(whole)
+    assert [s.name for r in request.resource_spans for scope in r.scope_spans for s in scope.spans] == ["a", "b", "c"]
