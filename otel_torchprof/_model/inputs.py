@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.batch import Batch
-
 from .tree import BLOCK
 
-_NO_TENSOR, _TENSOR, _TENSOR_LIST = 0, 1, 2
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch
+
+_TENSOR, _TENSOR_LIST = 1, 2
 
 Shape = list[int]
 

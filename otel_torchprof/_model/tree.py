@@ -8,15 +8,18 @@ of its own name is merged with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.schema import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_torchprof._columns.batch import Batch, Names
 
 Array = npt.NDArray[Any]
 
@@ -90,10 +93,10 @@ def torch_view(batch: Batch) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    dropped = _union(hidden, _duplicates(batch, keys, parent, hidden))
-    if dropped is not hidden:
-        parent = _lifted(parent, dropped)
-    rows = _order(batch["start"], batch["end"], dropped)
+    duplicates = _duplicates(batch, keys, parent, hidden)
+    if duplicates is not None:
+        parent = _lifted(parent, duplicates)
+    rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
     if rows is None:
         rows = np.arange(len(batch), dtype=np.int32)
     else:
@@ -164,7 +167,7 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     end = batch["end"]
 
     def misplaced(which: Any, parents: Array) -> Array:
-        found = end[which] > end[parents]
+        found: Array = end[which] > end[parents]
         if unfit is not None:
             found &= ~unfit[which]
             found |= unfit[parents]
@@ -191,7 +194,7 @@ def _duplicates(batch: Batch, keys: Array | None, parent: Array, hidden: Array |
 
     def namesakes(block: slice) -> Array:
         own, above = name[block], name[parent[block]]
-        same = own == above if keys is None else keys[own] == keys[above]
+        same: Array = own == above if keys is None else keys[own] == keys[above]
         same &= parent[block] >= 0
         return same if hidden is None else same & ~hidden[block]
 
@@ -216,7 +219,7 @@ def _counts(parent: Array, rows: int) -> npt.NDArray[np.int32]:
 
 
 def _lifted(parent: Array, dropped: Array) -> Array:
-    """Parents with every dropped one replaced by the nearest ancestor that is not dropped."""
+    """Replaces every dropped parent by the nearest ancestor that is not dropped."""
     moving = _find(len(parent), lambda block: dropped[parent[block]] & (parent[block] >= 0))
     parent = parent.copy()
     while moving.size:
