@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -229,4 +228,9 @@ class RecordedEvent(FunctionEvent):
     def __reduce__(self) -> tuple[Any, ...]:
         own = {name: value for name, value in self.__dict__.items() if name not in {"_source", "_index"}}
         state = {attribute.name: getattr(self, attribute.name) for attribute in fields(FunctionEvent)}
-        return copyreg.__newobj__, (FunctionEvent,), own | state  # type: ignore[attr-defined]  # not in the stubs
+        return _blank, (), own | state
+
+
+def _blank() -> FunctionEvent:
+    """What a copy or a pickle fills."""
+    return FunctionEvent.__new__(FunctionEvent)

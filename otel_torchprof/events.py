@@ -228,7 +228,7 @@ class EventList(list[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = {name: value for name, value in self.__dict__.items() if name != "_source"}
-        return copyreg.__newobj__, (type(self),), state, iter(self)
+        return copyreg.__newobj__, (type(self),), state, iter(self)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _prepared(name: str, prepare: Callable[[EventList], None]) -> Any:
@@ -249,4 +249,3 @@ for _name in _READS.split():
     setattr(EventList, _name, _prepared(_name, EventList._make_all))  # noqa: SLF001 - of this module
 for _name in _CHANGES.split():
     setattr(EventList, _name, _prepared(_name, EventList._settle))  # noqa: SLF001
-EventList.__hash__ = None  # type: ignore[assignment]  # mutable and compared by content, as every list

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof.errors import TorchProfError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -108,7 +110,7 @@ def build_table(
 ) -> str:
     """The table of any sequence of events or averages; the empty text for none. A negative row limit means no limit.
 
-    Raises TableArgumentError for an unknown sort key. Reads the events and changes nothing about them.
+    Raises TableArgumentError for an unknown sort key, TorchProfError for device times without a device. Reads the events and changes nothing about them.
     """
     if not events:
         return ""
@@ -117,8 +119,8 @@ def build_table(
 
 def format_table(facts: Facts, rows: Iterable[Any], options: TableOptions, row_limit: int | None = 100) -> str:
     """Writes the table: ``rows`` are the events to print, in order, of which no more than ``row_limit`` are taken."""
-    if facts.has_device_time and facts.use_device is None:
-        raise TableArgumentError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
+    if facts.has_device_time and not facts.use_device:
+        raise TorchProfError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
     columns = _columns(facts, options)
     rule = "".join("-" * column.width + _GAP for column in columns)
     lines = [*_title(columns, options), rule, _line(columns, (column.title for column in columns)), rule]
