@@ -19,10 +19,9 @@ from .function_event_avg import FunctionEventAvg
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ._columns.batch import Array, Batch
+    from ._columns.batch import Array, Batch, Thread
 
 _NS_PER_US = 1000
-_PLAIN_COLUMNS = ("id", "name", "start", "end", "thread", "fwd_thread", "sequence_nr", "scope", "flags")
 
 
 class EventSource:
@@ -42,7 +41,6 @@ class EventSource:
         """Whether a user changed an event, so that the columns no longer tell the truth about all of them."""
         self._origin_ns = origin_ns
         self._lock = threading.Lock()
-        self._threads = [(thread.torch_tid or thread.ident, thread.os_tid) for thread in batch.threads]
 
     def __len__(self) -> int:
         return len(self.view)
@@ -57,34 +55,33 @@ class EventSource:
         return event  # type: ignore[return-value]  # just made
 
     def make(self, begin: int, end: int) -> None:
-        """Make all events of a range that are not there yet: 5 us for one, about 1 us each for many."""
+        """Make all events of a range that are not there yet."""
         if None not in list.__getitem__(self.slots, slice(begin, end)):
             return
-        rows, batch = self.view.rows[begin:end], self.batch
-        columns = [batch[name][rows].tolist() for name in _PLAIN_COLUMNS]
         with self._lock:
-            for index, values in enumerate(zip(*columns, strict=True), begin):
+            for index in range(begin, end):
                 if list.__getitem__(self.slots, index) is None:
-                    list.__setitem__(self.slots, index, RecordedEvent(self, index, self._attributes(values)))
+                    list.__setitem__(self.slots, index, RecordedEvent(self, index))
                     self.missing -= 1
 
-    def _attributes(self, values: tuple[int, ...]) -> dict[str, Any]:
-        identity, name, start, end, thread, fwd_thread, sequence_nr, scope, flags = values
-        text, origin = self.batch.names[name], self._origin_ns
-        tid, os_tid = self._threads[thread]
-        return {
-            "id": identity,
-            "name": listed_name(text),
-            "trace_name": text,
-            "time_range": Interval((start - origin) / _NS_PER_US, (end - origin) / _NS_PER_US),
-            "thread": tid,
-            "device_resource_id": os_tid,
-            "fwd_thread": fwd_thread,
-            "sequence_nr": sequence_nr,
-            "scope": scope,
-            "is_async": flags & Flag.ASYNC != 0,
-            "is_user_annotation": scope == Scope.USER_SCOPE,
-        }
+    def value(self, column: str, index: int) -> Any:
+        """The value of an event in a column of the batch."""
+        return self.batch[column].item(self.view.rows.item(index))
+
+    def trace_name(self, index: int) -> str:
+        """The name as it was recorded."""
+        name: str = self.batch.names[self.value("name", index)]
+        return name
+
+    def thread(self, index: int) -> Thread:
+        """Where the event began."""
+        thread: Thread = self.batch.threads[self.value("thread", index)]
+        return thread
+
+    def time_range(self, index: int) -> Interval:
+        """When the event began and ended, in us since the origin."""
+        start, end = (self.value(column, index) - self._origin_ns for column in ("start", "end"))
+        return Interval(start / _NS_PER_US, end / _NS_PER_US)
 
     def parent(self, index: int) -> RecordedEvent | None:
         """The event around one."""
@@ -155,9 +152,12 @@ class EventSource:
 
 
 class _OnDemand:
-    """An attribute that is made when it is first read and then kept in the instance, where it shadows this descriptor."""
+    """An attribute that is made when it is first read and then kept in the instance, where it shadows this descriptor.
 
-    def __init__(self, make: Callable[[RecordedEvent], Any]) -> None:
+    Reading eleven columns for every event that is touched cost 3 us and 680 bytes per event; most are never asked for.
+    """
+
+    def __init__(self, make: Callable[[EventSource, int], Any]) -> None:
         self._make = make
         self._name = ""
 
@@ -167,44 +167,64 @@ class _OnDemand:
     def __get__(self, event: RecordedEvent | None, owner: type | None = None) -> Any:
         if event is None:
             return self
-        value = self._make(event)
+        value = self._make(event._source, event._index)  # noqa: SLF001 - the two belong together
         # setdefault, so that two threads that read at the same time get the same object
         return event.__dict__.setdefault(self._name, value)
 
 
-def _on_demand(make: Callable[[RecordedEvent], Any]) -> Any:
+def _on_demand(make: Callable[[EventSource, int], Any]) -> Any:
     return _OnDemand(make)
 
 
+def _column(name: str) -> Any:
+    return _OnDemand(lambda source, index: source.value(name, index))
+
+
 class RecordedEvent(FunctionEvent):
-    """An event out of a batch: a FunctionEvent whose parent, children and shapes are found when they are asked for.
+    """An event out of a batch: a FunctionEvent that knows its position only and finds the rest when it is asked for.
 
     Its attributes can be set like any other's; its list then adds up its events instead of its columns. Copies and pickles
     are plain FunctionEvents.
     """
 
+    __slots__ = ("_index", "_source")
+    _index: int
+    _source: EventSource
+
     overload_name = ""
     flops = 0
-    activity_type = "cpu_op"
-    cpu_parent = _on_demand(lambda event: event._source.parent(event._index))  # noqa: SLF001 - this class's own
-    cpu_children = _on_demand(lambda event: event._source.children(event._index))  # noqa: SLF001
-    input_shapes = _on_demand(lambda event: input_shapes(*event._place()))  # noqa: SLF001
-    structured_input_shapes = _on_demand(lambda event: structured_input_shapes(*event._place()))  # noqa: SLF001
-    use_device = _on_demand(lambda event: event._source.use_device)  # noqa: SLF001
-    external_id = _on_demand(lambda event: event.id)
-    kernels = _on_demand(lambda _: [])
-    stack = _on_demand(lambda _: [])
-    concrete_inputs = _on_demand(lambda _: [])
-    structured_input_strides = _on_demand(lambda _: [])
-    input_dtypes = _on_demand(lambda _: [])
-    kwinputs = _on_demand(lambda _: {})
+    id = _column("id")
+    sequence_nr = _column("sequence_nr")
+    fwd_thread = _column("fwd_thread")
+    scope = _column("scope")
+    external_id = _column("id")
+    name = _on_demand(lambda source, index: listed_name(source.trace_name(index)))
+    trace_name = _on_demand(EventSource.trace_name)
+    time_range = _on_demand(EventSource.time_range)
+    thread = _on_demand(lambda source, index: source.thread(index).torch_tid or source.thread(index).ident)
+    device_resource_id = _on_demand(lambda source, index: source.thread(index).os_tid)
+    is_async = _on_demand(lambda source, index: source.value("flags", index) & Flag.ASYNC != 0)
+    is_user_annotation = _on_demand(lambda source, index: source.value("scope", index) == Scope.USER_SCOPE)
+    activity_type = _on_demand(
+        lambda source, index: "user_annotation" if source.value("scope", index) == Scope.USER_SCOPE else "cpu_op"
+    )
+    cpu_parent = _on_demand(EventSource.parent)
+    cpu_children = _on_demand(EventSource.children)
+    input_shapes = _on_demand(lambda source, index: input_shapes(source.batch, source.view.rows.item(index)))
+    structured_input_shapes = _on_demand(
+        lambda source, index: structured_input_shapes(source.batch, source.view.rows.item(index))
+    )
+    use_device = _on_demand(lambda source, _: source.use_device)
+    kernels = _on_demand(lambda *_: [])
+    stack = _on_demand(lambda *_: [])
+    concrete_inputs = _on_demand(lambda *_: [])
+    structured_input_strides = _on_demand(lambda *_: [])
+    input_dtypes = _on_demand(lambda *_: [])
+    kwinputs = _on_demand(lambda *_: {})
 
-    _source: EventSource
-    _index: int
-
-    def __init__(self, source: EventSource, index: int, attributes: dict[str, Any]) -> None:
-        attributes["_source"], attributes["_index"] = source, index
-        object.__setattr__(self, "__dict__", attributes)
+    def __init__(self, source: EventSource, index: int) -> None:
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_index", index)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._source.edited = True
@@ -222,13 +242,8 @@ class RecordedEvent(FunctionEvent):
             return super().self_cpu_time_total
         return self._source.view.self_time.item(self._index) / _NS_PER_US
 
-    def _place(self) -> tuple[Batch, int]:
-        return self._source.batch, self._source.view.rows.item(self._index)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {name: value for name, value in self.__dict__.items() if name not in {"_source", "_index"}}
-        state = {attribute.name: getattr(self, attribute.name) for attribute in fields(FunctionEvent)}
-        return _blank, (), own | state
+        return _blank, (), {**self.__dict__, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
 def _blank() -> FunctionEvent:
