@@ -280,6 +280,11 @@ def test_threads_that_touch_together_get_one_object():
     assert all(one is other for mine in found for one, other in zip(mine, found[0], strict=True))
 
 
+def _extending(events):
+    (longer := ["z"]).extend(events)
+    return longer
+
+
 READS = {
     "list": list,
     "tuple": tuple,
@@ -293,7 +298,7 @@ READS = {
     "copy": lambda x: x.copy(),
     "unpack": lambda x: [*x],
     "starred call": lambda x: max(*x, key=lambda event: event.id),
-    "extend another": ["z"].__add__,
+    "extend another": _extending,
     "index": lambda x: x.index(x[3]),
     "count": lambda x: x.count(x[3]),
     "contains": lambda x: (x[2] in x, None in x),

@@ -9,7 +9,6 @@ from otel_torchprof.events import DeviceType, FunctionEvent, FunctionEventAvg, I
 
 def test_constructor_as_torch():
     """The event's constructor has torch's parameters, in torch's order, with torch's defaults."""
-    inspect = pytest.importorskip("inspect")
     util = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's constructor")
     ours, theirs = (inspect.signature(each).parameters for each in (FunctionEvent, util.FunctionEvent))
     assert [(name, p.default) for name, p in ours.items()] == [(name, p.default) for name, p in theirs.items()]
