@@ -8,6 +8,8 @@ import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
+from typing_extensions import Self
+
 from ._compile import teach
 from ._native.ffi import labels
 
@@ -40,7 +42,7 @@ class record_function:  # noqa: N801 - torch's name
         self.name = name
         self.args = args
 
-    def __enter__(self) -> record_function:
+    def __enter__(self) -> Self:
         self._thread = _begin(self, self.name)
         return self
 
@@ -62,7 +64,7 @@ class record_function:  # noqa: N801 - torch's name
             wrapped = _generator(self, function)
         else:
             wrapped = _plain(self, function)
-        return cast(F, wrapped)
+        return cast("F", wrapped)
 
 
 def _class_name(kind: type[BaseException]) -> str:

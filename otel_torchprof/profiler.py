@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._columns.batch import Array, Names, Thread
+from typing_extensions import Self
+
 from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
@@ -19,14 +18,17 @@ from ._native.recorder import now_ns
 from ._recording import Recording
 from .errors import TorchProfError
 from .events import EventList
-from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
+    import types
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from ._columns.batch import Batch
+    from ._columns.batch import Array, Batch, Names, Thread
+    from .function_event_avg import FunctionEventAvg
     from .health import Health
 
 _logger = logging.getLogger("otel_torchprof")
@@ -87,7 +89,7 @@ class profile:  # noqa: N801 - torch's name
 
     # ---- recording ----
 
-    def __enter__(self) -> profile:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -109,7 +111,9 @@ class profile:  # noqa: N801 - torch's name
         if self._recording is None:
             return
         if self._entered:
-            raise TorchProfError("Profiler context manager is not reentrant: make a new profile() for another recording")
+            raise TorchProfError(
+                "Profiler context manager is not reentrant: make a new profile() for another recording"
+            )
         self._recording.start()
         self._entered = True
 
@@ -148,9 +152,11 @@ class profile:  # noqa: N801 - torch's name
 
     @property
     def columns(self) -> Mapping[str, Array]:
-        """Every recorded event as numpy arrays by name, without an object per event: ``id``, ``start`` and ``end`` (Unix
-        ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
-        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held."""
+        """Every recorded event as numpy arrays by name, without an object per event.
+
+        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
+        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
+        """
         return self._batch().columns
 
     @property
@@ -198,13 +204,18 @@ class profile:  # noqa: N801 - torch's name
         return self.table() if self._is_finished() else repr(self)
 
     def __repr__(self) -> str:
-        return f"<profile of {len(self.events())} events>" if self._is_finished() else "<unfinished otel_torchprof.profile>"
+        return (
+            f"<profile of {len(self.events())} events>"
+            if self._is_finished()
+            else "<unfinished otel_torchprof.profile>"
+        )
 
     # ---- traces and spans ----
 
     def export_chrome_trace(self, path: Path, metadata: Mapping[str, Any] | None = None) -> None:
-        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``: for ui.perfetto.dev, chrome://tracing and tools
-        that read torch's own traces. ``metadata`` is added at its top level. Streamed: memory does not grow with the trace.
+        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``.
+
+        For ui.perfetto.dev, chrome://tracing and tools that read torch's own traces. ``metadata`` is added at its top level. Streamed: memory does not grow with the trace.
 
         Raises:
             ExportError: the file cannot be written; a file that was there before is still whole.
@@ -214,8 +225,9 @@ class profile:  # noqa: N801 - torch's name
         file.write(path, chrome.encode(self._batch(), steps=steps, metadata=metadata))
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None) -> None:
-        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``: what an OTLP/HTTP receiver
-        takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
+        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
+
+        It is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
 
         Raises:
             ExportError: the file cannot be written.

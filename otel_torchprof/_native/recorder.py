@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -166,9 +166,11 @@ class Session:
         inputs: keep what sources tell of inputs (shapes).
     """
 
-    _unread: weakref.WeakSet[Session] = weakref.WeakSet()
+    _unread: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
-    def __init__(self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False):
+    def __init__(
+        self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False
+    ) -> None:
         options = ffi.new("otp_session_options *")
         options.budget_bytes = budget_bytes
         options.full_policy = lib.OTP_FULL_DROP_OLDEST if keep_newest else lib.OTP_FULL_DROP_NEWEST

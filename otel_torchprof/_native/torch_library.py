@@ -15,6 +15,7 @@ from . import torch_build
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
 
+
 def installed_torch() -> Any | None:
     """The torch module, imported if it can be; None where there is none."""
     try:
@@ -33,8 +34,11 @@ class Observation:
         self._handle = handle
 
     def stop(self) -> None:
-        """Takes it away. From another thread than the one that registered it, it is left to take itself away when that
-        thread next runs an operator; it records nothing meanwhile."""
+        """Takes it away.
+
+        From another thread than the one that registered it, it is left to take itself away when that thread next runs an
+        operator; it records nothing meanwhile.
+        """
         self._library.otp_torch_unobserve(self._consumer, self._handle)
 
 
@@ -45,8 +49,7 @@ class TorchLibrary:
         self._native = native
 
     def observe(self, session: Session) -> Observation:
-        """Lets a running session have the operators of the calling thread (and of those that torch carries its state to),
-        or of all threads, as the session wants.
+        """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
 
         Raises:
             TorchLibraryError: torch refused the observer.
@@ -80,10 +83,9 @@ def _open(path: str) -> Any:
 
 
 def _probe(torch: Any, library: TorchLibrary) -> None:
-    """Records one operator and reads its name and its input's shape back: a library that was built with other flags than
-    torch itself can load well and read the wrong fields.
+    """Records one operator and reads its name and its input's shape back.
 
-    In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
+    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
     """
     found: list[Any] = []
 
