@@ -196,7 +196,7 @@ def _duplicates(batch: Batch, keys: Array | None, parent: Array, hidden: Array |
         own, above = name[block], name[parent[block]]
         same: Array = own == above if keys is None else keys[own] == keys[above]
         same &= parent[block] >= 0
-        return same if hidden is None else same & ~hidden[block]
+        return same
 
     suspects = _find(len(parent), namesakes)
     if not suspects.size:
