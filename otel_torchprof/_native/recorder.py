@@ -56,10 +56,9 @@ def recorder_stats() -> RecorderStats:
     """Figures of the whole process. Takes the registry's lock for microseconds; any thread."""
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
-    return RecorderStats(*(type_(getattr(stats, name)) for name, type_ in _STAT_TYPES))
-
-
-_STAT_TYPES = [(name, bool if name == "clock_is_tsc" else int) for name in RecorderStats._fields]
+    figures: dict[str, Any] = {name: int(getattr(stats, name)) for name in RecorderStats._fields}
+    figures["clock_is_tsc"] = bool(stats.clock_is_tsc)
+    return RecorderStats(**figures)
 
 
 class SessionStats(NamedTuple):

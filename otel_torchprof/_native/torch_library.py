@@ -102,8 +102,10 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     thread = threading.Thread(target=record, name="otel-torchprof-probe")
     thread.start()
     thread.join()
-    batch = found[0] if found else None
-    names = [] if batch is None else [batch.names[index] for index in batch["name"]]
+    if not found:
+        raise TorchLibraryError("the library was built and loaded, but recording one operator for a trial failed")
+    batch = found[0]
+    names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was built and loaded, but recorded {names} where aten::neg_ ran")
     words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]
