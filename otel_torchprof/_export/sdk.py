@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that the attribute names follow."""
@@ -36,6 +37,12 @@ def id_generator() -> IdGenerator:
 
     found = getattr(trace.get_tracer_provider(), "id_generator", None)
     return found if isinstance(found, IdGenerator) else RandomIdGenerator()
+
+
+def ambient_span() -> SpanContext | None:
+    """The span that the calling thread (or task) is in, if any."""
+    found = trace.get_current_span().get_span_context()
+    return found if found.is_valid else None
 
 
 def instrumentation_scope() -> InstrumentationScope:
