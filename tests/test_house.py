@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Column, Flag, Kind
+from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._native import build
 
 ROOT = Path(__file__).resolve().parent.parent
