@@ -15,11 +15,10 @@ struct ThreadBuffer;
 struct Arena;
 
 // One writer appends and publishes by `committed`; readers see what lies before it. All other fields belong to the
-// registry's lock, except `base_index`, which is set before the chunk is published.
+// registry's lock.
 struct Chunk {
   ThreadBuffer* owner = nullptr;
   Arena* arena = nullptr;
-  uint64_t base_index = 0;             // index of the first event that begins in it
   std::atomic<uint32_t> committed{0};  // bytes
   uint32_t holders = 0;                // sessions that have not read it yet
   uint32_t pins = 0;                   // decodes at work on it

@@ -7,20 +7,32 @@ namespace {
 
 // ---- slow paths: under the registry's lock ----
 
+// Takes in that sessions have started or space has come free. What the thread remembers of losses may be those of an
+// earlier session that had the same bit.
+void adopt_epoch_locked(Registry& all, ThreadBuffer& thread) {
+  for (otp_session* session : all.sessions) {
+    if (session != nullptr && static_cast<int32_t>(session->start_epoch - thread.epoch) > 0)
+      thread.loss_pending &= ~session->mask();
+  }
+  thread.refused = 0;
+  thread.epoch = g_shared.epoch.load(std::memory_order_relaxed);
+}
+
 // Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
 // `bytes` more do not fit. Returns the sessions that the next record can be for.
+//
+// The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
+// then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
 uint32_t make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
   bool same_chunk = thread.fits(bytes);
+  if (!same_chunk) all.seal_chunk(&thread);
   Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
   if (chunk == nullptr) {
     all.count_loss(wanted, OTP_LOSS_NO_MEMORY);
     thread.loss_pending |= wanted;
     return 0;
   }
-  if (!same_chunk) {
-    chunk->owner = &thread;
-    chunk->base_index = thread.next_index;
-  }
+  chunk->owner = &thread;
   for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
     if (session == nullptr || session->state != otp_session::State::kRunning) continue;
@@ -31,10 +43,6 @@ uint32_t make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, 
     return 0;
   }
   if (!same_chunk) {
-    if (thread.chunk != nullptr) {
-      thread.chunk->sealed = true;
-      if (thread.chunk->holders == 0 && thread.chunk->pins == 0) all.pool.give_back(thread.chunk);
-    }
     thread.chunk = chunk;
     thread.at = 0;
   }
@@ -45,16 +53,15 @@ uint32_t make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, 
 // Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
 uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
   Registry& all = registry();
-  uint32_t epoch = g_shared.epoch.load(std::memory_order_acquire);
-  uint32_t possible = thread.epoch == epoch ? wanted & ~thread.refused : wanted;
+  bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
+  uint32_t possible = current ? wanted & ~thread.refused : wanted;
   uint32_t got = 0;
-  if (thread.epoch == epoch && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
+  if (current && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
     got = possible;  // at its budget, a session costs the thread no lock per event
   } else if (possible != 0) {
     std::lock_guard<std::mutex> hold(all.mutex);
-    if (thread.epoch != epoch) thread.refused = 0;
-    thread.epoch = epoch;
-    got = make_room_locked(all, thread, possible, bytes);
+    if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
+    got = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
   }
   uint32_t lost = wanted & ~got & thread.refused;
   if (counted && lost != 0) {
@@ -64,13 +71,21 @@ uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t byte
   return got;
 }
 
+void count_too_deep(ThreadBuffer& thread, uint32_t consumers) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
+  all.count_loss(consumers, OTP_LOSS_DEPTH);
+  thread.loss_pending |= consumers;
+}
+
 // Events of this thread that others have ended go from the stack of parents.
 void remove_ended_elsewhere(ThreadBuffer& thread) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  for (uint64_t index : thread.ended_elsewhere) {
+  for (const EndedElsewhere& ended : thread.ended_elsewhere) {
     for (int i = static_cast<int>(thread.depth.get()) - 1; i >= 0; --i) {
-      if (thread.open[i].index.get() != index || thread.open[i].consumers.get() == 0) continue;
+      if (!ended.is(thread.open[i])) continue;
       thread.remove_open(i);
       break;
     }
@@ -118,6 +133,13 @@ inline ThreadBuffer* this_thread() {
   return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();
 }
 
+// Before anything that looks at the stack: the memory of an event that ended on another thread, and so its key, may be
+// another event's by now.
+inline void repair_stack(ThreadBuffer& thread) {
+  if (__builtin_expect(thread.ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
+    remove_ended_elsewhere(thread);
+}
+
 inline uint32_t known_scope(const ThreadBuffer& thread) {
   return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
 }
@@ -131,11 +153,24 @@ inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t sc
   return hook == nullptr ? wanted : (wanted | hook()) & active;
 }
 
+// What a begin may need beside its inputs.
+constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + sizeof(otp_record);  // a loss mark
+constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
+
+// Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
 void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
-  thread.append(otp_record{args.input_words, OTP_RECORD_INPUTS, static_cast<uint8_t>(args.flags & OTP_FLAG_INPUTS_CUT),
-                           static_cast<uint16_t>(consumers), 0});
-  std::memcpy(thread.chunk->data() + thread.at, args.inputs, args.input_words * sizeof(int64_t));
-  thread.at += args.input_words * static_cast<uint32_t>(sizeof(int64_t));
+  bool fit = args.input_words <= kMaxInputWords;
+  uint32_t words = fit ? args.input_words : 0;
+  auto flags = static_cast<uint8_t>(fit ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
+  thread.append(otp_record{words, OTP_RECORD_INPUTS, flags, static_cast<uint16_t>(consumers), 0});
+  if (words != 0) std::memcpy(thread.chunk->data() + thread.at, args.inputs, words * sizeof(int64_t));
+  thread.at += words * static_cast<uint32_t>(sizeof(int64_t));
+}
+
+inline uint32_t begin_bytes(const otp_begin_args& args) {
+  if (__builtin_expect(args.input_words == 0, 1)) return kBeginBytes;
+  uint32_t words = args.input_words <= kMaxInputWords ? args.input_words : 0;
+  return kBeginBytes + static_cast<uint32_t>(sizeof(otp_record) + words * sizeof(int64_t));
 }
 
 uint32_t begin(const otp_begin_args* args) {
@@ -145,20 +180,16 @@ uint32_t begin(const otp_begin_args* args) {
   if (thread == nullptr) return 0;
   uint32_t wanted = wanting(*thread, active, args->scope_mask);
   if (wanted == 0) return 0;
+  repair_stack(*thread);
   uint32_t depth = thread->depth.get();
   // Torch calls once per registered callback; whichever comes first has written it.
   if (!args->nests && depth > 0 && thread->open[depth - 1].key.get() == args->key) return 0;
-  if (__builtin_expect(thread->ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
-    remove_ended_elsewhere(*thread);
   if (__builtin_expect(depth >= OTP_MAX_DEPTH, 0)) {
-    registry().count_loss(wanted, OTP_LOSS_DEPTH);
-    thread->loss_pending |= wanted;
+    count_too_deep(*thread, wanted);
     return 0;
   }
 
-  constexpr uint32_t kLossMark = sizeof(otp_record);
-  uint32_t input_bytes = args->input_words == 0 ? 0 : sizeof(otp_record) + args->input_words * 8;
-  uint32_t bytes = sizeof(otp_record_begin) + kLossMark + input_bytes;
+  uint32_t bytes = begin_bytes(*args);
   uint32_t consumers = wanted & thread->accepted;
   bool ready =
       consumers == wanted && thread->fits(bytes) && thread->epoch == g_shared.epoch.load(std::memory_order_relaxed);
@@ -248,10 +279,17 @@ int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_t
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
   uint64_t ticks = ticks_now();
+  repair_stack(*thread);
   OpenEvent event;
   if (!take_open(*thread, key, &event) && !take_suspended(*thread, key, &event)) return 0;
   append_end(*thread, event, ticks, flags, intern_error(error_type, error_type_size));
   return 1;
+}
+
+bool has_ended_elsewhere(const ThreadBuffer& thread, const OpenEvent& event) {
+  for (const EndedElsewhere& ended : thread.ended_elsewhere)
+    if (ended.is(event)) return true;
+  return false;
 }
 
 // Reads an open event of another thread, which may be pushing and popping meanwhile: the event that we look for stays
@@ -261,9 +299,11 @@ bool find_in_other(const ThreadBuffer& other, const void* key, OpenEvent* out) {
     for (int i = static_cast<int>(other.depth.get()) - 1; i >= 0; --i) {
       const OpenEvent& event = other.open[i];
       if (event.key.get() != key) continue;
+      out->key.set(key);
       out->index = event.index;
       out->consumers = event.consumers;
-      if (event.key.get() == key && event.index.get() == out->index.get()) return true;
+      if (event.key.get() != key || event.index.get() != out->index.get()) continue;
+      if (!has_ended_elsewhere(other, *out)) return true;
     }
   }
   return false;
@@ -278,7 +318,7 @@ bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) {
     return true;
   }
   if (!find_in_other(other, key, out)) return false;
-  other.ended_elsewhere.push_back(out->index.get());
+  other.ended_elsewhere.push_back({key, out->index.get(), out->consumers.get() != 0});
   other.ended_elsewhere_flag.store(1, std::memory_order_relaxed);
   return true;
 }
@@ -306,8 +346,10 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
 
 int suspend(const void* key) {
   ThreadBuffer* thread = t_buffer;
+  if (thread == nullptr) return 0;
+  repair_stack(*thread);
   OpenEvent event;
-  if (thread == nullptr || !take_open(*thread, key, &event)) return 0;
+  if (!take_open(*thread, key, &event)) return 0;
   std::lock_guard<std::mutex> hold(registry().mutex);
   thread->suspended.push_back(event);
   thread->suspended_count.fetch_add(1, std::memory_order_relaxed);

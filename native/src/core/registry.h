@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -48,11 +49,14 @@ struct Registry {
   // Charges the chunk to the session, making room where its policy allows. False: it is full.
   bool hold(otp_session* session, Chunk* chunk, uint32_t read_from);
   void release(otp_session* session, Chunk* chunk);
+  // The thread goes on to another chunk, or ends.
+  void seal_chunk(ThreadBuffer* thread);
   void forget_held(otp_session* session);
   void forget_cursor(otp_session* session, ThreadBuffer* thread);
 
  private:
   bool evict_oldest(otp_session* session);
+  void account_eviction(otp_session* session, std::deque<Held>::iterator evicted, Cursor& cursor);
 };
 
 Registry& registry();
