@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,10 @@ def installed_torch() -> Any | None:
 
 
 class Observation:
-    """An observer that is registered with torch, until :meth:`stop`."""
+    """An observer that is registered with torch, until :meth:`stop`, or until nobody holds this object any more."""
 
     def __init__(self, library: Any, consumer: int, handle: int) -> None:
-        self._library = library
-        self._consumer = consumer
-        self._handle = handle
+        self._unobserve = weakref.finalize(self, library.otp_torch_unobserve, consumer, handle)
 
     def stop(self) -> None:
         """Takes it away.
@@ -39,7 +38,7 @@ class Observation:
         From another thread than the one that registered it, it is left to take itself away when that thread next runs an
         operator; it records nothing meanwhile.
         """
-        self._library.otp_torch_unobserve(self._consumer, self._handle)
+        self._unobserve()
 
 
 class TorchLibrary:
