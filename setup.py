@@ -12,6 +12,7 @@ setup(
             depends=["native/include/otel_torchprof/recorder.h"],
             extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden"],
             language="c++",
+            py_limited_api=True,
         )
     ],
 )

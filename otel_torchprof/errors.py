@@ -10,6 +10,9 @@ class TorchProfError(RuntimeError):
 class NativeError(TorchProfError):
     """The native core refused a call."""
 
+    status: int = 0
+    """The core's own code (``otp_status`` in ``recorder.h``)."""
+
 
 class TorchLibraryError(TorchProfError):
     """The library that records torch operators could not be built or loaded; the message names the fix."""

@@ -90,6 +90,10 @@ class Batch:
     2 = list of n tensors (each with a header of its own), dtype = ``c10::ScalarType`` + 1 or 0 where unknown."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Events that were produced but are not here, by reason."""
+    outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Rows whose parent is not in this batch (still open when it was made, or in an earlier one), ascending ..."""
+    outer_parents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """... and the ids of these parents."""
 
     def __len__(self) -> int:
         return len(self.columns["start"])

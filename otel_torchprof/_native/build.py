@@ -40,6 +40,14 @@ def cdef_from_headers() -> str:
     return "/* Made from the headers in native/include by build.py: do not edit. */\n" + "\n".join(parts)
 
 
+def _version() -> str:
+    """The package's version, which the core carries so that the two can be compared when it is loaded."""
+    found = re.search(r'^__version__ = "(.+)"$', (HERE.parent / "version.py").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError("version.py has no line of the form __version__ = ...")
+    return found.group(1)
+
+
 def _builder() -> FFI:
     ffi = FFI()
     ffi.cdef(CDEF.read_text())
@@ -55,6 +63,7 @@ def _builder() -> FFI:
         sources=[str(path.relative_to(ROOT)) for path in sources],
         depends=[str(path.relative_to(ROOT)) for path in headers],
         include_dirs=["native/include", "native/src"],
+        define_macros=[("OTP_PACKAGE_VERSION", f'"{_version()}"')],
         extra_compile_args=["-O2", "-fvisibility=hidden"],
         libraries=["stdc++", "pthread"],
         source_extension=".c",

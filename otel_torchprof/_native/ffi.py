@@ -1,10 +1,24 @@
-"""The only importer of the compiled core: ``ffi`` and ``lib``. Everything else sees the typed wrappers beside it."""
+"""The only importer of the compiled modules: ``ffi`` and ``lib`` of the core, and ``Label``.
+
+Everything else sees the typed wrappers beside it. The handshake happens here, once.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import _core  # type: ignore[attr-defined]
+from otel_torchprof.version import __version__
+
+from . import _core, _labels  # type: ignore[attr-defined]
 
 ffi: Any = _core.ffi
 lib: Any = _core.lib
+
+_built = ffi.string(lib.otp_version()).decode()
+if _built != __version__:
+    raise ImportError(
+        f"the native core was built for otel-torchprof {_built}, the Python part is {__version__}: an old build was left in "
+        "place; reinstall with `pip install --force-reinstall otel-torchprof` (or `pip install -e .` in a checkout)"
+    )
+_labels.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
+Label = _labels.Label

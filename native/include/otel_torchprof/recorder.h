@@ -38,6 +38,9 @@ enum otp_status {
   OTP_E_VERSION = -6,
 };
 
+/* The version of the package that this was compiled with; static memory. */
+const char* otp_version(void);
+
 /* One sentence for a status; static memory. */
 const char* otp_status_text(int status);
 

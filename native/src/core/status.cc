@@ -3,7 +3,13 @@
 
 #include "core/registry.h"
 
+#ifndef OTP_PACKAGE_VERSION
+#define OTP_PACKAGE_VERSION "unknown"
+#endif
+
 extern "C" {
+
+const char* otp_version(void) { return OTP_PACKAGE_VERSION; }
 
 const char* otp_status_text(int status) {
   switch (status) {

@@ -88,6 +88,7 @@ class NameCache {
 struct ThreadBuffer {
   Chunk* chunk = nullptr;
   uint32_t at = 0;            // bytes written into the chunk
+  uint32_t ready_for = 0;     // the running sessions for which a begin needs no more than room in the chunk; 0: ask
   uint32_t accepted = 0;      // sessions that hold the chunk
   uint32_t refused = 0;       // sessions that were full when last asked
   uint32_t epoch = 0;         // of the registry, when the two masks above were true

@@ -1,0 +1,105 @@
+# Everything one types here; `make` alone prints the list. demo, test, lint and bench set up what they need by themselves:
+# Python 3.11 (or another python3 that the pinned versions support), a C++17 compiler and a package index are enough.
+#
+#   make test PYTHON=python3.12 VENV=/tmp/venv    another interpreter, another environment
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+# The first one that runs: a version manager may put a name on the path that has no interpreter behind it.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell $(name) -c '' 2>/dev/null && echo $(name))))
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+# One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
+MADE := $(VENV)/.made
+
+say = @printf '\033[1m%s\033[0m\n' "==> $(1)"
+# pip in few words. A configured place for wheels that lacks a package is no problem of ours, so those lines are left out;
+# all others are shown, and pipefail keeps pip's own exit status.
+define pip
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(1) 2>&1 \
+	| { grep --line-buffered -v '^WARNING: Location .* is ignored' || true; }
+endef
+
+NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
+CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
+
+.PHONY: help demo test test-gpu native-test lint bench clean
+help: ## Print this list
+	@printf 'make TARGET, where TARGET is\n'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.json.gz and out/trace.otlp
+	$(call say,Training a small GPT under the profiler)
+	@$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
+
+test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then Python
+	$(call say,Python tests)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-gpu: $(MADE)/test ## Run the tests that need a GPU
+	$(call say,GPU tests)
+	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+native-test: ## Run the C++ tests (plain, ASan+UBSan, TSan) and the fuzzers
+	$(call say,C++ tests and fuzzers)
+	@$(MAKE) -j$(JOBS) -f native/Makefile
+
+lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing
+	$(call say,Lint)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+bench: $(MADE)/test ## Measure us beside torch's profiler and the SDK; print one table
+	$(call say,Benchmarks: keep the machine quiet)
+	@$(BIN)/python benchmarks/run.py
+
+clean: ## Remove what was built and written; the environment stays (rm -r .venv for a fresh start)
+	rm -rf build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(MADE)/package
+	find otel_torchprof -name '*.so' -delete
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The set-up, in order: an environment, torch, the package, and then what one target or another needs besides.
+
+$(MADE)/venv:
+	$(if $(PYTHON),,$(error No python3.11 and no python3 on the path: install one or name it with PYTHON=...))
+	$(call say,Creating $(VENV) with $(PYTHON))
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(MADE) && touch $@
+
+# Why torch comes first, alone and pinned is said in requirements/torch.txt: do not fold it into another step.
+$(MADE)/torch: requirements/torch.txt $(MADE)/venv
+	$(call say,Installing torch (the largest download))
+	@$(call pip,-r requirements/torch.txt)
+	@touch $@
+
+$(MADE)/requirements: requirements/build.txt requirements/package.txt $(MADE)/torch
+	$(call say,Installing what the package needs)
+	@$(call pip,-c requirements/torch.txt -r requirements/package.txt)
+	@touch $@
+
+$(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_torchprof/_native/build.py \
+		otel_torchprof/_native/core.cdef) $(NATIVE_SOURCES)
+	$(call say,Building the native core and installing the package in place)
+	@$(call pip,--no-build-isolation -c requirements/torch.txt --editable .)
+	@touch $@
+
+$(MADE)/test: requirements/test.txt $(MADE)/package
+	$(call say,Installing what the tests need)
+	@$(call pip,-c requirements/torch.txt -r requirements/test.txt)
+	@touch $@
+
+$(MADE)/lint: requirements/lint.txt $(MADE)/requirements
+	$(call say,Installing the linters)
+	@$(call pip,-c requirements/torch.txt -r requirements/lint.txt)
+	@touch $@

@@ -1,0 +1,65 @@
+/* Chrome JSON: events as columns in, the elements of `traceEvents` out.
+ *
+ * The format is "Trace Event Format" (Google, "Duration", "Async", "Flow" events) with the names, categories and
+ * arguments that torch's Kineto uses, so that what reads Kineto's traces reads these. See encode.h for ownership and
+ * threads.
+ */
+#ifndef OTEL_TORCHPROF_ENCODE_CHROME_H_
+#define OTEL_TORCHPROF_ENCODE_CHROME_H_
+
+#include "otel_torchprof/encode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Events as columns of `count` rows (meanings and units: the table in schema.py). Every index must be in range: thread
+ * and end_thread in thread_tids, name and error_type in names, flow_row in the rows; not checked here. */
+typedef struct {
+  uint64_t count;
+  const uint64_t* id; /* 0: the row is no recorded event and is written without "External id" and "Ev Idx" */
+  const int64_t* start;
+  const int64_t* end;
+  const int64_t* sequence_nr;
+  const uint32_t* name;
+  const uint32_t* thread;
+  const uint32_t* end_thread;
+  const uint32_t* fwd_thread;
+  const uint32_t* error_type;
+  const uint8_t* kind;
+  const uint8_t* scope;
+  const uint8_t* flags;
+  const uint8_t* detached;    /* 1: written as an async pair (otp_chrome_detach_overlapping) */
+  const int64_t* inputs;      /* offset in input_words, -1 for none; or null */
+  const int64_t* input_words; /* format: Batch.inputs in batch.py; what is cut short there is left out */
+  uint64_t input_word_count;
+  const uint64_t* flow_row;  /* ends of the arrows, sorted by row */
+  const uint64_t* flow_id;   /* the same number at both ends of an arrow, at no other */
+  const uint8_t* flow_phase; /* 's': the arrow starts here, 'f': it finishes here */
+  uint64_t flow_count;
+  const int64_t* thread_tids;
+  otp_names names; /* already escaped: otp_json_escape_names */
+  int64_t base;    /* Unix ns that "ts" counts from */
+  int64_t pid;
+} otp_chrome_events;
+
+/* Appends every name to `out` as the inside of a JSON string and writes where each ends (names->count numbers) to
+ * `ends`. Invalid UTF-8 becomes U+FFFD, one for each maximal subpart, as Python's decode("utf-8", "replace") does.
+ * Returns 0, or -1 when memory is short. */
+int otp_json_escape_names(const otp_names* names, otp_buffer* out, uint64_t* ends);
+
+/* Sets detached[row] for each row that overlaps an earlier row of its track without lying inside it: as complete events
+ * the two could not be drawn one under the other. Rows that are detached already stand in nobody's way. `order` lists
+ * the rows by track, then start, then row. Returns 0, or -1 when memory is short. */
+int otp_chrome_detach_overlapping(uint64_t count, const int64_t* order, const int64_t* track, const int64_t* start,
+                                  const int64_t* end, uint8_t* detached);
+
+/* Appends the rows [first, ...) to `out`, each event on a line and preceded by a comma, until `out` holds `limit` bytes
+ * or more. Returns the next row (count when all are written), or -1 when memory is short; `out` is then to be thrown
+ * away. */
+int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OTEL_TORCHPROF_ENCODE_CHROME_H_ */

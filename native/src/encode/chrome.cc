@@ -1,0 +1,283 @@
+// Chrome JSON of events. One row becomes a line "X", or a pair of lines "b" and "e", and a line for each arrow that
+// starts or finishes at it. Texts are short and known, so a row is a run of small constant copies at a cursor, with
+// room for all of it reserved once and not per field.
+#include "otel_torchprof/encode_chrome.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "encode/buffer.h"
+#include "encode/json_writer.h"
+
+namespace {
+
+using otp::put;
+using otp::put_bytes;
+using otp::put_integer;
+
+// Values of the columns kind, scope and flags: schema.py.
+constexpr uint8_t kLabel = 2;
+constexpr uint8_t kUserScope = 7;
+constexpr uint8_t kAsync = 1;
+constexpr uint8_t kUnfinished = 2;
+constexpr uint8_t kLossBefore = 8;
+constexpr uint8_t kInputsCut = 16;
+
+// More than the literals and numbers of all lines of one row without names, inputs and arrows.
+constexpr uint64_t kMaxFixedSize = 1024;
+constexpr uint64_t kMaxFlowSize = 256;
+
+struct Text {
+  const uint8_t* data;
+  uint64_t size;
+};
+
+Text name_at(const otp_names& names, uint32_t index) {
+  const uint64_t begin = index == 0 ? 0 : names.ends[index - 1];
+  return {names.data + begin, names.ends[index] - begin};
+}
+
+char* cursor(otp_buffer* buffer) { return reinterpret_cast<char*>(buffer->data + buffer->size); }
+
+void finish(otp_buffer* buffer, const char* end) {
+  buffer->size = static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(end) - buffer->data);
+}
+
+// ,"pid":..,"tid":..,"ts":..  -- the part that every line has.
+char* put_place(char* out, const otp_chrome_events& events, uint32_t thread, int64_t time) {
+  out = put(out, ",\"pid\":");
+  out = put_integer(out, events.pid);
+  out = put(out, ",\"tid\":");
+  out = put_integer(out, events.thread_tids[thread]);
+  out = put(out, ",\"ts\":");
+  return otp::put_microseconds_between(out, events.base, time);
+}
+
+// "cat":..,"name":..  -- by which viewers pair "b" with "e", so both take it from here.
+char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
+  if (events.kind[row] == kLabel || events.scope[row] == kUserScope) {
+    out = put(out, "\"cat\":\"user_annotation\",\"name\":\"");
+  } else {
+    out = put(out, "\"cat\":\"cpu_op\",\"name\":\"");
+  }
+  const Text name = name_at(events.names, events.name[row]);
+  out = put_bytes(out, name.data, name.size);
+  *out++ = '"';
+  return out;
+}
+
+// Reads the words of one row; never beyond their end, whatever they say.
+class InputReader {
+ public:
+  InputReader(const otp_chrome_events& events, int64_t offset)
+      : next_(events.input_words), left_(events.input_word_count) {
+    const uint64_t skip = std::min(static_cast<uint64_t>(offset), left_);
+    next_ += skip;
+    left_ -= skip;
+  }
+  uint64_t left() const { return left_; }
+  uint64_t word() {
+    if (left_ == 0) return 0;
+    --left_;
+    return static_cast<uint64_t>(*next_++);
+  }
+
+ private:
+  const int64_t* next_;
+  uint64_t left_;
+};
+
+bool append(otp_buffer* out, char byte) {
+  if (!otp::buffer_reserve(out, 1)) return false;
+  out->data[out->size++] = static_cast<uint8_t>(byte);
+  return true;
+}
+
+// [2,3] for a tensor, [] for what is none.
+bool append_dimensions(InputReader* reader, uint64_t header, otp_buffer* out) {
+  const uint64_t count = (header & 0xFF) == 1 ? std::min(header >> 32, reader->left()) : 0;
+  if (!otp::buffer_reserve(out, 2 + count * (otp::kMaxIntegerSize + 1))) return false;
+  char* at = put(cursor(out), "[");
+  for (uint64_t i = 0; i < count; ++i) {
+    if (i != 0) *at++ = ',';
+    at = put_integer(at, static_cast<int64_t>(reader->word()));
+  }
+  finish(out, put(at, "]"));
+  return true;
+}
+
+// One input: dimensions, or for a list of tensors a list of them.
+bool append_input(InputReader* reader, otp_buffer* out) {
+  const uint64_t header = reader->word();
+  if ((header & 0xFF) != 2) return append_dimensions(reader, header, out);
+  if (!append(out, '[')) return false;
+  const uint64_t count = std::min(header >> 32, reader->left());
+  for (uint64_t i = 0; i < count; ++i) {
+    if (i != 0 && !append(out, ',')) return false;
+    if (!append_dimensions(reader, reader->word(), out)) return false;
+  }
+  return append(out, ']');
+}
+
+// "Input Dims":[[2,3],[],[[4],[5]]],
+bool append_inputs(const otp_chrome_events& events, int64_t offset, otp_buffer* out) {
+  constexpr char kKey[] = "\"Input Dims\":[";
+  if (!otp::buffer_reserve(out, sizeof(kKey))) return false;
+  finish(out, put(cursor(out), kKey));
+  InputReader reader(events, offset);
+  const uint64_t wanted = reader.word();
+  const uint64_t count = std::min(wanted, reader.left());
+  for (uint64_t i = 0; i < count; ++i) {
+    if (i != 0 && !append(out, ',')) return false;
+    if (!append_input(&reader, out)) return false;
+  }
+  return append(out, ']') && append(out, ',');
+}
+
+// "args":{..}  with a comma after each argument, the last one of which becomes the closing brace.
+bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
+  char* at = put(cursor(out), ",\"args\":{");
+  if (events.id[row] != 0) {
+    at = put(at, "\"External id\":");
+    at = put_integer(at, events.id[row]);
+    *at++ = ',';
+  }
+  if (events.sequence_nr[row] >= 0) {
+    at = put(at, "\"Sequence number\":");
+    at = put_integer(at, events.sequence_nr[row]);
+    at = put(at, ",\"Fwd thread id\":");
+    at = put_integer(at, events.fwd_thread[row]);
+    *at++ = ',';
+  }
+  const uint8_t flags = events.flags[row];
+  if (flags != 0) {
+    if (flags & kUnfinished) at = put(at, "\"unfinished\":true,");
+    if (flags & kAsync) at = put(at, "\"async\":true,");
+    if (flags & kLossBefore) at = put(at, "\"lost before\":true,");
+    if (flags & kInputsCut) at = put(at, "\"inputs cut\":true,");
+  }
+  if (events.error_type[row] != 0) {
+    const Text type = name_at(events.names, events.error_type[row]);
+    at = put(at, "\"error.type\":\"");
+    at = put_bytes(at, type.data, type.size);
+    at = put(at, "\",");
+  }
+  if (events.id[row] != 0) {
+    at = put(at, "\"Ev Idx\":");
+    at = put_integer(at, row);
+    *at++ = ',';
+  }
+  finish(out, at);
+  if (events.inputs != nullptr && events.inputs[row] >= 0 && !append_inputs(events, events.inputs[row], out))
+    return false;
+  if (!otp::buffer_reserve(out, kMaxFixedSize)) return false;
+  at = cursor(out);
+  if (at[-1] == ',') --at;
+  finish(out, put(at, "}}"));
+  return true;
+}
+
+// With an "id2" that is local, viewers place the pair within the process; a plain "id" belongs to no process.
+char* put_async_title(char* out, const otp_chrome_events& events, uint64_t row) {
+  out = put(out, "\"id2\":{\"local\":\"");
+  out = put_integer(out, events.id[row] != 0 ? events.id[row] : row);
+  out = put(out, "\"},");
+  return put_title(out, events, row);
+}
+
+// Both ends of an async event; `size` bytes of names are in it.
+bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, otp_buffer* out) {
+  char* at = put(cursor(out), ",\n{\"ph\":\"b\",");
+  at = put_async_title(at, events, row);
+  finish(out, put_place(at, events, events.thread[row], events.start[row]));
+  if (!append_args(events, row, out) || !otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
+  at = put(cursor(out), ",\n{\"ph\":\"e\",");
+  at = put_async_title(at, events, row);
+  at = put_place(at, events, events.end_thread[row], std::max(events.start[row], events.end[row]));
+  finish(out, put(at, "}"));
+  return true;
+}
+
+bool append_row(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
+  const uint64_t size =
+      name_at(events.names, events.name[row]).size + name_at(events.names, events.error_type[row]).size;
+  if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
+  if (events.detached[row]) return append_async(events, row, size, out);
+  char* at = put(cursor(out), ",\n{\"ph\":\"X\",");
+  at = put_title(at, events, row);
+  at = put_place(at, events, events.thread[row], events.start[row]);
+  at = put(at, ",\"dur\":");
+  at = otp::put_microseconds_between(at, events.start[row], std::max(events.start[row], events.end[row]));
+  finish(out, at);
+  return append_args(events, row, out);
+}
+
+// An end of an arrow lies at the start of its event. "bp":"e" binds the finish to the slice around it instead of the
+// next one.
+bool append_flow(const otp_chrome_events& events, uint64_t flow, otp_buffer* out) {
+  if (!otp::buffer_reserve(out, kMaxFlowSize)) return false;
+  const uint64_t row = events.flow_row[flow];
+  char* at = put(cursor(out), ",\n{\"ph\":\"");
+  *at++ = static_cast<char>(events.flow_phase[flow]);
+  at = put(at, "\",\"id\":");
+  at = put_integer(at, events.flow_id[flow]);
+  at = put(at, ",\"cat\":\"fwdbwd\",\"name\":\"fwdbwd\"");
+  at = put_place(at, events, events.thread[row], events.start[row]);
+  if (events.flow_phase[flow] == 'f') at = put(at, ",\"bp\":\"e\"");
+  finish(out, put(at, "}"));
+  return true;
+}
+
+void detach_overlapping(uint64_t count, const int64_t* order, const int64_t* track, const int64_t* start,
+                        const int64_t* end, uint8_t* detached) {
+  std::vector<int64_t> open_ends;  // of the events around the current one, outermost first: they only fall
+  for (uint64_t i = 0; i < count; ++i) {
+    const int64_t row = order[i];
+    if (i != 0 && track[row] != track[order[i - 1]]) open_ends.clear();
+    if (detached[row]) continue;
+    while (!open_ends.empty() && open_ends.back() <= start[row]) open_ends.pop_back();
+    if (!open_ends.empty() && end[row] > open_ends.back()) {
+      detached[row] = 1;
+    } else {
+      open_ends.push_back(end[row]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int otp_json_escape_names(const otp_names* names, otp_buffer* out, uint64_t* ends) {
+  const uint64_t origin = out->size;
+  for (uint64_t i = 0; i < names->count; ++i) {
+    const uint64_t begin = i == 0 ? 0 : names->ends[i - 1];
+    const uint64_t size = names->ends[i] - begin;
+    if (!otp::buffer_reserve(out, size * otp::kMaxEscapedBytesPerByte + 1)) return -1;
+    finish(out, otp::put_escaped(cursor(out), names->data + begin, size));
+    ends[i] = out->size - origin;
+  }
+  return 0;
+}
+
+extern "C" int otp_chrome_detach_overlapping(uint64_t count, const int64_t* order, const int64_t* track,
+                                             const int64_t* start, const int64_t* end, uint8_t* detached) {
+  try {
+    detach_overlapping(count, order, track, start, end, detached);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+  return 0;
+}
+
+extern "C" int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out) {
+  const uint64_t* flows = events->flow_row;
+  uint64_t flow = static_cast<uint64_t>(std::lower_bound(flows, flows + events->flow_count, first) - flows);
+  uint64_t row = first;
+  for (; row < events->count && out->size < limit; ++row) {
+    if (!append_row(*events, row, out)) return -1;
+    for (; flow < events->flow_count && flows[flow] == row; ++flow) {
+      if (!append_flow(*events, flow, out)) return -1;
+    }
+  }
+  return static_cast<int64_t>(row);
+}

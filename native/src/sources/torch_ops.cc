@@ -1,0 +1,128 @@
+// Torch's operators: an observer of RecordFunction that writes to the recorder.
+//
+// Never calls into Python and takes no lock: an operator may run while its thread holds anything.
+#include "torch_ops.h"
+
+#include <ATen/record_function.h>
+#include <pthread.h>
+#include <torch/version.h>
+
+#include <atomic>
+
+#include "otel_torchprof/record_format.h"
+#include "torch_inputs.h"
+
+namespace otp {
+namespace {
+
+const otp_api* g_api = nullptr;
+
+// Handle of the thread-local callback of each session, by the session's bit. Torch copies callbacks, handles and all, into
+// the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left over.
+std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
+
+// Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
+std::atomic<bool> g_forked{false};
+
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn);
+
+uint32_t consumer_of(uint64_t handle) {
+  for (uint32_t bit = 0; bit < OTP_MAX_SESSIONS; ++bit)
+    if (g_handles[bit].load(std::memory_order_relaxed) == handle) return 1u << bit;
+  return 0;
+}
+
+// Sessions that the calling thread's torch state belongs to. A callback that is left over (its session was stopped on
+// another thread, or while a jit.fork carried it) is taken away here: until then it costs that thread something per operator.
+uint32_t carried_sessions() {
+  uint32_t found = 0;
+  uint64_t left_over = 0;
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.callback_.start() != &on_begin) continue;
+    uint32_t consumer = consumer_of(entry.handle_);
+    if (consumer == 0) left_over = entry.handle_;
+    found |= consumer;
+  }
+  if (left_over != 0 && !g_forked.load(std::memory_order_relaxed)) at::removeCallback(left_over);
+  return found;
+}
+
+// Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
+// Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
+// address), and a context would be an allocation per operator.
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
+  if (__builtin_expect(*g_api->active == 0, 0)) {
+    if (!g_forked.load(std::memory_order_relaxed)) carried_sessions();
+    return nullptr;
+  }
+  otp_begin_args args;
+  args.key = &fn;
+  args.name = fn.name();
+  args.name_size = UINT32_MAX;
+  args.scope = static_cast<uint8_t>(fn.scope());
+  args.kind = OTP_EVENT_OPERATOR;
+  args.flags = 0;
+  args.nests = 0;
+  args.sequence_nr = fn.seqNr();
+  args.fwd_thread = static_cast<uint32_t>(fn.forwardThreadId());
+  args.source_tid = static_cast<uint32_t>(fn.threadId());
+  args.scope_mask = 0;
+  args.input_words = 0;
+  args.inputs = nullptr;
+  if (__builtin_expect(fn.needsInputs(), 0) && *g_api->wants_inputs != 0) {
+    static thread_local InputWords words;
+    if (!words.collect(fn.inputs())) args.flags |= OTP_FLAG_INPUTS_CUT;
+    args.inputs = words.data();
+    args.input_words = words.size();
+  }
+  g_api->begin(&args);
+  return nullptr;
+}
+
+void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
+  uint8_t flags = fn.isAsync() ? OTP_FLAG_ASYNC : 0;
+  if (__builtin_expect(g_api->end(&fn, flags, nullptr, 0) != 0, 1)) return;
+  // Not open here: begun before the session, ended by another of our callbacks, or begun on another thread.
+  if (fn.threadId() != at::RecordFunction::currentThreadId())
+    g_api->end_elsewhere(&fn, 0, static_cast<uint32_t>(fn.threadId()), flags, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace otp
+
+extern "C" {
+
+__attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) {
+  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
+    return OTP_E_VERSION;
+  if (otp::g_api != nullptr) return OTP_OK;
+  otp::g_api = api;
+  pthread_atfork(nullptr, nullptr, [] { otp::g_forked.store(true, std::memory_order_relaxed); });
+  api->set_scope_hook(otp::carried_sessions);
+  return OTP_OK;
+}
+
+__attribute__((visibility("default"))) const char* otp_torch_version(void) { return TORCH_VERSION; }
+
+__attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs) {
+  at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
+  callback.needsInputs(inputs != 0);
+  try {
+    if (all_threads != 0) return at::addGlobalCallback(callback);
+    uint64_t handle = at::addThreadLocalCallback(callback);
+    otp::g_handles[__builtin_ctz(consumer)].store(handle, std::memory_order_relaxed);
+    return handle;
+  } catch (...) {
+    return 0;
+  }
+}
+
+__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, uint64_t handle) {
+  otp::g_handles[__builtin_ctz(consumer)].store(0, std::memory_order_relaxed);
+  try {
+    at::removeCallback(handle);
+  } catch (...) {  // torch knows nothing of it any more: then there is nothing to take away
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,31 @@
+/* The boundary of the torch library: what the wrapper loads and calls. Built on the user's machine against the torch that is
+ * installed there; everything else of the package knows no torch.
+ *
+ * Control calls only; any thread, unless said otherwise.
+ */
+#ifndef OTEL_TORCHPROF_TORCH_OPS_H_
+#define OTEL_TORCHPROF_TORCH_OPS_H_
+
+#include "otel_torchprof/recorder.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Gives the library the recorder to write to. Once; OTP_E_VERSION when it was built for another recorder. */
+int otp_torch_attach(const otp_api* api);
+
+/* The version of the headers that the library was built with; static memory. */
+const char* otp_torch_version(void);
+
+/* Registers the observer for a running session: on the calling thread and wherever torch carries its thread-local state
+ * (autograd, jit.fork), or on all threads. Returns a handle, or 0 when torch refused. */
+uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
+
+/* Takes the observer away; from any thread. One that another thread still carries takes itself away when it is called. */
+void otp_torch_unobserve(uint32_t consumer, uint64_t handle);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OTEL_TORCHPROF_TORCH_OPS_H_ */

@@ -1,0 +1,232 @@
+// The OTLP encoder against bytes computed by hand from the .proto files of opentelemetry-proto 1.x.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "encode/utf8_repair.h"
+#include "otel_torchprof/encode_otlp.h"
+
+namespace {
+
+// Spans under construction; encode() lends the vectors to the encoder.
+struct Spans {
+  std::string names;
+  std::vector<uint64_t> ends;
+  std::vector<uint32_t> name;
+  std::vector<int64_t> start;
+  std::vector<int64_t> end;
+  std::vector<uint32_t> trace;
+  std::vector<uint8_t> trace_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+  std::vector<uint64_t> span_id;
+  std::vector<uint64_t> parent;
+  std::vector<uint8_t> error;
+  std::vector<otp_attribute> attributes;
+  std::vector<otp_link> links;
+
+  uint32_t intern(const std::string& text) {
+    names += text;
+    ends.push_back(names.size());
+    return static_cast<uint32_t>(ends.size() - 1);
+  }
+
+  void add(const std::string& text, uint64_t id, uint64_t parent_id) {
+    name.push_back(intern(text));
+    start.push_back(0x11);
+    end.push_back(0x2222);
+    trace.push_back(0);
+    span_id.push_back(id);
+    parent.push_back(parent_id);
+    error.push_back(0);
+  }
+
+  otp_spans view() const {
+    return {name.size(),       name.data(),
+            start.data(),      end.data(),
+            trace.data(),      trace_ids.data(),
+            span_id.data(),    parent.data(),
+            error.data(),      attributes.data(),
+            attributes.size(), links.data(),
+            links.size(),      {reinterpret_cast<const uint8_t*>(names.data()), ends.data(), ends.size()}};
+  }
+};
+
+otp_bytes bytes(const char* text) { return {reinterpret_cast<const uint8_t*>(text), std::strlen(text)}; }
+
+struct Message {
+  std::string bytes;
+  int64_t next;
+};
+
+Message encode(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t max_bytes) {
+  otp_buffer buffer{nullptr, 0, 0};
+  const otp_spans view = spans.view();
+  const int64_t next = otp_encode_otlp(&view, &common, first, max_bytes, &buffer);
+  Message message{std::string(reinterpret_cast<char*>(buffer.data), buffer.size), next};
+  otp_buffer_free(&buffer);
+  return message;
+}
+
+// A string literal with its NUL bytes.
+template <size_t N>
+std::string literal(const char (&text)[N]) {
+  return std::string(text, N - 1);
+}
+
+void smallest_message() {
+  Spans spans;
+  spans.add("", 1, 0);
+  spans.start[0] = spans.end[0] = 0;
+  const std::string span = literal(
+      "\x0A\x10\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0A\x0B\x0C\x0D\x0E\x0F\x10"  // trace_id
+      "\x12\x08\x00\x00\x00\x00\x00\x00\x00\x01"                                  // span_id
+      "\x30\x01"                                                                  // kind INTERNAL
+      "\x7A\x00"                                                                  // status, unset
+      "\x85\x01\x00\x01\x00\x00");                                                // flags
+  const std::string scope_spans = literal("\x0A\x00\x12\x26") + span;
+  const std::string resource_spans = literal("\x0A\x00\x12\x2A") + scope_spans;
+  const Message message = encode(spans, {}, 0, 4096);
+  CHECK_EQ(message.bytes, literal("\x0A\x2E") + resource_spans);
+  CHECK_EQ(message.next, 1);
+}
+
+void every_field() {
+  Spans spans;
+  spans.add("ab\xFF", 0x0102030405060708, 0x1112131415161718);
+  spans.error[0] = 1;
+  const int64_t minus_one[] = {-1};
+  const double half[] = {0.5};
+  const uint8_t yes[] = {1}, no[] = {0};
+  const uint32_t text[] = {spans.intern("v")};
+  spans.attributes = {{"i", 1, OTP_ATTRIBUTE_INT64, minus_one, nullptr},
+                      {"d", 1, OTP_ATTRIBUTE_DOUBLE, half, yes},
+                      {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, no},
+                      {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
+                      {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
+  spans.links = {{0, {0xA0, 0xA1}, {0xB0}}};
+  const otp_otlp_common common{bytes("R"), bytes("ru"), bytes("S"), bytes("su"), bytes("k=v"), 0x1112131415161718};
+  const std::string span = literal(
+      "\x0A\x10\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0A\x0B\x0C\x0D\x0E\x0F\x10"
+      "\x12\x08\x01\x02\x03\x04\x05\x06\x07\x08"
+      "\x1A\x03k=v"                               // trace_state
+      "\x22\x08\x11\x12\x13\x14\x15\x16\x17\x18"  // parent_span_id
+      "\x2A\x05"
+      "ab\xEF\xBF\xBD"  // name, repaired
+      "\x30\x01"
+      "\x39\x11\x00\x00\x00\x00\x00\x00\x00"                                   // start
+      "\x41\x22\x22\x00\x00\x00\x00\x00\x00"                                   // end
+      "\x4A\x10\x0A\x01i\x12\x0B\x18\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01"  // int
+      "\x4A\x0E\x0A\x01"
+      "d\x12\x09\x21\x00\x00\x00\x00\x00\x00\xE0\x3F"  // double
+      "\x4A\x07\x0A\x01"
+      "b\x12\x02\x10\x01"                                                                 // bool
+      "\x4A\x08\x0A\x01s\x12\x03\x0A\x01v"                                                // string
+      "\x6A\x21\x0A\x10\xA0\xA1\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"  // link: trace_id
+      "\x12\x08\xB0\x00\x00\x00\x00\x00\x00\x00"                                          // link: span_id
+      "\x35\x00\x01\x00\x00"                                                              // link: flags
+      "\x7A\x02\x18\x02"                                                                  // status ERROR
+      "\x85\x01\x00\x03\x00\x00");                                                        // flags: parent is remote
+  CHECK_EQ(span.size(), 168u);
+  const std::string scope_spans = literal("\x0A\x01S\x12\xA8\x01") + span + literal("\x1A\x02su");
+  const std::string resource_spans = literal("\x0A\x01R\x12\xB2\x01") + scope_spans + literal("\x1A\x02ru");
+  CHECK_EQ(encode(spans, common, 0, 4096).bytes, literal("\x0A\xBC\x01") + resource_spans);
+}
+
+void messages_keep_the_limit() {
+  Spans spans;
+  for (uint64_t id = 1; id <= 5; ++id) spans.add("span", id, 0);
+  const std::string all = encode(spans, {}, 0, 1 << 20).bytes;
+  CHECK_EQ(encode(spans, {}, 0, 1 << 20).next, 5);
+  for (uint64_t limit = 1; limit <= all.size() + 8; ++limit) {
+    int64_t row = 0;
+    while (row < 5) {
+      const Message message = encode(spans, {}, static_cast<uint64_t>(row), limit);
+      CHECK(message.next > row);
+      CHECK(message.bytes.size() <= limit || message.next == row + 1);
+      row = message.next;
+    }
+    CHECK_EQ(row, 5);
+  }
+}
+
+void a_span_larger_than_the_limit_goes_alone() {
+  Spans spans;
+  spans.add("small", 1, 0);
+  spans.add(std::string(40000, 'x'), 2, 0);
+  spans.add("small", 3, 0);
+  CHECK_EQ(encode(spans, {}, 0, 1000).next, 1);
+  const Message large = encode(spans, {}, 1, 1000);
+  CHECK_EQ(large.next, 2);
+  CHECK(large.bytes.size() > 40000);
+  CHECK_EQ(encode(spans, {}, 2, 1000).next, 3);
+}
+
+void nothing_left_appends_nothing() {
+  Spans spans;
+  spans.add("span", 1, 0);
+  const Message message = encode(spans, {}, 1, 1000);
+  CHECK_EQ(message.bytes, "");
+  CHECK_EQ(message.next, 1);
+}
+
+void a_message_is_appended_after_what_the_buffer_holds() {
+  Spans spans;
+  spans.add("span", 1, 0);
+  const std::string alone = encode(spans, {}, 0, 1000).bytes;
+  otp_buffer buffer{nullptr, 0, 0};
+  const otp_spans view = spans.view();
+  const otp_otlp_common common{};
+  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1000, &buffer), 1);
+  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1000, &buffer), 1);
+  CHECK_EQ(std::string(reinterpret_cast<char*>(buffer.data), buffer.size), alone + alone);
+  otp_buffer_free(&buffer);
+}
+
+void links_are_found_from_any_first_row() {
+  Spans spans;
+  for (uint64_t id = 1; id <= 3; ++id) spans.add("span", id, 0);
+  spans.links = {{0, {0}, {'a'}}, {2, {0}, {'b'}}, {2, {0}, {'c'}}};
+  const std::string last = encode(spans, {}, 2, 1000).bytes;
+  CHECK(last.find("\x12\x08"
+                  "a") == std::string::npos);
+  CHECK(last.find("\x12\x08"
+                  "b") < last.find("\x12\x08"
+                                   "c"));
+  CHECK(last.find("\x12\x08"
+                  "c") != std::string::npos);
+}
+
+std::string repaired(const std::string& text) {
+  const otp::Text found = otp::text_of(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  std::string out(found.wire_size, '\0');
+  auto* begin = reinterpret_cast<uint8_t*>(out.data());
+  CHECK_EQ(otp::put_text(begin, found), begin + found.wire_size);
+  return out;
+}
+
+void ill_formed_utf8_is_replaced() {
+  const std::string r = "\xEF\xBF\xBD";
+  CHECK_EQ(repaired("plain ASCII, 8 bytes and more"), "plain ASCII, 8 bytes and more");
+  CHECK_EQ(repaired("\xC3\xA4 \xE2\x82\xAC \xF0\x9F\x94\xA5"), "\xC3\xA4 \xE2\x82\xAC \xF0\x9F\x94\xA5");
+  CHECK_EQ(repaired("\x80"), r);
+  CHECK_EQ(repaired("\xC0\xAF"), r + r);                  // overlong
+  CHECK_EQ(repaired("\xED\xA0\x80"), r + r + r);          // surrogate
+  CHECK_EQ(repaired("\xF4\x90\x80\x80"), r + r + r + r);  // beyond U+10FFFF
+  CHECK_EQ(repaired("\xF0\x9F\x94"), r);                  // cut at the end: one piece
+  CHECK_EQ(repaired("\xF0\x9F\x94z\xE2\x82"), r + "z" + r);
+}
+
+}  // namespace
+
+int main() {
+  RUN(smallest_message);
+  RUN(every_field);
+  RUN(messages_keep_the_limit);
+  RUN(a_span_larger_than_the_limit_goes_alone);
+  RUN(nothing_left_appends_nothing);
+  RUN(a_message_is_appended_after_what_the_buffer_holds);
+  RUN(links_are_found_from_any_first_row);
+  RUN(ill_formed_utf8_is_replaced);
+  return 0;
+}

@@ -1,0 +1,83 @@
+"""What the OpenTelemetry SDK in use says: resource, ids, and its exporters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context, trace
+
+from otel_torchprof.errors import ExportError
+from otel_torchprof.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace.id_generator import IdGenerator
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+"""Version of the semantic conventions that the attribute names follow."""
+
+
+def current_resource() -> Resource:
+    """The resource of the global TracerProvider where that is the SDK's, else the one that the environment describes."""
+    from opentelemetry.sdk.resources import Resource
+
+    found = getattr(trace.get_tracer_provider(), "resource", None)
+    return found if isinstance(found, Resource) else Resource.create()
+
+
+def id_generator() -> IdGenerator:
+    """The id generator of the global TracerProvider where that is the SDK's, else the SDK's default."""
+    from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+
+    found = getattr(trace.get_tracer_provider(), "id_generator", None)
+    return found if isinstance(found, IdGenerator) else RandomIdGenerator()
+
+
+def ambient_span() -> SpanContext | None:
+    """The span that the calling thread (or task) is in, if any."""
+    found = trace.get_current_span().get_span_context()
+    return found if found.is_valid else None
+
+
+def instrumentation_scope() -> InstrumentationScope:
+    """The scope of all spans of this package."""
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    return InstrumentationScope("otel_torchprof", __version__, SCHEMA_URL)
+
+
+def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size: int) -> int:
+    """Hands spans to an exporter, ``batch_size`` at a time; returns their number.
+
+    With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending.
+
+    Raises:
+        ValueError: a batch size under 1.
+        ExportError: the exporter answered FAILURE.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
+    try:
+        for first in range(0, len(spans), batch_size):
+            _export_one(spans[first : first + batch_size], exporter, first, len(spans))
+    finally:
+        context.detach(token)
+    return len(spans)
+
+
+def _export_one(batch: Sequence[Any], exporter: SpanExporter, done: int, total: int) -> None:
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    result = exporter.export(batch)
+    if result is not SpanExportResult.SUCCESS:
+        raise ExportError(
+            f"{type(exporter).__name__} answered {result} to spans {done} to {done + len(batch)} of {total}; the recording "
+            "is still there: export again, or write it with export_otlp()"
+        )

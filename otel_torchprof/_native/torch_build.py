@@ -1,0 +1,204 @@
+"""Building the library that records torch's operators, against the torch that is installed, and keeping it.
+
+Kept per torch version, interpreter, platform and source hash. Where: ``OTEL_TORCHPROF_BUILD_DIR``, else the user's cache
+folder. A folder that another user could write to is never used, since what lies there is loaded into the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof import config
+from otel_torchprof.errors import TorchLibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden")
+"""-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading
+inputs throws. Never -march=native: an image is built on one machine and runs on another."""
+
+_COMPILE_SECONDS = 300.0
+
+
+def _sources() -> Path:
+    """Folder with ``include/`` and ``src/sources/``: inside the package, or ``native/`` of a checkout."""
+    here = Path(__file__).resolve().parent
+    inside = here / "sources"
+    return inside if inside.is_dir() else here.parent.parent / "native"
+
+
+def _source_files() -> list[Path]:
+    root = _sources()
+    return sorted([*root.glob("include/otel_torchprof/*.h"), *root.glob("src/sources/torch_*")])
+
+
+def _cxx11_abi(torch: Any) -> int:
+    return int(torch.compiled_with_cxx11_abi())
+
+
+def library_name(torch: Any) -> str:
+    """The file's name, which says all that it depends on."""
+    digest = hashlib.sha256(repr((_FLAGS, torch.version.git_version, _cxx11_abi(torch))).encode())
+    for path in _source_files():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    tag = f"{sys.implementation.cache_tag}-{sys.platform}-{platform.machine()}"
+    return f"torch_ops-{torch.__version__}-{tag}-{digest.hexdigest()[:16]}.so"
+
+
+def folder() -> Path:
+    """Where the library is looked for and kept."""
+    chosen = config.build_dir()
+    if chosen is not None:
+        return chosen
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    return base / "otel_torchprof"
+
+
+def require_private(path: Path) -> None:
+    """Refuses what somebody else could have written.
+
+    Raises:
+        TorchLibraryError: naming the path, its owner or mode, and the way out.
+    """
+    found = path.stat()
+    if found.st_uid not in {os.geteuid(), 0}:
+        raise TorchLibraryError(
+            f"{path} belongs to user id {found.st_uid}, not to you ({os.geteuid()}) or root: nothing is loaded from it; "
+            f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TorchLibraryError(
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): nothing is loaded from it; "
+            f"run `chmod go-w {path}` or set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
+        )
+
+
+def _make_folder(path: Path) -> None:
+    # A folder that the user names may be meant for other users of the machine or image: they may read it.
+    mode = 0o755 if config.build_dir() else 0o700
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        require_private(path)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise TorchLibraryError(
+            f"the library that records torch operators is not built yet, and {path} cannot be written ({error.strerror}); "
+            f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can, or build ahead of time with `otel-torchprof build`"
+        ) from error
+
+
+@contextlib.contextmanager
+def _one_builder(path: Path) -> Iterator[None]:
+    """Lets one process build; the others wait for it and find its work."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise TorchLibraryError(
+        "recording torch operators needs a C++ compiler once, to build a small library against the installed torch, and none "
+        "of $CXX, c++, g++, clang++ was found. Install one (Debian: `apt install g++`, conda: `conda install cxx-compiler`), "
+        "or build where there is one with `otel-torchprof build` and carry the folder here "
+        f"({config.OTEL_TORCHPROF_BUILD_DIR}). Labels work without it: profile(operators=False)."
+    )
+
+
+def _command(torch: Any, output: Path) -> list[str]:
+    root = Path(torch.__file__).parent
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={_cxx11_abi(torch)}"
+    includes = [f"-I{_sources() / 'include'}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+    source = str(_sources() / "src" / "sources" / "torch_ops.cc")
+    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", *undefined]
+    return [_compiler(), *_FLAGS, abi, *includes, source, *libraries, "-o", str(output)]
+
+
+def _compile(torch: Any, target: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".building")
+    os.close(handle)
+    output = Path(name)
+    try:
+        command = _command(torch, output)
+        done = subprocess.run(  # noqa: S603 - our own command line, no shell
+            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            raise TorchLibraryError(
+                f"building the library that records operators of torch {torch.__version__} failed (exit status "
+                f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}"
+            )
+        output.chmod(0o755)
+        _digest_file(target).write_text(_digest(output))
+        output.replace(target)
+    except subprocess.TimeoutExpired as error:
+        raise TorchLibraryError(f"{command[0]} did not finish within {_COMPILE_SECONDS:.0f} s: {command}") from error
+    except OSError as error:
+        raise TorchLibraryError(f"{target} could not be written: {error.strerror}") from error
+    finally:
+        output.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the library is there and as it was when it was built. Loading a cut one would kill the process (SIGBUS)."""
+    try:
+        return _digest_file(path).read_text().strip() == _digest(path)
+    except OSError:
+        return False
+
+
+def ensure(torch: Any, *, announce: bool = True) -> Path:
+    """The library for this torch, built when it is not there yet or damaged. Safe when several processes call it at once.
+
+    Raises:
+        TorchLibraryError: it cannot be built or may not be used; the message names the fix.
+    """
+    path = folder() / library_name(torch)
+    if not is_whole(path):
+        _make_folder(path.parent)
+        with _one_builder(path):
+            if not is_whole(path):
+                _build(torch, path, announce=announce)
+    require_private(path.parent)
+    require_private(path)
+    return path
+
+
+def _build(torch: Any, path: Path, *, announce: bool) -> None:
+    def say(text: str) -> None:
+        if announce:
+            sys.stderr.write(f"otel-torchprof: {text}\n")
+            sys.stderr.flush()
+
+    why = "the kept one is damaged: building again" if path.exists() else "building, once"
+    say(f"library that records operators of torch {torch.__version__}: {why} (some seconds) ...")
+    begin = time.monotonic()
+    _compile(torch, path)
+    say(f"built in {time.monotonic() - begin:.1f} s, kept as {path}")

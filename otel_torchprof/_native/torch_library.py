@@ -1,0 +1,151 @@
+"""The library that records torch's operators: loading it, and proving that it does before it is trusted."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from otel_torchprof.errors import TorchLibraryError
+
+from . import torch_build
+from .ffi import ffi, lib
+from .recorder import CHUNK_BYTES, Session
+
+
+def installed_torch() -> Any | None:
+    """The torch module, imported if it can be; None where there is none."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+class Observation:
+    """An observer that is registered with torch, until :meth:`stop`, or until nobody holds this object any more."""
+
+    def __init__(self, library: Any, consumer: int, handle: int) -> None:
+        self._unobserve = weakref.finalize(self, library.otp_torch_unobserve, consumer, handle)
+
+    def stop(self) -> None:
+        """Takes it away.
+
+        From another thread than the one that registered it, it is left to take itself away when that thread next runs an
+        operator; it records nothing meanwhile.
+        """
+        self._unobserve()
+
+
+class TorchLibrary:
+    """The loaded library."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def observe(self, session: Session) -> Observation:
+        """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
+
+        Raises:
+            TorchLibraryError: torch refused the observer.
+        """
+        handle = int(self._native.otp_torch_observe(session.consumer, session.all_threads, session.inputs))
+        if handle == 0:
+            raise TorchLibraryError("torch refused to register an observer of its operators")
+        return Observation(self._native, session.consumer, handle)
+
+
+def _open(path: str) -> Any:
+    from cffi import FFI
+
+    loader = FFI()
+    loader.cdef("""
+        int otp_torch_attach(const void *api);
+        const char *otp_torch_version(void);
+        uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
+        void otp_torch_unobserve(uint32_t consumer, uint64_t handle);
+    """)
+    try:
+        native = loader.dlopen(path)
+    except OSError as error:
+        raise TorchLibraryError(
+            f"{path} could not be loaded ({error}); remove the file, it will be built again"
+        ) from error
+    api = loader.cast("void *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
+    if native.otp_torch_attach(api) != 0:
+        raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
+    return native
+
+
+def _probe(torch: Any, library: TorchLibrary) -> None:
+    """Records one operator and reads its name and its input's shape back.
+
+    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
+    """
+    found: list[Any] = []
+
+    def record() -> None:
+        session = Session(CHUNK_BYTES, inputs=True)
+        session.start()
+        observation = library.observe(session)
+        with torch.no_grad():
+            torch.empty((2, 3), device="cpu").neg_()
+        observation.stop()
+        session.stop()
+        found.append(session.final_batch())
+
+    thread = threading.Thread(target=record, name="otel-torchprof-probe")
+    thread.start()
+    thread.join()
+    if not found:
+        raise TorchLibraryError("the library was built and loaded, but recording one operator for a trial failed")
+    batch = found[0]
+    names = [batch.names[index] for index in batch["name"]]
+    if "aten::neg_" not in names:
+        raise TorchLibraryError(f"the library was built and loaded, but recorded {names} where aten::neg_ ran")
+    words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]
+    if not np.array_equal(words[[0, 2, 3]], [1, 2, 3]):
+        raise TorchLibraryError(f"the library was built and loaded, but read the shape (2, 3) as {words.tolist()}")
+
+
+@functools.cache
+def _load(torch: Any) -> TorchLibrary | str:
+    """The library, or why there is none: asked once per process, since a build that failed will fail again."""
+    try:
+        library = TorchLibrary(_open(str(torch_build.ensure(torch))))
+        _probe(torch, library)
+    except TorchLibraryError as error:
+        return str(error)
+    return library
+
+
+def load() -> TorchLibrary:
+    """The library, built and loaded on first use.
+
+    Raises:
+        TorchLibraryError: there is no torch, or the library cannot be had; the message names the fix.
+    """
+    torch = installed_torch()
+    if torch is None:
+        raise TorchLibraryError(
+            "torch is not installed, so there are no operators to record: install it, or record labels alone with "
+            "profile(operators=False)"
+        )
+    loaded = _load(torch)
+    if isinstance(loaded, str):
+        raise TorchLibraryError(loaded)
+    return loaded
+
+
+def forget() -> None:
+    """Lets the next :func:`load` try again (after a fix, without a new process)."""
+    _load.cache_clear()
+
+
+def torch_is_imported() -> bool:
+    """Whether the program uses torch, without importing it."""
+    return "torch" in sys.modules

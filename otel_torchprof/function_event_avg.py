@@ -1,0 +1,108 @@
+"""The sum of many function calls: what ``key_averages()`` holds; names and meanings as in torch's profiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_DESCRIPTION = (
+    "key",
+    "node_id",
+    "is_async",
+    "is_remote",
+    "overload_name",
+    "input_shapes",
+    "stack",
+    "scope",
+    "device_type",
+    "is_legacy",
+    "use_device",
+    "is_user_annotation",
+)
+_SUMS = (
+    "count",
+    "cpu_time_total",
+    "device_time_total",
+    "self_cpu_time_total",
+    "self_device_time_total",
+    "cpu_memory_usage",
+    "device_memory_usage",
+    "self_cpu_memory_usage",
+    "self_device_memory_usage",
+)
+
+
+class FunctionEventAvg(FormattedTimesMixin):
+    """The sums over all events of one key, with everything else as in the first of them. Times are in microseconds."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self.count = 0
+        self.node_id = 0
+        self.is_async = False
+        self.is_remote = False
+        self.use_device: str | None = None
+        self.cpu_time_total: float = 0
+        self.device_time_total: float = 0
+        self.self_cpu_time_total: float = 0
+        self.self_device_time_total: float = 0
+        self.input_shapes: Any = None
+        self.overload_name: str | None = None
+        self.stack: list[str] | None = None
+        self.scope: int | None = None
+        self.cpu_memory_usage = 0
+        self.device_memory_usage = 0
+        self.self_cpu_memory_usage = 0
+        self.self_device_memory_usage = 0
+        self.device_type: Any = DeviceType.CPU
+        self.is_legacy = False
+        self.flops: float | None = 0
+        self.is_user_annotation: bool | None = False
+        self._first: FunctionEvent | FunctionEventAvg | None = None
+
+    @property
+    def cpu_parent(self) -> FunctionEvent | None:
+        """Parent of the first event; None for none."""
+        return None if self._first is None else self._first.cpu_parent
+
+    @property
+    def cpu_children(self) -> list[FunctionEvent] | None:
+        """Children of the first event; None before any event was added."""
+        return None if self._first is None else self._first.cpu_children
+
+    def describe(self, first: FunctionEvent | FunctionEventAvg) -> None:
+        """Take over from the first event of the key all that is not added up."""
+        self._first = first
+        for name in _DESCRIPTION:
+            setattr(self, name, getattr(first, name))
+
+    def add(self, other: FunctionEvent | FunctionEventAvg) -> Self:
+        """Add an event, or an average of the same key, and return self."""
+        if not isinstance(other, FunctionEvent | FunctionEventAvg):
+            raise TypeError(f"cannot add {other!r}: only a FunctionEvent or a FunctionEventAvg can be added")
+        if self.key is None:
+            self.describe(other)
+        if other.key != self.key:
+            raise ValueError(
+                f"cannot add an event of {other.key!r} to the average of {self.key!r}: one average, one key"
+            )
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.flops = other.flops if self.flops is None else self.flops + (other.flops or 0)
+        return self
+
+    def __iadd__(self, other: FunctionEvent | FunctionEventAvg) -> Self:
+        return self.add(other)
+
+    def __repr__(self) -> str:
+        device = self.use_device or "cuda"
+        return (
+            f"<FunctionEventAvg key={self.key} self_cpu_time={self.self_cpu_time_total_str} cpu_time={self.cpu_time_str} "
+            f" self_{device}_time={self.self_device_time_total_str} {device}_time={self.device_time_str} "
+            f"input_shapes={self.input_shapes} "
+            f"cpu_memory_usage={self.cpu_memory_usage} {device}_memory_usage={self.device_memory_usage}>"
+        )

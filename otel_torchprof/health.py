@@ -1,0 +1,47 @@
+"""What was on, what was off and why, what was lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ON = "on"
+
+
+@dataclass(frozen=True)
+class Health:
+    """State of one profile. ``print(prof.health)`` says it in a line or a few.
+
+    Sources are ``"on"`` or ``"off: "`` and the reason.
+    """
+
+    operators: str
+    """Torch's operators."""
+    labels: str
+    """Labels of this package."""
+    recorded: int
+    """Events that were kept; 0 until the profile has ended."""
+    dropped: Mapping[str, int]
+    """Events that were not kept, by reason: ``budget`` (the memory limit), ``depth`` (over 1024 open on a thread),
+    ``no_memory`` (the system gave none)."""
+    memory_bytes: int
+    """Most memory that was held for it in the recorder at a time."""
+    memory_limit: int
+    """What it may hold."""
+    start_ns: int = 0
+    """When it started, Unix ns; 0 before that."""
+    stop_ns: int = 0
+    """When it stopped, Unix ns; 0 before that."""
+    notes: tuple[str, ...] = field(default=())
+    """Anything else a reader of the figures should know, a sentence each."""
+
+    def __str__(self) -> str:
+        lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
+        line = (
+            f"operators {self.operators}; labels {self.labels}; {self.recorded} events recorded, dropped: {lost}; "
+            f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB used"
+        )
+        return "\n".join((line, *self.notes))

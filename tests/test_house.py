@@ -1,0 +1,107 @@
+"""Habits of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, Column, Flag, Kind
+from otel_torchprof._encode.attributes import attributes_markdown
+from otel_torchprof._native import build
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("otel_torchprof", "native", "tests", "benchmarks", "examples")
+SOURCES = sorted(
+    path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".cc", ".h"}
+)
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+MOST_LINES = 450
+
+
+def name(path: Path) -> str:
+    """The path as one would type it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_files_are_short(path):
+    """A source file that does not fit into a head is two files."""
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_nothing_is_left_for_later(path):
+    """Unfinished work is an issue, not a comment."""
+    left = re.compile("|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]))
+    assert [line for line in path.read_text().splitlines() if left.search(line)] == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name)
+def test_every_test_says_what_it_proves(path):
+    """Each test function has a docstring."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    silent = [f.name for f in functions if f.name.startswith("test_") and not ast.get_docstring(f)]
+    assert silent == []
+
+
+def test_cdef_agrees_with_the_headers():
+    """What cffi is told is what the C headers declare; refresh it with `python otel_torchprof/_native/build.py`."""
+    assert build.CDEF.read_text() == build.cdef_from_headers()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=name)
+def test_requirements_are_pinned(path):
+    """Every requirement names one version, so that a fresh environment is the tested one."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
+    assert lines
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+]+", line)] == []
+
+
+def column_page() -> str:
+    """The page that lists the columns, made from their one table."""
+
+    def row(column: Column) -> str:
+        return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |"
+
+    def members(enum: type[Kind | Flag]) -> str:
+        return ", ".join(f"{member.name} {int(member)}" for member in enum)
+
+    return "\n".join(
+        [
+            "# Columns",
+            "",
+            "`prof.columns` holds every event as numpy arrays, one row per event. Rows are grouped by thread and, within a",
+            "thread, stand in the order in which the events began. This page is made from `otel_torchprof/_columns/schema.py`;",
+            "`GOLDEN_ACCEPT=1 make test` writes it anew.",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in (*COLUMNS, INPUTS)),
+            "",
+            f"Kinds: {members(Kind)}.",
+            "",
+            f"Flags: {members(Flag)}.",
+            "",
+        ]
+    )
+
+
+def test_column_page_is_up_to_date():
+    """docs/columns.md says what the schema says."""
+    page = ROOT / "docs" / "columns.md"
+    if os.environ.get("GOLDEN_ACCEPT"):
+        page.write_text(column_page())
+    assert page.read_text() == column_page()
+
+
+def test_attribute_table_is_up_to_date():
+    """docs/spans.md lists the attributes that the one table in the code has."""
+    page = ROOT / "docs" / "spans.md"
+    head, marker, _ = page.read_text().partition("<!-- attributes -->\n")
+    if os.environ.get("GOLDEN_ACCEPT"):
+        page.write_text(f"{head}{marker}\n{attributes_markdown()}")
+    assert page.read_text() == f"{head}<!-- attributes -->\n\n{attributes_markdown()}"

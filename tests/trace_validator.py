@@ -1,0 +1,126 @@
+"""Checks what must hold for every Chrome trace: ``validate(bytes)`` returns the parsed trace."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from decimal import Decimal
+from typing import Any
+
+REQUIRED = {
+    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "b": {"name", "cat", "pid", "tid", "ts", "id2", "args"},
+    "e": {"name", "cat", "pid", "tid", "ts", "id2"},
+    "s": {"name", "cat", "pid", "tid", "ts", "id"},
+    "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
+    "M": {"name", "pid", "tid", "args"},
+}
+"""The keys of each phase ("ph"), neither more nor fewer."""
+
+
+def validate(trace: bytes) -> dict[str, Any]:
+    """Raises AssertionError for the first rule that the trace breaks. Times are Decimals in microseconds."""
+    parsed = parse(trace)
+    events = parsed["traceEvents"]
+    for event in events:
+        check_fields(event)
+    check_metadata(events)
+    check_nesting(events)
+    check_flows(events)
+    check_async_pairs(events)
+    assert parsed["schemaVersion"] == 1
+    assert parsed["displayTimeUnit"] == "ms"
+    assert isinstance(parsed["baseTimeNanoseconds"], int)
+    return parsed
+
+
+def parse(trace: bytes) -> dict[str, Any]:
+    """Strict JSON: valid UTF-8, no key twice, no NaN, decimals kept exactly."""
+    return json.loads(
+        trace.decode("utf-8", "strict"),
+        parse_float=Decimal,
+        parse_constant=refuse,
+        object_pairs_hook=without_duplicates,
+    )
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    assert len(set(keys)) == len(keys), f"a key stands twice in {keys}"
+    return dict(pairs)
+
+
+def check_fields(event: dict[str, Any]) -> None:
+    assert event["ph"] in REQUIRED, event
+    assert event.keys() - {"ph"} == REQUIRED[event["ph"]], event
+    assert isinstance(event["name"], str), event
+    assert isinstance(event["tid"], int), event
+    for key in {"ts", "dur"} & event.keys():
+        assert isinstance(event[key], Decimal), event
+        assert event[key].as_tuple().exponent == -3, f"nanoseconds are three decimals: {event}"
+    assert event.get("dur", 0) >= 0, event
+    assert event.get("s", "p") in {"p", "t", "g"}, event
+
+
+def check_metadata(events: list[dict[str, Any]]) -> None:
+    """Each track has one name and one place; its process has a name."""
+    told = [(e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M"]
+    assert len(set(told)) == len(told), "metadata stands twice"
+    for pid, tid in {(e["pid"], e["tid"]) for e in events if e["ph"] != "M"}:
+        assert ("thread_name", pid, tid) in told, f"no thread_name for tid {tid}"
+        assert ("thread_sort_index", pid, tid) in told, f"no thread_sort_index for tid {tid}"
+        assert ("process_name", pid, 0) in told, f"no process_name for pid {pid}"
+
+
+def slices_by_track(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Complete events by (pid, tid), as they began; of equal times the first written is the outer one."""
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    return {key: sorted(track, key=lambda event: event["ts"]) for key, track in tracks.items()}
+
+
+def check_nesting(events: list[dict[str, Any]]) -> None:
+    """Two slices of a track lie apart or one inside the other."""
+    for track in slices_by_track(events).values():
+        around: list[dict[str, Any]] = []
+        for event in track:
+            while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+                around.pop()
+            if around:
+                assert event["ts"] + event["dur"] <= around[-1]["ts"] + around[-1]["dur"], (around[-1], event)
+            around.append(event)
+
+
+def check_flows(events: list[dict[str, Any]]) -> None:
+    """An arrow has one start and one finish, not backwards in time, each where a slice of its track begins."""
+    begins = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
+    ends: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf":
+            assert event["ph"] not in ends[event["id"]], f"two ends alike: {event}"
+            assert (event["pid"], event["tid"], event["ts"]) in begins, f"no slice for {event}"
+            ends[event["id"]][event["ph"]] = event
+    for arrow in ends.values():
+        assert arrow.keys() == {"s", "f"}, f"half an arrow: {arrow}"
+        assert arrow["s"]["ts"] <= arrow["f"]["ts"], arrow
+        assert (arrow["s"]["cat"], arrow["s"]["name"]) == (arrow["f"]["cat"], arrow["f"]["name"]), arrow
+        assert arrow["f"]["bp"] == "e", arrow
+
+
+def check_async_pairs(events: list[dict[str, Any]]) -> None:
+    """An async event has one begin and one end, with the same title, not backwards in time."""
+    pairs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "be":
+            pairs[event["pid"], event["cat"], event["id2"]["local"]].append(event)
+    for pair in pairs.values():
+        assert [event["ph"] for event in pair] == ["b", "e"], pair
+        assert pair[0]["name"] == pair[1]["name"], pair
+        assert pair[0]["ts"] <= pair[1]["ts"], pair

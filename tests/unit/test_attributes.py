@@ -1,0 +1,171 @@
+"""The attribute table: what becomes an attribute, when, and with which value."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown, input_shapes
+from otel_torchprof._model.units import AttributeType, Step, span_table
+from otel_torchprof._native.ffi import lib
+
+TENSOR, LIST = 1, 2
+FLOAT = 7 << 8
+
+
+def attributes(batch, steps=()):
+    """The attributes of every span as dicts, roots included, in the order of the table."""
+    ids = itertools.count(1)
+    table = span_table(batch, start=0, end=100, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    table = add_attributes(table, batch)
+    found = [{} for _ in range(len(table))]
+    for column in table.attributes:
+        assert column.values.dtype == column.type.dtype
+        for i, value in enumerate(column.values.tolist()):
+            if column.present is None or column.present[i]:
+                found[i][column.key] = table.names[value] if column.type == AttributeType.NAME else value
+    return found
+
+
+def test_a_plain_operator():
+    """What an operator has that torch gave nothing special: scope, self time and thread; the root has nothing."""
+    batch = Batch.of({"start": [1_000], "end": [3_000]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    assert attributes(batch) == [
+        {},
+        {"torch.op.scope": "function", "torch.self_duration": 2e-6, "thread.id": 140001, "thread.name": "trainer"},
+    ]
+
+
+def test_a_backward_function():
+    """Sequence number and forward thread are there where torch gave them, 0 being a number like any other."""
+    columns = {"start": [1, 1], "end": [1, 1], "sequence_nr": [0, -1], "fwd_thread": [3, 0], "scope": [1, 0]}
+    _, backward, forward = attributes(Batch.of(columns, [""]))
+    assert backward["torch.op.scope"] == "backward_function"
+    assert (backward["torch.op.sequence_nr"], backward["torch.op.forward_thread"]) == (0, 3)
+    assert not {"torch.op.sequence_nr", "torch.op.forward_thread"} & forward.keys()
+
+
+@pytest.mark.parametrize("scope", [*Scope, 200])
+def test_scopes_are_the_names_of_torch(scope):
+    """Each scope is torch's own name in lower case; one that a newer torch added is left out rather than guessed."""
+    [_, event] = attributes(Batch.of({"start": [1], "end": [2], "scope": [scope]}, [""]))
+    assert event.get("torch.op.scope") == (scope.name.lower() if isinstance(scope, Scope) else None)
+
+
+def test_self_duration_leaves_out_direct_children_and_is_never_negative():
+    """Children count once, grandchildren through their parents; children longer than their parent leave 0."""
+    columns = {"start": [0, 10, 20, 0, 0], "end": [100, 60, 30, 10, 15], "parent": [-1, 0, 1, -1, 3]}
+    durations = [event["torch.self_duration"] for event in attributes(Batch.of(columns, [""]))[1:]]
+    assert durations == [50e-9, 40e-9, 10e-9, 0.0, 15e-9]
+
+
+def test_an_exception_and_flags():
+    """The class of an exception and each flag become attributes of the flagged event only."""
+    flags = [0, Flag.UNFINISHED, Flag.ASYNC, Flag.LOSS_BEFORE, Flag.ERROR]
+    columns = {"start": [1] * 5, "end": [2] * 5, "flags": flags, "error_type": [0, 0, 0, 0, 1]}
+    plain = {"torch.op.scope", "torch.self_duration", "thread.id", "thread.name"}
+    special = [
+        {key: value for key, value in event.items() if key not in plain}
+        for event in attributes(Batch.of(columns, ["", "KeyError"]))
+    ]
+    assert special == [
+        {},
+        {},
+        {"torch.unfinished": True},
+        {"torch.async": True},
+        {"torch.dropped_before": True},
+        {"error.type": "KeyError"},
+    ]
+
+
+def test_roots_carry_step_and_loss():
+    """A step's number and the sum of all losses stand on the roots; without loss there is no such attribute."""
+    columns = {"start": [1], "end": [2]}
+    steps = [Step(0, 0, 10), Step(1, 10, 20)]
+    lossy = Batch.of(columns, [""], dropped={"budget": 2, "fork": 3})
+    first, event, second = attributes(lossy, steps)
+    assert first == {"torch.step": 0}
+    assert second == {"torch.step": 1, "torch.dropped_events": 5}
+    assert not {"torch.step", "torch.dropped_events"} & event.keys()
+    assert attributes(Batch.of(columns, [""], dropped={"budget": 0})) == [{}, event]
+
+
+def test_a_thread_without_a_name_has_none():
+    """thread.name is left out for a nameless thread and stays on the others; each event has its own thread's id."""
+    threads = (Thread(5, 1001, 1, ""), Thread(6, 1002, 2, "worker"))
+    columns = {"start": [1, 1], "end": [2, 2], "thread": [0, 1]}
+    _, nameless, named = attributes(Batch.of(columns, [""], threads))
+    assert "thread.name" not in nameless
+    assert (nameless["thread.id"], named["thread.id"], named["thread.name"]) == (1001, 1002, "worker")
+
+
+def test_input_shapes_of_events():
+    """Events show their own inputs, equal ones share a string, and events without recorded inputs have none."""
+    one = [1, TENSOR | FLOAT | 2 << 32, 2, 3]
+    inputs = [*one, 0, *one]
+    batch = Batch.of(
+        {"start": [1] * 4, "end": [2] * 4, "inputs": [5, -1, 4, 0]}, ["", "op"], inputs=inputs_array(inputs)
+    )
+    assert [event.get("torch.op.input_shapes") for event in attributes(batch)] == [
+        None,
+        "[[2, 3]]",
+        None,
+        "[]",
+        "[[2, 3]]",
+    ]
+
+
+def test_no_recorded_inputs_at_all():
+    """A recording of shapes in which no event had inputs is no error and gives no attribute."""
+    batch = Batch.of({"start": [1], "end": [2], "inputs": [-1]}, [""], inputs=inputs_array([]))
+    assert "torch.op.input_shapes" not in attributes(batch)[1]
+
+
+def inputs_array(words):
+    """Words as a batch holds them."""
+    import numpy as np
+
+    return np.array(words, dtype=np.int64)
+
+
+def test_input_shapes_read_as_torch_prints_them():
+    """The words of real calls give str() of what torch's own profiler reports for these calls."""
+    torch = pytest.importorskip("torch")
+    matrix, scalar = torch.ones(2, 3), torch.tensor(1.0)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        torch.add(matrix, scalar)
+        torch.cat([matrix, scalar.expand(1, 3)])
+    theirs = {event.name: str(event.input_shapes) for event in profile.function_events}
+    tensor = [TENSOR | FLOAT | 2 << 32, 2, 3]
+    assert input_shapes([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
+    assert input_shapes([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
+
+
+def test_what_follows_a_list_of_tensors_is_found():
+    """The tensors of a list are skipped with all their dimensions."""
+    tensor = [TENSOR | FLOAT | 1 << 32, 4]
+    assert input_shapes([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
+
+
+def test_an_empty_batch_has_roots_only():
+    """Without events nothing is computed and nothing breaks."""
+    assert attributes(Batch.of({"start": [], "end": []}, [""]), [Step(4, 0, 1)]) == [{"torch.step": 4}]
+
+
+def test_types_are_those_of_the_c_header():
+    """The numbers of the attribute types in Python are those of encode.h."""
+    for kind in AttributeType:
+        assert getattr(lib, f"OTP_ATTRIBUTE_{kind.name}") == kind
+
+
+def test_the_documentation_lists_every_attribute_once():
+    """One line per attribute, with the cells of its row; keys follow OpenTelemetry's naming."""
+    lines = attributes_markdown().splitlines()
+    assert len(lines) == len(ATTRIBUTES) + 2 == len({a.key for a in ATTRIBUTES}) + 2
+    for attribute, line in zip(ATTRIBUTES, lines[2:], strict=True):
+        assert line.startswith(f"| `{attribute.key}` | ")
+        assert line.count("|") == 5
+        assert attribute.key == attribute.key.lower()

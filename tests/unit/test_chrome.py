@@ -1,0 +1,430 @@
+"""Chrome JSON: every field of every event, and what must hold for every trace."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_validator import parse, validate
+
+from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._encode import chrome
+from otel_torchprof._encode.chrome import PIECE_SIZE, STEPS_TID, encode
+
+THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
+WEEK_NS = 7 * 24 * 3600 * 10**9
+UNIX_NS = 1_790_857_026_123_456_789
+
+
+def trace_of(batch: Batch, **options: Any) -> dict[str, Any]:
+    return validate(b"".join(encode(batch, **{"pid": 42} | options)))
+
+
+def events_of(trace: dict[str, Any], phases: str = "Xbe") -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] in phases and event["tid"] != STEPS_TID]
+
+
+def one_event(names: list[str | bytes], columns: dict[str, Any] | None = None, **rest: Any) -> dict[str, Any]:
+    """The event of a batch of one row from 5 ns to 7 ns with the last name."""
+    columns = {"start": [5], "end": [7], "name": [len(names)]} | (columns or {})
+    (event, *_) = events_of(trace_of(Batch.of(columns, ["", *names], THREADS, **rest)))
+    return event
+
+
+def test_an_operator_has_the_fields_of_kineto():
+    """Phase, category, place, times in exact microseconds, and Kineto's arguments under Kineto's names."""
+    event = one_event(
+        ["aten::mm"], {"start": [UNIX_NS], "end": [UNIX_NS + 1001], "sequence_nr": [7], "fwd_thread": [3], "id": [9]}
+    )
+    assert event == {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "pid": 42,
+        "tid": 100,
+        "ts": Decimal(UNIX_NS - UNIX_NS // WEEK_NS * WEEK_NS) / 1000,
+        "dur": Decimal("1.001"),
+        "args": {"External id": 9, "Sequence number": 7, "Fwd thread id": 3, "Ev Idx": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "category"),
+    [
+        (Kind.OPERATOR, Scope.FUNCTION, "cpu_op"),
+        (Kind.OPERATOR, Scope.BACKWARD_FUNCTION, "cpu_op"),
+        (Kind.OPERATOR, Scope.USER_SCOPE, "user_annotation"),
+        (Kind.LABEL, Scope.FUNCTION, "user_annotation"),
+    ],
+)
+def test_category(kind, scope, category):
+    """Labels, torch's and ours, are Kineto's user annotations; everything else is an operator."""
+    assert one_event(["x"], {"kind": [kind], "scope": [scope]})["cat"] == category
+
+
+def test_flags_and_errors_are_arguments():
+    """What is odd about an event stands in it; what is not odd is not mentioned."""
+    flags = Flag.UNFINISHED | Flag.LOSS_BEFORE | Flag.INPUTS_CUT | Flag.ERROR
+    args = one_event(["x"], {"flags": [flags], "error_type": [1]})["args"]
+    assert args == {
+        "External id": 1,
+        "unfinished": True,
+        "lost before": True,
+        "inputs cut": True,
+        "error.type": "x",
+        "Ev Idx": 0,
+    }
+    assert one_event(["x"])["args"] == {"External id": 1, "Ev Idx": 0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b'quote " backslash \\ slash /',
+        bytes(range(32)) + b"\x7f",
+        "\u2028\u2029 \u20ac \U0001f600".encode(),
+        b"lone \x80 cut \xe2\x82 overlong \xc0\xaf \xe0\x80\x80 sur \xed\xa0\x80 beyond \xf4\x90\x80\x80 \xf0",
+        b"",
+        b"\xff" * 5000,
+        b"n" * (2 * PIECE_SIZE),
+    ],
+    ids=["quotes", "control characters", "valid UTF-8", "invalid UTF-8", "empty", "all invalid", "longer than a piece"],
+)
+def test_names_of_any_bytes(name):
+    """A name arrives as Python would decode it, replacing what is no UTF-8, wherever it stands."""
+    event = one_event([name], {"error_type": [1], "flags": [Flag.ASYNC]})
+    assert event["name"] == event["args"]["error.type"] == name.decode("utf-8", "replace")
+
+
+def test_line_separators_are_escaped():
+    """U+2028 and U+2029 would end a line where the JSON is read as JavaScript."""
+    text = b"".join(encode(Batch.of({"start": [0], "end": [1], "name": [1]}, ["", "a\u2028b\u2029"]))).decode()
+    assert r"a\u2028b\u2029" in text
+
+
+def words(inputs: list[Any]) -> list[int]:
+    """Inputs in the format of Batch.inputs: None, dimensions, or a list of dimensions."""
+    encoded = [len(inputs)]
+    for value in inputs:
+        if value is None:
+            encoded.append(7 << 8)
+        elif isinstance(value, tuple):
+            encoded += [1 | len(value) << 32, *value]
+        else:
+            encoded.append(2 | len(value) << 32)
+            for tensor in value:
+                encoded += [1 | 7 << 8 | len(tensor) << 32, *tensor]
+    return encoded
+
+
+def as_json(inputs: list[Any]) -> list[Any]:
+    return [[] if v is None else list(v) if isinstance(v, tuple) else [list(tensor) for tensor in v] for v in inputs]
+
+
+def test_input_shapes():
+    """Dimensions per input, [] for no tensor, a list of them for a tensor list; nothing where none were recorded."""
+    inputs = [(2, 3), None, (), [(4,), (5, -6)], [], (2**62,)]
+    data = np.array(words([]) + words(inputs), dtype=np.int64)
+    columns = {"start": [0, 0, 0], "end": [1, 1, 1], "inputs": [0, 1, -1]}
+    found = [e["args"].get("Input Dims") for e in events_of(trace_of(Batch.of(columns, [""], inputs=data)))]
+    assert found == [[], [[2, 3], [], [], [[4], [5, -6]], [], [2**62]], None]
+
+
+@given(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2 << 32 | 1, 9 << 32 | 2])))
+def test_input_words_are_never_read_beyond_their_end(data):
+    """Words that promise more than there is give valid JSON, and offsets that lie outside too."""
+    offsets = [*range(len(data) + 2), 2**63 - 1]
+    columns = {"start": [0] * len(offsets), "end": [1] * len(offsets), "inputs": offsets}
+    trace_of(Batch.of(columns, [""], inputs=np.array(data, dtype=np.int64)))
+
+
+def test_an_event_that_ends_on_another_thread_is_an_async_pair():
+    """It begins on one track and ends on the other, and the operators around it stay slices."""
+    batch = Batch.of(
+        {
+            "start": [0, 1, 2],
+            "end": [9, 20, 3],
+            "name": [1, 2, 1],
+            "end_thread": [0, 1, 0],
+            "flags": [0, Flag.ASYNC, 0],
+        },
+        ["", "op", "future"],
+        THREADS,
+    )
+    events = events_of(trace_of(batch))
+    assert [(e["ph"], e["name"], e["tid"]) for e in events] == [
+        ("X", "op", 100),
+        ("b", "future", 100),
+        ("e", "future", 200),
+        ("X", "op", 100),
+    ]
+    assert events[1]["args"]["async"] is True
+    assert (events[1]["ts"], events[2]["ts"]) == (Decimal("0.001"), Decimal("0.020"))
+
+
+def test_what_outlives_the_event_around_it_is_an_async_pair():
+    """Only the rows that stick out leave the track, and what they would have disturbed stays on it."""
+    spans = [(0, 10), (5, 20), (6, 18), (12, 15), (20, 30), (20, 20), (29, 31)]
+    batch = Batch.of({"start": [s for s, _ in spans], "end": [e for _, e in spans]}, [""])
+    assert [e["ph"] for e in events_of(trace_of(batch), "Xb")] == ["X", "b", "b", "X", "X", "X", "b"]
+
+
+def test_threads_that_shared_an_id_share_a_track():
+    """The system gave the id out twice; events of both must not overlap on the one track."""
+    batch = Batch.of({"start": [0, 5], "end": [10, 15], "thread": [0, 2]}, [""], THREADS)
+    assert [e["ph"] for e in events_of(trace_of(batch), "Xb")] == ["X", "b"]
+
+
+def test_arrows_from_forward_to_backward():
+    """An arrow starts at the forward operator and finishes at each backward function, each with a number of its own."""
+    batch = Batch.of(
+        {
+            "start": [0, 20, 30, 40],
+            "end": [10, 25, 35, 45],
+            "thread": [0, 1, 1, 1],
+            "sequence_nr": [3, 3, 3, 4],
+            "scope": [0, 1, 1, 1],
+            "fwd_thread": [0, 1, 1, 1],
+        },
+        [""],
+        THREADS,
+    )
+    arrows = events_of(trace_of(batch), "sf")
+    assert sorted((e["id"], e["ph"], e["tid"], int(e["ts"] * 1000)) for e in arrows) == [
+        (1, "f", 200, 20),
+        (1, "s", 100, 0),
+        (2, "f", 200, 30),
+        (2, "s", 100, 0),
+    ]
+    assert {(e["cat"], e["name"]) for e in arrows} == {("fwdbwd", "fwdbwd")}
+
+
+def test_async_events_have_no_arrows():
+    """An arrow needs a slice to hold on to; viewers complain about one that has none."""
+    columns = {"start": [0, 20], "end": [9, 25], "sequence_nr": [3, 3], "scope": [0, 1], "fwd_thread": [0, 1]}
+    assert events_of(trace_of(Batch.of(columns, [""])), "s")
+    assert not events_of(trace_of(Batch.of(columns | {"flags": [0, Flag.ASYNC]}, [""])), "sf")
+
+
+def test_steps_have_a_track_of_their_own():
+    """They carry Kineto's name and category, by which tools find them, and no identity of an event."""
+    trace = trace_of(Batch.of({"start": [1500], "end": [2500]}, [""]), steps=[(3, 1000, 2000), (4, 2000, 3000)])
+    steps = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == STEPS_TID]
+    assert [(e["name"], e["cat"], e["ts"], e["dur"], e["args"]) for e in steps] == [
+        ("ProfilerStep#3", "user_annotation", 1, 1, {}),
+        ("ProfilerStep#4", "user_annotation", 2, 1, {}),
+    ]
+    assert metadata(trace, "thread_name")[STEPS_TID] == {"name": "steps"}
+    assert STEPS_TID not in metadata(trace_of(Batch.of({"start": [1], "end": [2]}, [""])), "thread_name")
+
+
+def metadata(trace: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:
+    return {e["tid"]: e["args"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == name}
+
+
+def test_process_and_threads_are_named():
+    """A thread without a name is named after its id; of two with one id the first name counts."""
+    trace = trace_of(Batch.of({"start": [1], "end": [2]}, [""], THREADS), process_name='p "1" \ud800')
+    assert metadata(trace, "process_name") == {0: {"name": 'p "1" ?'}}
+    assert metadata(trace, "process_sort_index") == {0: {"sort_index": 42}}
+    assert metadata(trace, "thread_name") == {100: {"name": "main"}, 200: {"name": "thread 200"}}
+
+
+def test_drops_are_told_twice():
+    """As numbers at the top level, and as a mark at the end of the time line."""
+    trace = trace_of(Batch.of({"start": [0], "end": [12345]}, [""], dropped={"budget": 120, "fork": 3, "none": 0}))
+    assert trace["dropped_events"] == {"budget": 120, "fork": 3, "none": 0}
+    (mark,) = events_of(trace, "i")
+    assert (mark["name"], mark["ts"], mark["s"]) == ("123 events dropped (budget, fork)", Decimal("12.345"), "p")
+    assert mark["args"] == trace["dropped_events"]
+
+
+@pytest.mark.parametrize("dropped", [{}, {"budget": 0}])
+def test_no_drops_no_mark(dropped):
+    """Nothing lost, nothing said on the time line."""
+    assert not events_of(trace_of(Batch.of({"start": [0], "end": [1]}, [""], dropped=dropped)), "i")
+
+
+def test_an_empty_batch_is_a_valid_trace():
+    """Nothing recorded, even with drops and steps only, still loads."""
+    assert trace_of(Batch.of({"start": [], "end": []}, [""]))["baseTimeNanoseconds"] == 0
+    trace = trace_of(Batch.of({"start": [], "end": []}, [""], dropped={"budget": 1}), steps=[(0, UNIX_NS, UNIX_NS + 1)])
+    assert trace["baseTimeNanoseconds"] == UNIX_NS // WEEK_NS * WEEK_NS
+
+
+def test_process_id_is_this_process_unless_given():
+    """The default is what the system calls this process."""
+    events = parse(b"".join(encode(Batch.of({"start": [1], "end": [2]}, [""]))))["traceEvents"]
+    assert {event["pid"] for event in events} == {os.getpid()}
+
+
+@pytest.mark.parametrize("base", [0, UNIX_NS + 1, -(2**62), 2**63 - 1, -(2**63)])
+def test_times_count_from_the_base(base):
+    """Any base gives exact times, before or after the events, however far away."""
+    batch = Batch.of({"start": [UNIX_NS], "end": [UNIX_NS + 5]}, [""], dropped={"x": 1})
+    trace = trace_of(batch, base_ns=base)
+    assert trace["baseTimeNanoseconds"] == base
+    assert events_of(trace)[0]["ts"] * 1000 + base == UNIX_NS
+    assert events_of(trace, "i")[0]["ts"] * 1000 + base == UNIX_NS + 5
+
+
+def test_metadata_is_merged_into_the_top_level():
+    """Whatever JSON can say, under the user's own keys."""
+    given_metadata = {"host": 'a"b', "distributedInfo": {"rank": 0, "ranks": [0, None, True]}, "": 1.5}
+    trace = trace_of(Batch.of({"start": [1], "end": [2]}, [""]), metadata=given_metadata)
+    assert {key: trace[key] for key in given_metadata} == given_metadata
+
+
+RECURSIVE: list[Any] = []
+RECURSIVE.append(RECURSIVE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "words_of_it"),
+    [
+        ({1: "x"}, TypeError, ["1", "int", "keys must be strings"]),
+        ({"x": object()}, TypeError, ["metadata['x']", "object"]),
+        ({"x": float("nan")}, ValueError, ["metadata['x']", "finite"]),
+        ({"x": RECURSIVE}, ValueError, ["metadata['x']", "Circular"]),
+        ({"traceEvents": []}, ValueError, ["'traceEvents'", "choose another name"]),
+    ],
+)
+def test_bad_metadata_is_an_error_before_anything_is_written(bad, error, words_of_it):
+    """The error names the key, the reason and the way out, and comes from the call, not from the iterator."""
+    with pytest.raises(error) as raised:
+        encode(Batch.of({"start": [1], "end": [2]}, [""]), metadata=bad)
+    assert all(word in str(raised.value) for word in words_of_it)
+
+
+@pytest.mark.parametrize("column", ["name", "error_type", "thread", "end_thread"])
+def test_a_batch_that_points_outside_its_tables_is_an_error(column):
+    """Native code follows indices blindly, so a wrong one must not get there."""
+    batch = Batch.of({"start": [1], "end": [2], "end_thread": [0]} | {column: [3]}, ["", "a", "b"], THREADS)
+    with pytest.raises(ValueError, match=rf"'{column}' points at \w+\[3\], but there are 3"):
+        encode(batch)
+
+
+def test_a_batch_of_views_with_strides():
+    """Columns need not be contiguous: a slice with a step is encoded as what it shows."""
+    whole = Batch.of({"start": range(10), "end": range(10, 20), "name": [1, 2] * 5}, ["", "a", "b"])
+    every_other = Batch({name: column[::2] for name, column in whole.columns.items()}, whole.names, whole.threads)
+    assert [(e["name"], e["args"]["External id"]) for e in events_of(trace_of(every_other), "Xb")] == [
+        ("a", i) for i in (1, 3, 5, 7, 9)
+    ]
+
+
+def test_pieces_are_small_and_whatever_their_size_the_text_is_the_same(monkeypatch):
+    """A long trace comes piece by piece, and where the pieces end leaves no mark in it, not even at arrows."""
+    rows = 20_000
+    numbers = np.arange(rows) // 2
+    columns = {
+        "start": np.arange(rows) * 10,
+        "end": np.arange(rows) * 10 + 5,
+        "sequence_nr": numbers,
+        "scope": np.arange(rows) % 2,
+        "fwd_thread": np.arange(rows) % 2,
+    }
+    batch = Batch.of(columns, [""])
+    pieces = list(encode(batch, pid=1))
+    assert len(pieces) > 4
+    assert all(PIECE_SIZE <= len(piece) < PIECE_SIZE + 1000 for piece in pieces[1:-2])
+    text = b"".join(pieces)
+    assert len(events_of(validate(text), "sf")) == rows
+    monkeypatch.setattr(chrome, "PIECE_SIZE", 1000)
+    assert b"".join(encode(batch, pid=1)) == text
+
+
+# --- any batch ---
+
+TIMES = st.integers(0, 12) | st.integers(0, 2**62)
+EVENTS = st.fixed_dictionaries(
+    {
+        "start": TIMES,
+        "duration": st.integers(0, 12) | st.integers(0, 2**62),
+        "thread": st.integers(0, 2),
+        "moves": st.sampled_from([0, 0, 0, 0, 1]),
+        "sequence_nr": st.integers(-1, 3) | st.just(2**63 - 1),
+        "fwd_thread": st.integers(0, 3) | st.just(2**32 - 1),
+        "scope": st.integers(0, 9),
+        "kind": st.integers(1, 2),
+        "flags": st.integers(0, 31) | st.just(0),
+        "name": st.integers(0, 3),
+        "error_type": st.integers(0, 3),
+        "inputs": st.none() | st.lists(st.none() | st.lists(st.integers(0, 9)).map(tuple) | st.lists(st.just((1, 2)))),
+    }
+)
+
+
+def batch_of(rows: list[dict[str, Any]], names: list[bytes]) -> Batch:
+    """Rows in the order that a batch has: by thread, then by start."""
+    rows.sort(key=lambda row: (row["thread"], row["start"]))
+    keys = ("start", "thread", "sequence_nr", "fwd_thread", "scope", "kind", "flags", "name", "error_type")
+    columns = {key: [row[key] for row in rows] for key in keys}
+    columns["end"] = [row["start"] + row["duration"] for row in rows]
+    columns["end_thread"] = [(row["thread"] + row["moves"]) % len(THREADS) for row in rows]
+    data: list[int] = []
+    columns["inputs"] = []
+    for row in rows:
+        columns["inputs"].append(-1 if row["inputs"] is None else len(data))
+        data += [] if row["inputs"] is None else words(row["inputs"])
+    return Batch.of(columns, [b"", *names], THREADS, inputs=np.array(data, dtype=np.int64))
+
+
+def expected_args(batch: Batch, row: int, inputs: list[Any] | None) -> dict[str, Any]:
+    """The arguments of a row, straight from the columns."""
+    args: dict[str, Any] = {"External id": batch["id"][row]}
+    if batch["sequence_nr"][row] >= 0:
+        args |= {"Sequence number": batch["sequence_nr"][row], "Fwd thread id": batch["fwd_thread"][row]}
+    names = {"unfinished": 2, "async": 1, "lost before": 8, "inputs cut": 16}
+    args |= {name: True for name, bit in names.items() if batch["flags"][row] & bit}
+    if batch["error_type"][row]:
+        args["error.type"] = batch.names[batch["error_type"][row]]
+    if inputs is not None:
+        args["Input Dims"] = as_json(inputs)
+    return args | {"Ev Idx": row}
+
+
+@given(
+    st.lists(EVENTS, max_size=25), st.lists(st.binary(max_size=8) | st.text().map(str.encode), min_size=3, max_size=3)
+)
+def test_any_batch_comes_out_field_by_field(rows, names):
+    """All fields of all events, for any names, times up to 2**62 and any nesting; the validator checks the rest."""
+    batch = batch_of(rows, names)
+    events = iter(events_of(trace_of(batch, base_ns=0)))
+    for row, source in enumerate(rows):
+        event = next(events)
+        assert event["ph"] in "Xb"
+        assert event["name"] == batch.names[source["name"]]
+        assert event["cat"] == ("user_annotation" if source["kind"] == 2 or source["scope"] == 7 else "cpu_op")
+        assert (event["pid"], event["tid"]) == (42, THREADS[source["thread"]].os_tid)
+        assert event["args"] == expected_args(batch, row, source["inputs"])
+        end = event["ts"] + event["dur"] if event["ph"] == "X" else (finish := next(events))["ts"]
+        assert (event["ts"] * 1000, end * 1000) == (source["start"], source["start"] + source["duration"])
+        if event["ph"] == "b":
+            assert (finish["ph"], finish["tid"]) == ("e", THREADS[batch["end_thread"][row]].os_tid)
+        elif source["flags"] & Flag.ASYNC or source["moves"]:
+            pytest.fail(f"row {row} is async but was written as a slice")
+    assert next(events, None) is None
+
+
+@given(st.lists(EVENTS, max_size=25))
+def test_only_what_sticks_out_leaves_its_track(rows):
+    """Each async pair that is not async by itself overlaps, without lying inside it, a slice that began before it."""
+    batch = batch_of(rows, [b"", b"", b""])
+    slices: dict[int, list[tuple[int, int, int]]] = {}
+    left: list[tuple[int, int, int, int]] = []
+    for event in events_of(trace_of(batch, base_ns=0), "Xb"):
+        row = event["args"]["Ev Idx"]
+        start, end = int(batch["start"][row]), int(batch["end"][row])
+        if event["ph"] == "X":
+            slices.setdefault(event["tid"], []).append((start, row, end))
+        elif not (batch["flags"][row] & Flag.ASYNC or batch["thread"][row] != batch["end_thread"][row]):
+            left.append((event["tid"], start, row, end))
+    for tid, start, row, end in left:
+        assert any((s, r) < (start, row) and start < e < end for s, r, e in slices.get(tid, ()))

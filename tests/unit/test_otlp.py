@@ -1,0 +1,260 @@
+"""The OTLP bytes against what OpenTelemetry's own encoder makes of the same spans, and the framing of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, TraceState
+
+from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
+from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, SpanTable, Step, span_table
+
+RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
+SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})
+BARE = {"resource": Resource({}), "scope": InstrumentationScope("")}
+FULL = {"resource": RESOURCE, "scope": SCOPE}
+AMBIENT = SpanContext(0xFEED << 96, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1"), ("other", "x")]))
+
+
+def span_rows(names, **columns):
+    """A table of independent spans with these names; every column can be replaced."""
+    count = len(names)
+    neutral = {
+        "name": np.arange(1, count + 1, dtype=np.uint32),
+        "start": np.arange(1, count + 1, dtype=np.int64),
+        "end": np.arange(1, count + 1, dtype=np.int64) * 3,
+        "trace": np.zeros(count, dtype=np.uint32),
+        "trace_ids": np.full((1, 16), 0xA5, dtype=np.uint8),
+        "span_id": np.arange(1, count + 1, dtype=np.uint64),
+        "parent_span_id": np.zeros(count, dtype=np.uint64),
+        "error": np.zeros(count, dtype=np.uint8),
+        "row": np.arange(count),
+        "step": np.full(count, -1),
+        "links": np.zeros(0, dtype=LINK),
+        "names": Names.of(["", *names]),
+    }
+    return SpanTable(**{**neutral, **columns})
+
+
+def official(table, **common):
+    """The message that OpenTelemetry's own encoder makes of all spans of a table."""
+    return encode_spans(SpanList(table, **common))
+
+
+def decoded(message):
+    """The message as the official protobuf reads it."""
+    return ExportTraceServiceRequest.FromString(message)
+
+
+def recorded():
+    """A table made from a batch in which every attribute and every sort of link occurs."""
+    batch = Batch.of(
+        {
+            "start": [110, 120, 310, 330],
+            "end": [190, 130, 320, 340],
+            "name": [1, 2, 3, 1],
+            "parent": [-1, 0, -1, -1],
+            "sequence_nr": [4, -1, 4, 2**62],
+            "fwd_thread": [0, 0, 1, 0],
+            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0],
+            "error_type": [0, 4, 0, 0],
+            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0],
+            "inputs": [0, -1, 4, 4],
+        },
+        ["", "aten::mm", 'my "label"\n\0 für Größe', b"Mm\xff\xed\xa0\x80Backward", "ValueError"],
+        (Thread(5, 140_001, 1, "träger"),),
+        inputs=np.array([1, 1 | 2 << 32, 2, 3, 0], dtype=np.int64),
+        dropped={"budget": 4},
+    )
+    ids = itertools.count(1)
+    options = {"start": 0, "end": 400, "steps": [Step(0, 100, 200), Step(1, 300, 400)]}
+    return [
+        add_attributes(
+            span_table(batch, **options, trace_ids=lambda: next(ids), span_ids=lambda: next(ids), parent=parent), batch
+        )
+        for parent in (None, AMBIENT)
+    ]
+
+
+@pytest.mark.parametrize("table", recorded(), ids=["own traces", "ambient trace"])
+@pytest.mark.parametrize("common", [FULL, BARE], ids=["full", "bare"])
+def test_recorded_spans_are_the_bytes_of_the_official_encoder(table, common):
+    """Every attribute, links, errors, names with control characters and bad UTF-8: the same bytes as the SDK's."""
+    assert len({column.key for column in table.attributes}) == len(ATTRIBUTES)
+    [message] = encode(table, **common)
+    theirs = official(table, **common)
+    assert decoded(message) == theirs
+    assert message == theirs.SerializeToString()
+
+
+TEXT = st.one_of(st.text(), st.binary(max_size=20), st.sampled_from(["\0", '"', "\x1b[0m", b"\xf0\x9f\x94", "🔥" * 50]))
+INT64 = st.integers(-(2**63), 2**63 - 1)
+ID = st.integers(1, 2**64 - 1)
+
+
+@st.composite
+def tables(draw):
+    """Tables of any content: names of any bytes, attributes of every type with gaps, errors, parents and links."""
+    names = draw(st.lists(TEXT, max_size=6))
+    count = len(names)
+
+    def column(values, dtype):
+        return np.array(draw(st.lists(values, min_size=count, max_size=count)), dtype=dtype)
+
+    values = {
+        AttributeType.INT64: INT64,
+        AttributeType.DOUBLE: st.floats(allow_nan=False),
+        AttributeType.BOOL: st.integers(0, 1),
+        AttributeType.NAME: st.integers(0, count),
+    }
+    keys = draw(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=200), unique=True, max_size=5))
+    kinds = [draw(st.sampled_from(list(AttributeType))) for _ in keys]
+    links = (
+        draw(st.lists(st.tuples(st.integers(0, count - 1), st.binary(min_size=16, max_size=16), ID), max_size=4))
+        if count
+        else []
+    )
+    parent = draw(st.sampled_from([None, AMBIENT]))
+    return span_rows(
+        names,
+        start=column(st.integers(0, 2**63 - 1), np.int64),
+        end=column(st.integers(0, 2**63 - 1), np.int64),
+        trace=column(st.integers(0, 1), np.uint32),
+        trace_ids=np.array([[1] * 16, [255] * 16], dtype=np.uint8),
+        span_id=column(ID, np.uint64),
+        parent_span_id=column(st.one_of(st.just(0), st.just(AMBIENT.span_id), ID), np.uint64),
+        error=column(st.integers(0, 1), np.uint8),
+        attributes=tuple(
+            AttributeColumn(
+                key,
+                kind,
+                column(values[kind], kind.dtype),
+                draw(st.none() | st.just(column(st.integers(0, 1), np.uint8))),
+            )
+            for key, kind in zip(keys, kinds, strict=True)
+        ),
+        links=np.array([(row, np.frombuffer(t, np.uint8), s) for row, t, s in sorted(links)], dtype=LINK),
+        parent=parent,
+    )
+
+
+@given(tables(), st.sampled_from([FULL, BARE]))
+def test_any_table_is_the_bytes_of_the_official_encoder(table, common):
+    """Whatever a table holds, the message is byte for byte what the official encoder and protobuf make of it."""
+    theirs = [official(table, **common).SerializeToString()] if len(table) else []
+    assert list(encode(table, **common)) == theirs
+
+
+@given(tables(), st.integers(1, 3000))
+def test_messages_keep_the_limit_and_lose_nothing(table, max_bytes):
+    """Each message is within the limit or holds a single span; together they hold all spans in order, once."""
+    spans = []
+    for message in encode(table, **FULL, max_bytes=max_bytes):
+        [resource_spans] = decoded(message).resource_spans
+        [scope_spans] = resource_spans.scope_spans
+        assert len(message) <= max_bytes or len(scope_spans.spans) == 1
+        spans += scope_spans.spans
+    theirs = official(table, **FULL).resource_spans
+    assert spans == (list(theirs[0].scope_spans[0].spans) if theirs else [])
+
+
+def test_not_a_number_stays_one():
+    """NaN, which compares unequal to itself, arrives as NaN."""
+    column = AttributeColumn("x", AttributeType.DOUBLE, np.array([math.nan]))
+    [message] = encode(span_rows(["a"], attributes=(column,)), **BARE)
+    [span] = decoded(message).resource_spans[0].scope_spans[0].spans
+    assert math.isnan(span.attributes[0].value.double_value)
+
+
+def test_messages_are_filled_and_under_four_mebibytes_by_default():
+    """Many spans go out in the fewest messages, each of which a gRPC receiver takes."""
+    count = 60_000
+    table = span_rows([b"x" * 50] * count)
+    sizes = [len(message) for message in encode(table, **FULL)]
+    assert max(sizes) <= DEFAULT_MAX_BYTES < 4 * 1024 * 1024
+    assert len(sizes) == math.ceil(sum(sizes) / DEFAULT_MAX_BYTES) > 1
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, 40, 60, 61, 62, 63, 64, 65, 66, 127, 128, 129, 16_300, 16_383, 16_384, 2_100_000]
+)
+def test_lengths_of_every_width(length):
+    """Names whose sizes change the width of the lengths around them, at each edge, keep the bytes official."""
+    table = span_rows([b"x" * length, "next"])
+    assert b"".join(encode(table, **BARE)) == official(table, **BARE).SerializeToString()
+
+
+def test_a_table_without_spans_gives_no_message():
+    """Nothing to send is no message rather than an empty one."""
+    assert not list(encode(span_rows([]), **FULL))
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, 2**31])
+def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
+    """The error comes from encode() itself, before anything is iterated, and names the value and the range."""
+    with pytest.raises(ValueError, match=rf"max_bytes is {max_bytes}, but must be from 1 to 2147483647"):
+        encode(span_rows(["a"]), **FULL, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": np.array([5], dtype=np.uint32)}, "column name points to entry 5, .* has 2"),
+        ({"trace": np.array([1], dtype=np.uint32)}, "column trace points to entry 1, .* has 1"),
+        ({"start": np.array([1, 2])}, "column start holds 2 int64, but must hold 1 int64"),
+        ({"end": np.array([1.5])}, "column end holds 1 float64, but must hold 1 int64"),
+        (
+            {"attributes": (AttributeColumn("k", AttributeType.NAME, np.array([2], dtype=np.uint32)),)},
+            "column k points to entry 2",
+        ),
+        (
+            {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(1, np.uint8), np.ones(2, np.uint8)),)},
+            "column k holds 2 uint8, but must hold 1 uint8",
+        ),
+        ({"trace_ids": np.zeros((1, 8), dtype=np.uint8)}, r"trace_ids has shape \(1, 8\)"),
+        ({"links": np.array([(1, [0] * 16, 1), (0, [0] * 16, 1)], dtype=LINK)}, "links must be sorted by row"),
+        ({"names": Names(np.zeros(1, np.uint8), np.array([0, 2], np.uint64))}, "names.ends must rise, .* the 1 bytes"),
+        ({"names": Names(np.zeros(3, np.uint8), np.array([3, 2], np.uint64))}, "names.ends must rise, .* the 3 bytes"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_an_error(change, message):
+    """A column of wrong length or type, or an index out of range, is refused before C reads it."""
+    with pytest.raises(ValueError, match=message):
+        encode(dataclasses.replace(span_rows(["a"]), **change), **FULL)
+
+
+def test_strided_columns_are_encoded():
+    """Columns need not be contiguous."""
+    table = span_rows(["a", "b"], start=np.array([1, 0, 2, 0])[::2])
+    assert b"".join(encode(table, **FULL)) == official(table, **FULL).SerializeToString()
+
+
+def test_an_iterator_outlives_what_it_was_made_from():
+    """Messages still to come stay right after the caller has let go of the table, and one may stop half way."""
+    theirs = list(encode(span_rows(["a", "b"]), **FULL, max_bytes=1))
+    messages = encode(span_rows(["a", "b"]), **FULL, max_bytes=1)
+    assert next(messages) == theirs[0]
+    np.zeros(100_000)
+    assert list(messages) == theirs[1:]
+    next(encode(span_rows(["a", "b"]), **FULL, max_bytes=1))
+
+
+def test_messages_end_to_end_are_one_message():
+    """A file of messages parses as one request with all spans, which is what export_otlp writes."""
+    whole = b"".join(encode(span_rows(["a", "b", "c"]), **FULL, max_bytes=1))
+    request = ExportTraceServiceRequest.FromString(whole)
+    assert [s.name for r in request.resource_spans for scope in r.scope_spans for s in scope.spans] == ["a", "b", "c"]

@@ -1,0 +1,124 @@
+"""ReadableSpan views of a span table."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceState
+
+from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._model.units import Step, span_table
+
+RESOURCE = Resource({"service.name": "trainer"})
+SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope")
+AMBIENT = SpanContext(0xFEED, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1")]))
+
+
+def views(parent=None):
+    """Two steps: a forward operator with a failed label inside, and its backward function."""
+    batch = Batch.of(
+        {
+            "start": [110, 120, 310],
+            "end": [190, 130, 320],
+            "name": [1, 2, 3],
+            "parent": [-1, 0, -1],
+            "sequence_nr": [4, -1, 4],
+            "fwd_thread": [0, 0, 1],
+            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION],
+            "error_type": [0, 4, 0],
+            "flags": [Flag.ASYNC, Flag.ERROR, 0],
+        },
+        ["", "aten::mm", "label", b"Mm\xffBackward", "ValueError"],
+        (Thread(5, 140_001, 1, "main"),),
+    )
+    ids = itertools.count(1)
+    table = span_table(
+        batch,
+        start=0,
+        end=400,
+        steps=[Step(0, 100, 200), Step(1, 300, 400)],
+        trace_ids=lambda: next(ids),
+        span_ids=lambda: next(ids),
+        parent=parent,
+    )
+    return SpanList(add_attributes(table, batch), resource=RESOURCE, scope=SCOPE)
+
+
+def test_a_view_shows_the_span():
+    """Name, kind, times, status, attributes with Python's own types, resource and scope are those of the table."""
+    _, forward, label, _, backward = views()
+    assert [span.name for span in (forward, label, backward)] == ["aten::mm", "label", "Mm�Backward"]
+    assert (forward.kind, forward.start_time, forward.end_time) == (SpanKind.INTERNAL, 110, 190)
+    assert [span.status.status_code for span in (forward, label)] == [StatusCode.UNSET, StatusCode.ERROR]
+    assert dict(forward.attributes) == {
+        "torch.op.scope": "function",
+        "torch.op.sequence_nr": 4,
+        "torch.self_duration": 70e-9,
+        "thread.id": 140_001,
+        "thread.name": "main",
+        "torch.async": True,
+    }
+    assert [type(value) for value in forward.attributes.values()] == [str, int, float, int, str, bool]
+    assert label.attributes["error.type"] == "ValueError"
+    assert (forward.resource, forward.instrumentation_scope) == (RESOURCE, SCOPE)
+    assert not forward.events
+
+
+def test_views_are_related_by_their_contexts():
+    """Parents, links and traces of the views refer to one another as SDK spans do."""
+    first, forward, label, second, backward = views()
+    assert first.parent is None
+    assert forward.parent == first.context
+    assert label.parent == forward.context
+    assert backward.parent == second.context
+    assert [link.context for link in second.links] == [first.context]
+    assert [link.context for link in backward.links] == [forward.context]
+    assert first.context.trace_id == forward.context.trace_id != second.context.trace_id
+    assert all(span.context.is_valid and span.context.trace_flags.sampled for span in (first, forward))
+
+
+def test_under_an_ambient_span():
+    """Roots have the ambient context itself as parent, and its trace state is kept on all spans."""
+    first, forward, *_ = views(AMBIENT)
+    assert first.parent is AMBIENT
+    assert not forward.parent.is_remote
+    assert first.context.trace_id == forward.context.trace_id == AMBIENT.trace_id
+    assert first.context.trace_state == forward.context.trace_state == AMBIENT.trace_state
+
+
+def test_it_is_an_immutable_sequence():
+    """Index, negative index, slice, iteration and length work as on a tuple; there is no way to change it."""
+    spans = views()
+    assert isinstance(spans, Sequence)
+    assert isinstance(spans[0], ReadableSpan)
+    assert len(spans) == 5
+    assert spans[-1].context == spans[4].context
+    assert [span.name for span in spans[1:3]] == ["aten::mm", "label"]
+    assert [span.name for span in spans[::-1][:2]] == [spans[4].name, spans[3].name]
+    with pytest.raises(TypeError):
+        spans[0] = None
+
+
+@pytest.mark.parametrize("index", [5, -6])
+def test_an_index_out_of_range_is_named(index):
+    """The error names the index and how many spans there are."""
+    with pytest.raises(IndexError, match=f"span index {index} out of range: there are 5 spans"):
+        views()[index]
+
+
+def test_exporters_take_them():
+    """An SDK exporter keeps them, and the SDK's JSON of them can be read."""
+    exporter = InMemorySpanExporter()
+    exporter.export(views())
+    finished = exporter.get_finished_spans()
+    assert [json.loads(span.to_json())["name"] for span in finished][:2] == ["ProfilerStep#0", "aten::mm"]

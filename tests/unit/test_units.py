@@ -1,0 +1,281 @@
+"""Which trace each event belongs to, under which span, with which ids and links."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.trace import SpanContext
+
+from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._model.units import Step, event_span_ids, extend_names, span_table
+
+KEY, ROOT = 0xABCDEF0123456789, 1000
+THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "autograd"))
+STEPS = (Step(7, 100, 200), Step(8, 300, 400))
+
+
+def make(batch, **options):
+    """The table of a batch, with ids that count: the key first, then roots 1000, 1001, ...; traces 1, 2, ..."""
+    spans = itertools.chain([KEY], itertools.count(ROOT))
+    traces = itertools.count(1)
+    options = {"start": 0, "end": 1000, "trace_ids": lambda: next(traces), "span_ids": lambda: next(spans), **options}
+    return span_table(batch, **options)
+
+
+def events(*begin_end_parent, **columns):
+    """A batch of events (begin, end, row of the parent)."""
+    start, end, parent = zip(*begin_end_parent, strict=True) if begin_end_parent else ((), (), ())
+    columns = {"name": [1] * len(start), **columns}
+    return Batch.of({"start": start, "end": end, "parent": parent, **columns}, ["", "op"], THREADS)
+
+
+def trace_of(table, row):
+    """The trace id of a span as a number."""
+    return int.from_bytes(table.trace_ids[table.trace[row]].tobytes(), "big")
+
+
+def step_of_events(table):
+    """The number of the step under whose root each event of the batch ended up, in the order of the batch."""
+    number = {int(table.trace[i]): int(table.step[i]) for i in np.flatnonzero(table.row < 0)}
+    rows = np.flatnonzero(table.row >= 0)
+    return [number[int(table.trace[i])] for i in rows[np.argsort(table.row[rows])]]
+
+
+def links(table):
+    """Every link as (row of the span that has it, row of the span that it points to)."""
+    row_of = {(trace_of(table, i), int(table.span_id[i])): i for i in range(len(table))}
+    return [
+        (int(link["row"]), row_of[int.from_bytes(link["trace_id"].tobytes(), "big"), int(link["span_id"])])
+        for link in table.links
+    ]
+
+
+def test_without_steps_everything_is_one_trace_under_one_root():
+    """One synthetic root with the given name and interval; outermost events are its children, the others their parents'."""
+    table = make(events((10, 30, -1), (12, 20, 0), (40, 50, -1)), name="job", end=60)
+    assert [table.names[i] for i in table.name] == ["job", "op", "op", "op"]
+    assert table.row.tolist() == [-1, 0, 1, 2]
+    assert (table.start[0], table.end[0]) == (0, 60)
+    assert table.parent_span_id.tolist() == [0, ROOT, int(table.span_id[1]), ROOT]
+    assert {trace_of(table, i) for i in range(4)} == {1}
+    assert not len(table.links)
+
+
+def test_each_step_is_a_trace_linked_to_the_one_before():
+    """Steps get a root named as torch names them, a trace each, and a link to their predecessor's root."""
+    table = make(events((110, 120, -1), (310, 320, -1)), steps=STEPS)
+    assert [table.names[i] for i in table.name] == ["ProfilerStep#7", "op", "ProfilerStep#8", "op"]
+    assert [trace_of(table, i) for i in range(4)] == [1, 1, 2, 2]
+    assert table.step.tolist() == [7, -1, 8, -1]
+    assert table.parent_span_id.tolist() == [0, ROOT, 0, ROOT + 1]
+    assert links(table) == [(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("began", "step"),
+    [(50, 7), (100, 7), (199, 7), (200, 7), (250, 7), (251, 8), (300, 8), (500, 8)],
+    ids=["before", "start", "within", "end", "middle", "nearer the next", "next start", "after"],
+)
+def test_an_event_outside_every_step_goes_to_the_nearest(began, step):
+    """Before the first to the first, after the last to the last, in a gap to the nearer, halfway to the earlier."""
+    assert step_of_events(make(events((began, began + 1, -1)), steps=STEPS)) == [step]
+
+
+def test_a_tree_stays_together_where_its_root_began():
+    """A child that began in the next step stays in the trace of its outermost ancestor, which widens that step's root."""
+    table = make(events((150, 390, -1), (310, 380, 0), (320, 330, 1), (391, 392, -1)), steps=STEPS)
+    assert step_of_events(table) == [7, 7, 7, 8]
+    assert table.end[0] == 390
+
+
+def test_threads_are_sorted_into_the_traces_of_their_steps():
+    """Rows of several threads come out trace by trace, root first, and in the order of the batch within a trace."""
+    batch = events((110, 120, -1), (310, 320, -1), (130, 140, -1), (330, 340, -1), thread=[0, 0, 1, 1])
+    assert make(batch, steps=STEPS).row.tolist() == [-1, 0, 2, -1, 1, 3]
+
+
+def test_roots_are_widened_to_hold_their_events():
+    """A root starts no later and ends no earlier than any event under it."""
+    table = make(events((90, 450, -1), (95, 460, 0)), start=100, end=400)
+    assert (table.start[0], table.end[0]) == (90, 460)
+
+
+@pytest.mark.parametrize("steps", [(), STEPS])
+def test_with_an_ambient_span_everything_joins_its_trace(steps):
+    """Roots become children of the ambient span, in its trace; no trace id is drawn."""
+    parent = SpanContext(0xFEED, 0xBEEF, is_remote=True)
+    table = make(events((110, 120, -1), (310, 320, -1)), steps=steps, parent=parent, trace_ids=pytest.fail)
+    roots = table.row < 0
+    assert {trace_of(table, i) for i in range(len(table))} == {0xFEED}
+    assert set(table.parent_span_id[roots].tolist()) == {0xBEEF}
+    assert table.parent is parent
+    assert len(table.links) == max(len(steps) - 1, 0)
+
+
+def test_an_error_shows_in_the_status():
+    """An event with an error type, or flagged so, has status ERROR; no other has."""
+    batch = events((1, 2, -1), (3, 4, -1), (5, 6, -1), error_type=[0, 1, 0], flags=[0, 0, Flag.ERROR])
+    assert make(batch).error.tolist() == [0, 0, 1, 1]
+
+
+def test_a_backward_function_links_to_the_forward_operator_that_made_it():
+    """Of the operators of its forward thread with its number, the one that began last outside every backward function."""
+    batch = events(
+        (10, 20, -1),  # forward, its node's number is taken by the next one
+        (12, 18, 0),  # nested, began last: made the node
+        (30, 40, -1),  # another number
+        (50, 60, -1),  # other thread, same number
+        (110, 120, -1),  # backward
+        (112, 118, 4),  # within the backward function, with the same number by chance
+        thread=[0, 0, 0, 1, 1, 0],
+        sequence_nr=[5, 5, 6, 5, 5, 5],
+        fwd_thread=[0, 0, 0, 0, 1, 0],
+        scope=[0, 0, 0, 0, Scope.BACKWARD_FUNCTION, 0],
+    )
+    assert links(make(batch)) == [(5, 2)]
+
+
+def test_a_backward_function_links_into_the_step_of_its_forward():
+    """The link carries the trace id of the forward operator when that ran in another step."""
+    batch = events(
+        (110, 120, -1),
+        (310, 320, -1),
+        sequence_nr=[5, 5],
+        fwd_thread=[0, 1],
+        scope=[0, Scope.BACKWARD_FUNCTION],
+    )
+    assert links(make(batch, steps=STEPS)) == [(2, 0), (3, 1)]
+
+
+def test_links_stand_in_the_order_of_their_rows():
+    """A link of an event in the first step comes before the link of the second step's root, as the encoder needs it."""
+    batch = events((110, 120, -1), (130, 140, -1), sequence_nr=[5, 5], fwd_thread=[0, 1], scope=[0, 1])
+    assert links(make(batch, steps=STEPS)) == [(2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        {"sequence_nr": [5, -1]},
+        {"sequence_nr": [5, 6]},
+        {"sequence_nr": [-1, 5]},
+        {"fwd_thread": [0, 2]},
+        {"fwd_thread": [0, 9]},
+    ],
+    ids=["no number", "other number", "forward has none", "other thread", "unknown thread"],
+)
+def test_a_backward_function_without_its_forward_has_no_link(backward):
+    """Nothing is linked when number or thread do not match."""
+    columns = {"sequence_nr": [5, 5], "fwd_thread": [0, 1], "scope": [0, Scope.BACKWARD_FUNCTION], **backward}
+    assert not links(make(events((10, 20, -1), (30, 40, -1), **columns)))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1]),
+            st.sampled_from([0, 1, 2, 2**62, 2**63 - 1]),
+            st.sampled_from([0, 1, 2, 3]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_links_agree_with_a_plain_search(rows):
+    """The vectorised matching finds what looking through all earlier events finds, for numbers of any size."""
+    rows.sort(key=lambda row: row[0])
+    thread, sequence, forward_thread, backward = zip(*rows, strict=True) if rows else ((), (), (), ())
+    batch = events(
+        *((i, i + 1, -1) for i in range(len(rows))),
+        thread=thread,
+        sequence_nr=sequence,
+        fwd_thread=forward_thread,
+        scope=[Scope.BACKWARD_FUNCTION if b else Scope.FUNCTION for b in backward],
+    )
+    expected = []
+    for i, (_, number, tid, is_backward) in enumerate(rows):
+        before = enumerate(rows[:i])
+        same = [j for j, (t, n, _, b) in before if not b and n == number and THREADS[t].torch_tid == tid != 0]
+        if is_backward and same:
+            expected.append((i + 1, same[-1] + 1))
+    assert links(make(batch)) == expected
+
+
+@given(st.sets(st.integers(1, 2**64 - 1)), st.integers(0, 2**64 - 1))
+def test_ids_of_events_are_distinct_and_valid(ids, key):
+    """Distinct events get distinct ids that are not 0, whatever the key."""
+    found = set(event_span_ids(np.array(sorted(ids), dtype=np.uint64), key).tolist())
+    assert len(found) == len(ids)
+    assert 0 not in found
+
+
+@st.composite
+def batches(draw):
+    """Events of two threads with any parents that come before them on their thread, and steps in order."""
+    count = draw(st.integers(0, 20))
+    split = draw(st.integers(0, count))
+    parent = [
+        draw(st.integers(-1, i - 1) if i < split else st.sampled_from([-1, *range(split, i)])) for i in range(count)
+    ]
+    start = [draw(st.integers(0, 100)) for _ in range(count)]
+    end = [s + draw(st.integers(0, 100)) for s in start]
+    edges = sorted(draw(st.lists(st.integers(0, 100), max_size=8)))
+    steps = [Step(i, *pair) for i, pair in enumerate(zip(edges[::2], edges[1::2], strict=False))]
+    thread = [int(i >= split) for i in range(count)]
+    return events(*zip(start, end, parent, strict=True), thread=thread), steps
+
+
+@given(batches())
+def test_every_tree_is_whole_and_inside_its_root(drawn):
+    """Ids are unique, every parent is in the trace of its child and before it, roots hold their events, nothing is lost."""
+    batch, steps = drawn
+    table = make(batch, steps=steps)
+    assert sorted(table.row[table.row >= 0].tolist()) == list(range(len(batch)))
+    row_of = {int(span_id): i for i, span_id in enumerate(table.span_id)}
+    assert len(row_of) == len(table)
+    for i in range(len(table)):
+        if table.row[i] < 0:
+            root = i
+            assert table.parent_span_id[i] == 0
+            continue
+        parent = row_of[int(table.parent_span_id[i])]
+        assert parent < i
+        assert table.trace[parent] == table.trace[i] == table.trace[root]
+        assert table.start[root] <= table.start[i] <= table.end[i] <= table.end[root]
+        assert table.row[parent] == batch["parent"][table.row[i]]
+
+
+@given(batches())
+def test_ids_of_events_do_not_depend_on_the_steps(drawn):
+    """The same events have the same span ids with steps and without."""
+    batch, steps = drawn
+    tables = [make(batch, steps=some) for some in (steps, ())]
+    ids = [dict(zip(table.row.tolist(), table.span_id.tolist(), strict=True)) for table in tables]
+    for row in range(len(batch)):
+        assert ids[0][row] == ids[1][row]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parent": SpanContext(0, 0, is_remote=False)}, "not a valid SpanContext"),
+        ({"start": 5, "end": 4}, "end 4 is before start 5"),
+        ({"steps": [Step(3, 5, 4)]}, "step 3 ends at 4, before its start 5"),
+        ({"steps": [Step(3, 0, 5), Step(4, 4, 8)]}, "step 4 starts at 4, before the end of step 3 at 5"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    """The error names the argument and the value."""
+    with pytest.raises(ValueError, match=message):
+        make(events((1, 2, -1)), **options)
+
+
+def test_extended_names_keep_their_indices():
+    """Names keep their places and the extra ones follow, also behind a table without any."""
+    assert list(extend_names(Names.of(["", "a"]), ["b", "ä"])) == ["", "a", "b", "ä"]
+    assert list(extend_names(Names.of([]), ["b"])) == ["b"]
