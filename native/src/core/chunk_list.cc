@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
 
 namespace otp {
@@ -20,21 +21,22 @@ struct Arena {
   std::vector<uint8_t*> free;  // last in, first out: the chunk given back last is still warm
 };
 
-Arena* ChunkPool::map_arena() {
+// Null when the system gives no memory. Reserves what give_back will need: that must not fail.
+Arena* ChunkPool::map_arena() try {
+  d_arenas.reserve(d_arenas.size() + 1);
+  d_with_room.reserve(d_arenas.size() + 1);
+  auto arena = std::make_unique<Arena>();
+  arena->free.reserve(kChunksPerArena);
   void* memory = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
-  auto* arena = new (std::nothrow) Arena;
-  if (arena == nullptr) {
-    munmap(memory, kArenaBytes);
-    return nullptr;
-  }
   arena->memory = static_cast<uint8_t*>(memory);
-  arena->free.reserve(kChunksPerArena);
   for (uint32_t i = kChunksPerArena; i-- > 0;) arena->free.push_back(arena->memory + i * OTP_CHUNK_BYTES);
-  d_arenas.push_back(arena);
-  d_with_room.push_back(arena);
+  d_arenas.push_back(arena.get());
+  d_with_room.push_back(arena.get());
   ++d_empty_arenas;
-  return arena;
+  return arena.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
 void ChunkPool::unmap_arena(Arena* arena) {

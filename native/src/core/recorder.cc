@@ -1,4 +1,6 @@
 // The recording threads' side: begin and end.
+#include <new>
+
 #include "core/registry.h"
 
 namespace otp {
@@ -18,36 +20,42 @@ void adopt_epoch_locked(Registry& all, ThreadBuffer& thread) {
   thread.epoch = g_shared.epoch.load(std::memory_order_relaxed);
 }
 
+struct Room {
+  uint32_t sessions;   // that the next record can be for
+  uint32_t no_memory;  // that the system gave no memory for
+};
+
 // Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
-// `bytes` more do not fit. Returns the sessions that the next record can be for.
+// `bytes` more do not fit.
 //
 // The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
 // then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
-uint32_t make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
+Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
   bool same_chunk = thread.fits(bytes);
   if (!same_chunk) all.seal_chunk(&thread);
   Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
-  if (chunk == nullptr) {
-    all.count_loss(wanted, OTP_LOSS_NO_MEMORY);
-    thread.loss_pending |= wanted;
-    return 0;
-  }
+  if (chunk == nullptr) return {0, wanted};
   chunk->owner = &thread;
+  uint32_t no_memory = 0;
   for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
     if (session == nullptr || session->state != otp_session::State::kRunning) continue;
-    if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
+    try {
+      if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
+    } catch (const std::bad_alloc&) {
+      no_memory |= session->mask();
+    }
   }
   if (!same_chunk && chunk->holders == 0) {
     all.pool.give_back(chunk);
-    return 0;
+    return {0, no_memory};
   }
   if (!same_chunk) {
     thread.chunk = chunk;
     thread.at = 0;
   }
   thread.accepted = chunk->holders;
-  return wanted & thread.accepted;
+  return {wanted & thread.accepted, no_memory};
 }
 
 // Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
@@ -56,20 +64,21 @@ uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t byte
   thread.ready_for = 0;  // whatever changes here, the next begin looks at it
   bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
   uint32_t possible = current ? wanted & ~thread.refused : wanted;
-  uint32_t got = 0;
+  Room room{0, 0};
   if (current && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
-    got = possible;  // at its budget, a session costs the thread no lock per event
+    room.sessions = possible;  // at its budget, a session costs the thread no lock per event
   } else if (possible != 0) {
     std::lock_guard<std::mutex> hold(all.mutex);
     if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
-    got = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
+    room = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
   }
-  uint32_t lost = wanted & ~got & thread.refused;
-  if (counted && lost != 0) {
-    all.count_loss(lost, OTP_LOSS_BUDGET);
-    thread.loss_pending |= lost;
+  uint32_t full = wanted & ~room.sessions & thread.refused;
+  if (counted && (full | room.no_memory) != 0) {
+    all.count_loss(full, OTP_LOSS_BUDGET);
+    all.count_loss(room.no_memory, OTP_LOSS_NO_MEMORY);
+    thread.loss_pending |= full | room.no_memory;
   }
-  return got;
+  return room.sessions;
 }
 
 void count_too_deep(ThreadBuffer& thread, uint32_t consumers) {
@@ -95,11 +104,13 @@ void remove_ended_elsewhere(ThreadBuffer& thread) {
   thread.ended_elsewhere_flag.store(0, std::memory_order_relaxed);
 }
 
-void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) {
+// Where memory is short the event stays open, and is marked unfinished at the stop.
+void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) try {
   for (uint32_t rest = consumers; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
     if (session != nullptr && session->state == otp_session::State::kRunning) session->late_ends.push_back(end);
   }
+} catch (const std::bad_alloc&) {
 }
 
 uint32_t intern_error(const char* error_type, uint32_t size) {
@@ -232,7 +243,9 @@ inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32
 }
 
 uint32_t begin(const otp_begin_args* args) {
-  uint32_t active = g_shared.active.load(std::memory_order_relaxed);
+  // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
+  // remembers of the bit's last owner for the new one's.
+  uint32_t active = g_shared.active.load(std::memory_order_acquire);
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
@@ -355,7 +368,7 @@ bool find_in_other(const ThreadBuffer& other, const void* key, OpenEvent* out) {
   return false;
 }
 
-bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) {
+bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) try {
   for (size_t i = other.suspended.size(); i-- > 0;) {
     if (other.suspended[i].key.get() != key) continue;
     *out = other.suspended[i];
@@ -367,6 +380,8 @@ bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) {
   other.ended_elsewhere.push_back({key, out->index.get(), out->consumers.get() != 0});
   other.ended_elsewhere_flag.store(1, std::memory_order_relaxed);
   return true;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint8_t flags, const char* error_type,
@@ -390,16 +405,20 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
   return 1;
 }
 
-int suspend(const void* key) {
+int suspend(const void* key) try {
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
   repair_stack(*thread);
-  OpenEvent event;
-  if (!take_open(*thread, key, &event)) return 0;
   std::lock_guard<std::mutex> hold(registry().mutex);
-  thread->suspended.push_back(event);
+  thread->suspended.emplace_back();  // first, since it may fail
+  if (!take_open(*thread, key, &thread->suspended.back())) {
+    thread->suspended.pop_back();
+    return 0;
+  }
   thread->suspended_count.fetch_add(1, std::memory_order_relaxed);
   return 1;
+} catch (const std::bad_alloc&) {
+  return 0;
 }
 
 int resume(const void* key) {

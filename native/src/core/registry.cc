@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <memory>
 #include <new>
 
 namespace otp {
@@ -68,7 +68,7 @@ void fill_thread_info(otp_thread* info, uint32_t id) {
 
 }  // namespace
 
-Registry& registry() {
+Registry& registry() noexcept {
   Registry* current = g_registry.load(std::memory_order_acquire);
   if (current != nullptr) return *current;
   static std::once_flag once;
@@ -81,16 +81,19 @@ Registry& registry() {
 
 ThreadBuffer* this_thread_slowpath() {
   if (t_gone) return nullptr;
-  auto* buffer = new (std::nothrow) ThreadBuffer;
+  Registry& all = registry();
+  std::unique_ptr<ThreadBuffer> buffer(new (std::nothrow) ThreadBuffer);
   if (buffer == nullptr) return nullptr;
   t_guard.generation = g_shared.generation.load(std::memory_order_relaxed);
-  Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
+  try {
+    all.threads.push_back(buffer.get());
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
   buffer->id = ++all.last_thread_id;
   fill_thread_info(&buffer->info, buffer->id);
-  all.threads.push_back(buffer);
-  t_buffer = buffer;
-  return buffer;
+  return t_buffer = buffer.release();
 }
 
 ThreadBuffer* Registry::find_thread(uint32_t id, uint32_t source_tid) {
@@ -147,6 +150,7 @@ void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator
   uint32_t size = evicted->chunk->committed.load(std::memory_order_acquire) - evicted->from;
   std::vector<LateEnd> ends;
   uint64_t lost = scan_lost({data, size, evicted->next_index}, session->mask(), &ends);
+  session->late_ends.reserve(session->late_ends.size() + ends.size());
   auto oldest = std::find_if(session->held.begin(), session->held.end(), is_owners);
   const std::vector<PendingEvent>& pending = cursor.decoder.pending;
   for (LateEnd& end : ends) {
@@ -180,15 +184,26 @@ bool Registry::evict_oldest(otp_session* session) {
   return true;
 }
 
+Cursor& Registry::cursor_of(otp_session* session, ThreadBuffer* thread) {
+  auto [cursor, is_new] = session->cursors.try_emplace(thread);
+  if (is_new) ++thread->references;
+  return cursor->second;
+}
+
 bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   while (session->bytes_held + OTP_CHUNK_BYTES > session->options.budget_bytes) {
     if (session->options.full_policy != OTP_FULL_DROP_OLDEST || !evict_oldest(session)) return false;
   }
-  auto [cursor, is_new] = session->cursors.try_emplace(chunk->owner);
-  if (is_new) ++chunk->owner->references;
-  session->held.push_back({chunk, chunk->owner->next_index, read_from, cursor->second.after_loss, false});
-  cursor->second.after_loss = false;
-  ++cursor->second.chunks;
+  session->held.push_back({chunk, chunk->owner->next_index, read_from, false, false});
+  Cursor* cursor = nullptr;
+  try {
+    cursor = &cursor_of(session, chunk->owner);
+  } catch (const std::bad_alloc&) {
+    session->held.pop_back();
+    throw;
+  }
+  std::swap(session->held.back().after_loss, cursor->after_loss);
+  ++cursor->chunks;
   chunk->holders |= session->mask();
   session->bytes_held += OTP_CHUNK_BYTES;
   session->bytes_held_max = std::max(session->bytes_held_max, session->bytes_held);

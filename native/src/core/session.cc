@@ -242,15 +242,16 @@ void Drain::give_back(otp_batch* batch) {
 
 extern "C" {
 
-int otp_session_new(const otp_session_options* options, otp_session** out) {
+int otp_session_new(const otp_session_options* options, otp_session** out) try {
   if (options->budget_bytes < OTP_CHUNK_BYTES) return OTP_E_BUDGET_TOO_SMALL;
   registry();  // made before the first fork handler could be needed
-  auto* session = new (std::nothrow) otp_session;
-  if (session == nullptr) return OTP_E_NO_MEMORY;
+  auto* session = new otp_session;
   session->options = *options;
   session->generation = g_shared.generation.load(std::memory_order_relaxed);
   *out = session;
   return OTP_OK;
+} catch (const std::bad_alloc&) {
+  return OTP_E_NO_MEMORY;
 }
 
 int otp_session_start(otp_session* session) {
@@ -290,7 +291,7 @@ int otp_session_stop(otp_session* session) {
 }
 
 uint32_t otp_session_consumer(const otp_session* session) {
-  return session->state == State::kNew ? 0 : session->mask();
+  return session->state == State::kNew || otp::forked(session) ? 0 : session->mask();
 }
 
 void otp_session_free(otp_session* session) {
