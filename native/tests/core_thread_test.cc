@@ -49,7 +49,7 @@ void short_lived_threads_are_all_there() {
   }
   otp_recorder_stats after = recorder_stats();
   CHECK_EQ(after.threads, 1u);  // the main thread
-  CHECK(after.chunk_bytes <= kKept);
+  CHECK(after.chunk_bytes <= 10u << 20);
 }
 
 // A live drain lets go of threads that have ended, and of those only, with an event open or not.

@@ -191,9 +191,11 @@ void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t co
   bool fit = args.input_words <= kMaxInputWords;
   uint32_t words = fit ? args.input_words : 0;
   auto flags = static_cast<uint8_t>(fit ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
-  thread.append(otp_record{words, OTP_RECORD_INPUTS, flags, static_cast<uint16_t>(consumers), 0});
-  if (words != 0) std::memcpy(thread.chunk->data() + thread.at, args.inputs, words * sizeof(int64_t));
-  thread.at += words * static_cast<uint32_t>(sizeof(int64_t));
+  auto* record = reinterpret_cast<otp_record*>(thread.chunk->data() + thread.at);
+  record->ticks = words;
+  write_head(record, OTP_RECORD_INPUTS, flags, consumers, 0);
+  if (words != 0) std::memcpy(record + 1, args.inputs, words * sizeof(int64_t));
+  thread.at += static_cast<uint32_t>(sizeof *record + words * sizeof(int64_t));
 }
 
 inline uint32_t begin_bytes(const otp_begin_args& args) {
