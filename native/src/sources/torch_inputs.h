@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder.h"
 
 namespace otp {
 
@@ -13,8 +14,9 @@ namespace otp {
 // all that follow.
 class InputWords {
  public:
-  // 16 KB: more inputs than an operator has (lists of an optimizer's foreach operators are the longest).
-  static constexpr uint32_t kMax = 2048;
+  // What fits into a chunk beside the event's other records. The longest inputs are those of an optimizer's foreach
+  // operators: 4,500 words for three lists of 500 matrices.
+  static constexpr uint32_t kMax = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
 
   // Writes the inputs; returns true when all fitted.
   bool collect(c10::ArrayRef<const c10::IValue> inputs) {
