@@ -52,7 +52,8 @@ PyObject* begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return PyLong_FromUnsignedLong(thread);
 }
 
-// end(key, thread, error) -> None: `thread` as begin returned it, `error` the name of an exception's class or None.
+// end(key, thread, error) -> None: `thread` as begin returned it, 0 when it can have begun on this thread only; `error`
+// the name of an exception's class or None.
 PyObject* end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return wrong_count("end", "a key, a thread and an error", count);
   const char* error = nullptr;
@@ -62,7 +63,7 @@ PyObject* end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   uint8_t flags = error == nullptr ? 0 : OTP_FLAG_ERROR;
   auto error_size = static_cast<uint32_t>(size);
   unsigned long thread = PyLong_AsUnsignedLong(args[1]);
-  if (thread != 0 && !PyErr_Occurred() && g_api->end(args[0], flags, error, error_size) == 0)
+  if (g_api != nullptr && !PyErr_Occurred() && g_api->end(args[0], flags, error, error_size) == 0 && thread != 0)
     g_api->end_elsewhere(args[0], static_cast<uint32_t>(thread), 0, flags, error, error_size);
   Py_XDECREF(owner);
   if (PyErr_Occurred()) return nullptr;
@@ -78,7 +79,8 @@ PyObject* attach(PyObject*, PyObject* address) {
   auto* api = static_cast<const otp_api*>(PyLong_AsVoidPtr(address));
   if (api == nullptr) return nullptr;
   if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
-    return PyErr_Format(PyExc_ImportError, "the label module was built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
+    return PyErr_Format(PyExc_ImportError,
+                        "the label module was built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
                         OTP_ABI_VERSION, api->abi_version);
   g_api = api;
   Py_RETURN_NONE;

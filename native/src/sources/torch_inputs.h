@@ -10,8 +10,8 @@
 
 namespace otp {
 
-// Collects the words of one operator in memory of the thread. An input that does not fit any more is left out, and with it
-// all that follow.
+// Collects the words of one operator in memory of the thread. An input that does not fit any more is left out, and with
+// it all that follow.
 class InputWords {
  public:
   // What fits into a chunk beside the event's other records. The longest inputs are those of an optimizer's foreach
