@@ -35,14 +35,20 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._actions.pop(fullname))
+            spec.loader = _Loader(spec.loader, self._run_once)
         return spec
+
+    def _run_once(self, module: types.ModuleType) -> None:
+        # Not when the module is found: who only looks for it (importlib.util.find_spec) does not import it.
+        action = self._actions.pop(module.__name__, None)
+        if action is not None:
+            _run(action, module)
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, action: Action) -> None:
+    def __init__(self, loader: Any, after: Action) -> None:
         self._loader = loader
-        self._action = action
+        self._after = after
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         created: types.ModuleType | None = self._loader.create_module(spec)
@@ -53,7 +59,7 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        _run(self._action, module)
+        self._after(module)
 
 
 def _run(action: Action, module: types.ModuleType) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _NS_PER_US = 1000
 
+_EVALUATION = "autograd::engine::evaluate_function: "
+"""What the autograd engine does around each backward function; torch's lists give it the numbers of that function."""
+
 
 class EventSource:
     """Makes the events of a batch one by one, each at most once, and adds them up without making them.
@@ -67,6 +70,27 @@ class EventSource:
     def value(self, column: str, index: int) -> Any:
         """The value of an event in a column of the batch."""
         return self.batch[column].item(self.view.rows.item(index))
+
+    def _numbered(self, index: int) -> int:
+        """The row whose autograd numbers an event shows: its own, or its backward function's around which it is the engine's.
+
+        Torch makes that transfer when a profile ends, for two events that follow each other on a thread.
+        """
+        row: int = self.view.rows.item(index)
+        thread, scope = self.batch["thread"], self.batch["scope"]
+        follows = row + 1 < len(scope) and thread[row + 1] == thread[row] and scope[row + 1] == Scope.BACKWARD_FUNCTION
+        around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(_EVALUATION)
+        return row + int(around)
+
+    def sequence_nr(self, index: int) -> int:
+        """Torch's number of the autograd node; -1 where there is none."""
+        number: int = self.batch["sequence_nr"].item(self._numbered(index))
+        return number
+
+    def fwd_thread(self, index: int) -> int:
+        """Torch's id of the forward thread; 0 where there is none, or no sequence number to go with it."""
+        row = self._numbered(index)
+        return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
 
     def trace_name(self, index: int) -> str:
         """The name as it was recorded."""
@@ -194,8 +218,8 @@ class RecordedEvent(FunctionEvent):
     overload_name = ""
     flops = 0
     id = _column("id")
-    sequence_nr = _column("sequence_nr")
-    fwd_thread = _column("fwd_thread")
+    sequence_nr = _on_demand(EventSource.sequence_nr)
+    fwd_thread = _on_demand(EventSource.fwd_thread)
     scope = _column("scope")
     external_id = _column("id")
     name = _on_demand(lambda source, index: listed_name(source.trace_name(index)))

@@ -32,14 +32,16 @@ class Recording:
         memory_limit: bytes that may be held in the recorder; None: as the environment says, else 512 MiB.
 
     Raises:
-        ValueError: a memory limit under one chunk.
+        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
         TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
     """
 
     def __init__(self, *, operators: bool | None, inputs: bool, all_threads: bool, memory_limit: int | None) -> None:
         self._limit = config.memory_limit() if memory_limit is None else memory_limit
-        if self._limit < CHUNK_BYTES:
-            raise ValueError(f"memory_limit is {self._limit} bytes; it must be at least {CHUNK_BYTES}, one chunk")
+        if not isinstance(self._limit, int):
+            raise TypeError(f"memory_limit is {self._limit!r}; it must be a whole number of bytes, or None")
+        if not CHUNK_BYTES <= self._limit < 1 << 63:
+            raise ValueError(f"memory_limit is {self._limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63")
         self._inputs = inputs
         self._all_threads = all_threads
         self._session: Session | None = None
@@ -80,6 +82,11 @@ class Recording:
                 raise
         self.running = True
 
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that made the recording."""
+        return self._pid != os.getpid()
+
     def stop(self) -> None:
         """Stops recording.
 
@@ -90,7 +97,7 @@ class Recording:
             running, self.running = self.running, False
         if not running or self._session is None:
             return
-        if self._observation is not None and self._pid == os.getpid():
+        if self._observation is not None:
             self._observation.stop()
         self._session.stop()
 

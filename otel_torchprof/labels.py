@@ -19,9 +19,11 @@ class record_function(Label):  # noqa: N801 - torch's name
 
     Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own. Writes straight to the
     recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
-    threads. An exception that leaves the block marks the event as an error and names the class of the exception; it is not
-    swallowed. As a decorator it takes functions, async functions, generators and async generators: one event per call. These
-    are off the stack of parents while they are suspended, so that two that take turns do not become each other's parents.
+    threads; one that only one thread at a time is in may also be left on another thread than it was entered. An exception
+    that leaves the block marks the event as an error and names the class of the exception; it is not swallowed. The
+    GeneratorExit of a generator that is closed early is none. As a decorator it takes functions, async functions,
+    generators and async generators: one event per call. These are off the stack of parents while they are suspended, so that
+    two that take turns do not become each other's parents.
 
     Args:
         name: shown in tables and as the span's name; keep the number of different names small.
@@ -132,7 +134,7 @@ def _async_generator(label: record_function, function: Callable[..., Any]) -> Ca
                     received = yield value
                 except GeneratorExit:
                     own.resume()
-                    await inner.aclose()
+                    await _async_step(own, inner.aclose())
                     raise
                 except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
                     own.resume()

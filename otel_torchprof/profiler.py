@@ -103,7 +103,9 @@ class profile:  # noqa: N801 - torch's name
         exc_value: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        self.stop()
+        # A child that was forked within the block leaves it too, with sys.exit() perhaps: its parent records, not it.
+        if self._recording is None or not self._recording.is_parents:
+            self.stop()
 
     def start(self) -> None:
         """Starts recording.

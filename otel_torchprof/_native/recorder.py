@@ -102,18 +102,25 @@ def _names() -> Names:
 
 
 class _ThreadNames:
-    """Names that Python gave its threads, kept for those that have ended since."""
+    """Names that Python gave its threads, kept for those that have ended since.
+
+    By ident, of which there are only as many as threads at a time; with the system's id, since an ident is used again: the
+    thread pools of torch would else get the names of Python threads that ended before them.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[int | None, str]] = {}
 
     def refresh(self) -> None:
-        """Looks at the threads that live now. An ident that is used again gets its new thread's name."""
-        self._names.update({thread.ident: thread.name for thread in threading.enumerate() if thread.ident})
+        """Looks at the threads that live now."""
+        for thread in threading.enumerate():
+            if thread.ident:
+                self._names[thread.ident] = thread.native_id, thread.name
 
-    def get(self, ident: int, system_name: str) -> str:
+    def get(self, ident: int, os_tid: int, system_name: str) -> str:
         """Python's name of the thread, else the system's."""
-        return self._names.get(ident, system_name)
+        native_id, name = self._names.get(ident, (None, ""))
+        return name if native_id == os_tid else system_name
 
 
 _thread_names = _ThreadNames()
@@ -125,7 +132,7 @@ def _threads(raw: Any) -> tuple[Thread, ...]:
             os_tid=int(t.os_tid),
             ident=int(t.ident),
             torch_tid=int(t.source_tid),
-            name=_thread_names.get(int(t.ident), ffi.string(t.name).decode("utf-8", "replace")),
+            name=_thread_names.get(int(t.ident), int(t.os_tid), ffi.string(t.name).decode("utf-8", "replace")),
         )
         for t in (raw.threads[i] for i in range(raw.thread_count))
     )

@@ -64,7 +64,13 @@ def folder() -> Path:
     if chosen is not None:
         return chosen
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    try:
+        base = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    except RuntimeError as error:  # a user id without a name, and no HOME: usual in containers
+        raise TorchLibraryError(
+            "there is no place to keep the library that records torch operators: neither HOME nor XDG_CACHE_HOME is set; set "
+            f"{config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can be written"
+        ) from error
     return base / "otel_torchprof"
 
 
@@ -133,15 +139,26 @@ def _command(torch: Any, output: Path) -> list[str]:
     return [_compiler(), *_FLAGS, abi, *includes, source, *libraries, "-o", str(output)]
 
 
+def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(  # noqa: S603 - our own command line, no shell
+            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TorchLibraryError(f"{command[0]} did not finish within {_COMPILE_SECONDS:.0f} s: {command}") from error
+    except OSError as error:
+        raise TorchLibraryError(
+            f"the compiler {command[0]} could not be run ({error.strerror}); set CXX to one that can"
+        ) from error
+
+
 def _compile(torch: Any, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".building")
     os.close(handle)
     output = Path(name)
     try:
         command = _command(torch, output)
-        done = subprocess.run(  # noqa: S603 - our own command line, no shell
-            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
-        )
+        done = _run_compiler(command)
         if done.returncode != 0:
             raise TorchLibraryError(
                 f"building the library that records operators of torch {torch.__version__} failed (exit status "
@@ -150,8 +167,6 @@ def _compile(torch: Any, target: Path) -> None:
         output.chmod(0o755)
         _digest_file(target).write_text(_digest(output))
         output.replace(target)
-    except subprocess.TimeoutExpired as error:
-        raise TorchLibraryError(f"{command[0]} did not finish within {_COMPILE_SECONDS:.0f} s: {command}") from error
     except OSError as error:
         raise TorchLibraryError(f"{target} could not be written: {error.strerror}") from error
     finally:

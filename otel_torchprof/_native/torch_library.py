@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -23,22 +24,31 @@ def installed_torch() -> Any | None:
         import torch
     except ImportError:
         return None
-    return torch
+    # A folder named torch that lies on the path is imported as an empty package.
+    return torch if hasattr(torch, "__version__") else None
 
 
 class Observation:
-    """An observer that is registered with torch, until :meth:`stop`, or until nobody holds this object any more."""
+    """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, library: Any, consumer: int, handle: int) -> None:
-        self._unobserve = weakref.finalize(self, library.otp_torch_unobserve, consumer, handle)
+    def __init__(self, library: Any, session: Session, handle: int) -> None:
+        self._finalizer = weakref.finalize(
+            self, _unobserve, library, session.consumer, session.all_threads, handle, os.getpid()
+        )
 
     def stop(self) -> None:
-        """Takes it away.
+        """Takes it away; does nothing in a forked child.
 
         From another thread than the one that registered it, it is left to take itself away when that thread next runs an
         operator; it records nothing meanwhile.
         """
-        self._unobserve()
+        self._finalizer()
+
+
+def _unobserve(library: Any, consumer: int, all_threads: bool, handle: int, pid: int) -> None:
+    # A child that was forked while another thread held torch's lock would wait for it for ever.
+    if os.getpid() == pid:
+        library.otp_torch_unobserve(consumer, all_threads, handle)
 
 
 class TorchLibrary:
@@ -56,7 +66,7 @@ class TorchLibrary:
         handle = int(self._native.otp_torch_observe(session.consumer, session.all_threads, session.inputs))
         if handle == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
-        return Observation(self._native, session.consumer, handle)
+        return Observation(self._native, session, handle)
 
 
 def _open(path: str) -> Any:
@@ -67,7 +77,7 @@ def _open(path: str) -> Any:
         int otp_torch_attach(const void *api);
         const char *otp_torch_version(void);
         uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
-        void otp_torch_unobserve(uint32_t consumer, uint64_t handle);
+        void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle);
     """)
     try:
         native = loader.dlopen(path)

@@ -6,15 +6,17 @@
 #include <cstdint>
 
 #include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder.h"
 
 namespace otp {
 
-// Collects the words of one operator in memory of the thread. An input that does not fit any more is left out, and with it
-// all that follow.
+// Collects the words of one operator in memory of the thread. An input that does not fit any more is left out, and with
+// it all that follow.
 class InputWords {
  public:
-  // 16 KB: more inputs than an operator has (lists of an optimizer's foreach operators are the longest).
-  static constexpr uint32_t kMax = 2048;
+  // What fits into a chunk beside the event's other records. The longest inputs are those of an optimizer's foreach
+  // operators: 4,500 words for three lists of 500 matrices.
+  static constexpr uint32_t kMax = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
 
   // Writes the inputs; returns true when all fitted.
   bool collect(c10::ArrayRef<const c10::IValue> inputs) {

@@ -17,8 +17,9 @@ namespace {
 
 const otp_api* g_api = nullptr;
 
-// Handle of the thread-local callback of each session, by the session's bit. Torch copies callbacks, handles and all, into
-// the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left over.
+// Handle of the thread-local callback of each session, by the session's bit. Torch copies callbacks, handles and all,
+// into the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left
+// over.
 std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
 
 // Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
@@ -33,7 +34,8 @@ uint32_t consumer_of(uint64_t handle) {
 }
 
 // Sessions that the calling thread's torch state belongs to. A callback that is left over (its session was stopped on
-// another thread, or while a jit.fork carried it) is taken away here: until then it costs that thread something per operator.
+// another thread, or while a jit.fork carried it) is taken away here: until then it costs that thread something per
+// operator.
 uint32_t carried_sessions() {
   uint32_t found = 0;
   uint64_t left_over = 0;
@@ -45,6 +47,18 @@ uint32_t carried_sessions() {
   }
   if (left_over != 0 && !g_forked.load(std::memory_order_relaxed)) at::removeCallback(left_over);
   return found;
+}
+
+bool carried_here(uint64_t handle) {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_)
+    if (entry.handle_ == handle) return true;
+  return false;
+}
+
+// What the parent had registered is left where it is: the child's recorder is empty, and its handles mean nothing.
+void after_fork_in_child() {
+  g_forked.store(true, std::memory_order_relaxed);
+  for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
 }
 
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
@@ -97,7 +111,7 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
     return OTP_E_VERSION;
   if (otp::g_api != nullptr) return OTP_OK;
   otp::g_api = api;
-  pthread_atfork(nullptr, nullptr, [] { otp::g_forked.store(true, std::memory_order_relaxed); });
+  pthread_atfork(nullptr, nullptr, otp::after_fork_in_child);
   api->set_scope_hook(otp::carried_sessions);
   return OTP_OK;
 }
@@ -117,8 +131,12 @@ __attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consu
   }
 }
 
-__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, uint64_t handle) {
-  otp::g_handles[__builtin_ctz(consumer)].store(0, std::memory_order_relaxed);
+__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle) {
+  // Only its own entry: a profile that nobody stopped goes when it is collected, and its bit may be another's by then.
+  uint64_t own = handle;
+  otp::g_handles[__builtin_ctz(consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);
+  // Torch would complain on stderr of a handle that it does not find here.
+  if (all_threads == 0 && !otp::carried_here(handle)) return;
   try {
     at::removeCallback(handle);
   } catch (...) {  // torch knows nothing of it any more: then there is nothing to take away

@@ -1,5 +1,5 @@
-/* The boundary of the torch library: what the wrapper loads and calls. Built on the user's machine against the torch that is
- * installed there; everything else of the package knows no torch.
+/* The boundary of the torch library: what the wrapper loads and calls. Built on the user's machine against the torch
+ * that is installed there; everything else of the package knows no torch.
  *
  * Control calls only; any thread, unless said otherwise.
  */
@@ -22,8 +22,9 @@ const char* otp_torch_version(void);
  * (autograd, jit.fork), or on all threads. Returns a handle, or 0 when torch refused. */
 uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
 
-/* Takes the observer away; from any thread. One that another thread still carries takes itself away when it is called. */
-void otp_torch_unobserve(uint32_t consumer, uint64_t handle);
+/* Takes the observer away; from any thread, with the arguments of its registration. One that another thread still
+ * carries takes itself away when it is called. */
+void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle);
 
 #ifdef __cplusplus
 }

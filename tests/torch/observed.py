@@ -1,0 +1,97 @@
+"""What both profilers saw, in a form that can be compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import otel_torchprof as otp
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEP = "## step ##"
+"""Torch's own label around what is compared: what a profiler does at its start and stop is outside."""
+
+
+def run(body: Any) -> Any:
+    """Runs ``body`` inside the label that marks what is compared."""
+    import torch
+
+    with torch.profiler.record_function(STEP):
+        return body()
+
+
+def torchs(shapes: bool = False, **rest: Any) -> Any:
+    """Torch's profiler of the CPU."""
+    import torch
+
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=shapes, **rest)
+
+
+def path(event: Any) -> tuple[str, ...]:
+    """Names from the outermost event to this one."""
+    names: list[str] = []
+    while event is not None:
+        names.append(event.name)
+        event = event.cpu_parent
+    return tuple(reversed(names))
+
+
+def facts(events: Any, *, shapes: bool = False) -> list[tuple[Any, ...]]:
+    """One line per event inside the marked step (or on another thread while it ran), in the order of each thread."""
+    marks = [event for event in events if event.name == STEP]
+    found = []
+    for event in events:
+        inside = any(
+            mark.time_range.start <= event.time_range.start and event.time_range.end <= mark.time_range.end
+            for mark in marks
+        )
+        if inside:
+            line = (event.thread, path(event), event.sequence_nr, event.fwd_thread, int(event.scope), event.is_async)
+            found.append((*line, event.input_shapes if shapes else None))
+    found.sort(key=lambda line: line[0])
+    return found
+
+
+def counts(averages: Any, *, shapes: bool = False) -> dict[Any, int]:
+    """How often each row of ``key_averages()`` was called."""
+    return {(row.key, str(row.input_shapes) if shapes else "", row.is_user_annotation): row.count for row in averages}
+
+
+def columns_of(prof: otp.profile) -> list[tuple[str, str]]:
+    """Name and parent's name of every recorded event, as they stand in the columns."""
+    names, columns = prof.names, prof.columns
+    recorded = [names[name] for name in columns["name"].tolist()]
+    parents = columns["parent"].tolist()
+    return [(name, recorded[parent] if parent >= 0 else "") for name, parent in zip(recorded, parents, strict=True)]
+
+
+def recorded_names(prof: otp.profile) -> list[str]:
+    """Names of all recorded events."""
+    return [name for name, _ in columns_of(prof)]
+
+
+def python(program: str, *, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """Runs a program in an interpreter of its own that finds this checkout first; a variable that is None is removed."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for name, value in environment.items():
+        variables.pop(name, None)
+        if value is not None:
+            variables[name] = value
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning:otel_torchprof", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=variables,
+        check=False,
+    )
+
+
+def succeeds(program: str, **environment: str | None) -> str:
+    """What the program printed; fails with both outputs where it does not end with 0."""
+    done = python(program, **environment)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
