@@ -20,13 +20,18 @@ const otp_api* g_api = nullptr;
 constexpr uint8_t kUserScope = 7;  // at::RecordScope::USER_SCOPE
 
 // The object's address is the event's identity. One object can be entered several times at once, on one thread (each
-// exit then ends the innermost) and on several (each finds its own first), so all that it remembers is where it was
-// entered last.
+// exit then ends the innermost) and on several (each ends its own).
 struct Label {
   PyObject_HEAD PyObject* name;
   PyObject* args;
-  uint32_t thread;  // the recorder's id of the thread; 0: nothing recorded it
+  int64_t state;
 };
+
+// States, beside the recorder's id of the thread that it was entered on (0: nothing recorded it). One that was entered
+// while it was open stays shared: whose end comes on a thread that recorded no begin could not be told, so only a
+// thread's own are ended.
+constexpr int64_t kClosed = -1;
+constexpr int64_t kShared = -2;
 
 Label* as_label(PyObject* self) { return reinterpret_cast<Label*>(self); }
 
@@ -63,6 +68,7 @@ int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
   Py_INCREF(args);
   label->name = name;
   label->args = args;
+  label->state = kClosed;
   Py_XDECREF(old_name);
   Py_XDECREF(old_args);
   return 0;
@@ -76,15 +82,16 @@ void label_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-bool begin(Label* label) {
+// The recorder's id of the thread, 0 where nothing records it, or -1 with an exception set.
+int64_t begin(Label* label) {
   if (label->name == nullptr) {
     PyErr_SetString(PyExc_TypeError, "this label has no name: its __init__ was not called");
-    return false;
+    return -1;
   }
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
   const char* name = utf8(label->name, &size, &owner);
-  if (name == nullptr) return false;
+  if (name == nullptr) return -1;
   otp_begin_args event = {};
   event.key = label;
   event.name = name;
@@ -93,15 +100,16 @@ bool begin(Label* label) {
   event.kind = OTP_EVENT_LABEL;
   event.nests = 1;
   event.sequence_nr = -1;
-  label->thread = g_api->begin(&event);
+  int64_t thread = g_api->begin(&event);
   Py_XDECREF(owner);
-  return true;
+  return thread;
 }
 
 PyObject* label_enter(PyObject* self, PyObject*) {
   Label* label = as_label(self);
-  label->thread = 0;
-  if (*g_api->active != 0 && !begin(label)) return nullptr;
+  int64_t thread = label->name != nullptr && *g_api->active == 0 ? 0 : begin(label);
+  if (thread < 0) return nullptr;
+  label->state = label->state == kClosed ? thread : kShared;
   Py_INCREF(self);
   return self;
 }
@@ -122,9 +130,11 @@ PyObject* class_name(PyObject* type) {
 }
 
 void end(Label* label, uint8_t flags, const char* error, uint32_t error_size) {
+  int64_t thread = label->state;
+  if (thread >= 0) label->state = kClosed;
   // Ended here even when the last enter was not recorded: an earlier one of the same object may have been.
-  if (g_api->end(label, flags, error, error_size) == 0 && label->thread != 0)
-    g_api->end_elsewhere(label, label->thread, 0, flags, error, error_size);
+  if (g_api->end(label, flags, error, error_size) == 0 && thread > 0)
+    g_api->end_elsewhere(label, static_cast<uint32_t>(thread), 0, flags, error, error_size);
 }
 
 bool end_with_error(Label* label, PyObject* type) {
@@ -142,7 +152,8 @@ bool end_with_error(Label* label, PyObject* type) {
 // __exit__(type, value, traceback) -> None
 PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
-  if (args[0] == Py_None) {
+  // GeneratorExit closes a generator early; it is how one ends, not an error.
+  if (args[0] == Py_None || args[0] == PyExc_GeneratorExit) {
     end(as_label(self), 0, nullptr, 0);
   } else if (!end_with_error(as_label(self), args[0])) {
     return nullptr;
