@@ -1,0 +1,120 @@
+"""Labels inside torch.compile and torch.jit.script, imported before torch and after it; labels without torch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", minversion="2.6")
+
+from observed import succeeds  # noqa: E402 - says whether torch is there first
+
+GRAPHS = """
+{imports}
+import warnings
+warnings.simplefilter("ignore")
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    with {label}("outer"):
+        y = x + 1
+        with {label}("inner", "args"):
+            return y.neg()
+
+x = torch.ones(3)
+for backend in ("eager", "aot_eager"):
+    compiled = torch.compile(fullgraph=True, backend=backend)(function)
+    assert torch.equal(compiled(x), -(x + 1))
+    with otp.profile() as prof:
+        compiled(x)
+    names = [event.name for event in prof.events()]
+    assert "aten::neg" in names, names
+    print(sorted(set(names) & {{"outer", "inner"}}))
+
+scripted = torch.jit.script(function)
+for _ in range(3):
+    scripted(x)
+with otp.profile() as prof:
+    scripted(x)
+inner = {{event.name: event for event in prof.events()}}["aten::neg"].cpu_parent
+print(inner.name, inner.cpu_parent.name)
+
+with otp.profile(operators=False) as prof, otp.record_function("outside"):
+    pass
+assert [event.name for event in prof.events()] == ["outside"]
+"""
+IMPORTS = {
+    "ours first": "import otel_torchprof as otp; import torch",
+    "torch first": "import torch, torch._dynamo; import otel_torchprof as otp",
+    "looked for": "import otel_torchprof as otp, importlib.util, torch; importlib.util.find_spec('torch._dynamo')",
+}
+
+
+@pytest.fixture(scope="module")
+def torchs_own(tmp_path_factory):
+    """What is left of torch's own labels in such functions."""
+    label = "torch.profiler.record_function"
+    return printed(tmp_path_factory.mktemp("torchs"), GRAPHS.format(imports=IMPORTS["torch first"], label=label))
+
+
+def printed(folder, program):
+    """Runs a program from a file, since TorchScript and dynamo read its source."""
+    (folder / "program.py").write_text(program)
+    return succeeds(f"import runpy; runpy.run_path({str(folder / 'program.py')!r}, run_name='__main__')")
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_in_graphs(tmp_path, torchs_own, imports):
+    """A label breaks no graph of torch.compile and compiles in TorchScript, whichever was imported first: as torch's own."""
+    assert printed(tmp_path, GRAPHS.format(imports=IMPORTS[imports], label="otp.record_function")) == torchs_own
+    assert torchs_own.endswith("inner outer\n")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import otel_torchprof as otp
+for operators in (None, False):
+    with otp.profile(operators=operators) as prof, otp.record_function("label"):
+        pass
+    assert [event.name for event in prof.events()] == ["label"]
+    assert prof.table() and list(prof.to_otlp()) and len(prof.spans()) == 2
+    assert prof.health.operators.startswith("off: "), prof.health
+assert "torch is not installed" in otp.profile().health.operators
+try:
+    otp.profile(operators=True)
+except otp.TorchLibraryError as error:
+    assert "install it" in str(error) and "profile(operators=False)" in str(error), error
+else:
+    raise AssertionError("operators=True without torch")
+assert not [name for name in sys.modules if name.startswith("torch.")]
+"""
+
+
+def test_without_torch():
+    """Without torch labels work, and operators=True says what to do."""
+    succeeds(WITHOUT_TORCH)
+
+
+def test_a_folder_named_torch_is_not_torch(tmp_path):
+    """A folder named torch on the path, which Python imports as an empty package, counts as no torch."""
+    (tmp_path / "torch").mkdir()
+    program = (
+        "import numpy, opentelemetry.sdk.trace, cffi, sys, importlib\n"
+        "class Blocks:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch':\n"
+        "            return importlib.machinery.PathFinder.find_spec(name, [" + repr(str(tmp_path)) + "])\n"
+        "import importlib.machinery\n"
+        "sys.meta_path.insert(0, Blocks())\n"
+        "import otel_torchprof as otp\n"
+        "assert otp.profile().health.operators == 'off: torch is not installed'\n"
+    )
+    succeeds(program)
+
+
+def test_the_package_imports_no_torch():
+    """Importing the package and using labels imports no torch."""
+    succeeds(
+        "import sys, otel_torchprof as otp\n"
+        "with otp.profile(operators=False), otp.record_function('x'): pass\n"
+        "assert 'torch' not in sys.modules"
+    )
