@@ -1,132 +1,9 @@
-// The recording threads' side: begin and end.
-#include <new>
-
-#include "core/registry.h"
+// The recording threads' side: begin and end, as fast as we know how.
+#include "core/recording.h"
 
 namespace otp {
 
 namespace {
-
-// ---- slow paths: under the registry's lock ----
-
-// Takes in that sessions have started or space has come free. What the thread remembers of losses may be those of an
-// earlier session that had the same bit.
-void adopt_epoch_locked(Registry& all, ThreadBuffer& thread) {
-  for (otp_session* session : all.sessions) {
-    if (session != nullptr && static_cast<int32_t>(session->start_epoch - thread.epoch) > 0)
-      thread.loss_pending &= ~session->mask();
-  }
-  thread.refused = 0;
-  thread.epoch = g_shared.epoch.load(std::memory_order_relaxed);
-}
-
-struct Room {
-  uint32_t sessions;   // that the next record can be for
-  uint32_t no_memory;  // that the system gave no memory for
-};
-
-// Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
-// `bytes` more do not fit.
-//
-// The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
-// then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
-Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
-  bool same_chunk = thread.fits(bytes);
-  if (!same_chunk) all.seal_chunk(&thread);
-  Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
-  if (chunk == nullptr) return {0, wanted};
-  chunk->owner = &thread;
-  uint32_t no_memory = 0;
-  for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
-    otp_session* session = all.sessions[__builtin_ctz(rest)];
-    if (session == nullptr || session->state != otp_session::State::kRunning) continue;
-    try {
-      if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
-    } catch (const std::bad_alloc&) {
-      no_memory |= session->mask();
-    }
-  }
-  if (!same_chunk && chunk->holders == 0) {
-    all.pool.give_back(chunk);
-    return {0, no_memory};
-  }
-  if (!same_chunk) {
-    thread.chunk = chunk;
-    thread.at = 0;
-  }
-  thread.accepted = chunk->holders;
-  return {wanted & thread.accepted, no_memory};
-}
-
-// Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
-uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
-  Registry& all = registry();
-  thread.ready_for = 0;  // whatever changes here, the next begin looks at it
-  bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
-  uint32_t possible = current ? wanted & ~thread.refused : wanted;
-  Room room{0, 0};
-  if (current && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
-    room.sessions = possible;  // at its budget, a session costs the thread no lock per event
-  } else if (possible != 0) {
-    std::lock_guard<std::mutex> hold(all.mutex);
-    if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
-    room = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
-  }
-  uint32_t full = wanted & ~room.sessions & thread.refused;
-  if (counted && (full | room.no_memory) != 0) {
-    all.count_loss(full, OTP_LOSS_BUDGET);
-    all.count_loss(room.no_memory, OTP_LOSS_NO_MEMORY);
-    thread.loss_pending |= full | room.no_memory;
-  }
-  return room.sessions;
-}
-
-void count_too_deep(ThreadBuffer& thread, uint32_t consumers) {
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
-  all.count_loss(consumers, OTP_LOSS_DEPTH);
-  thread.loss_pending |= consumers;
-}
-
-// Events of this thread that others have ended go from the stack of parents.
-void remove_ended_elsewhere(ThreadBuffer& thread) {
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  for (const EndedElsewhere& ended : thread.ended_elsewhere) {
-    for (int i = static_cast<int>(thread.depth.get()) - 1; i >= 0; --i) {
-      if (!ended.is(thread.open[i])) continue;
-      thread.remove_open(i);
-      break;
-    }
-  }
-  thread.ended_elsewhere.clear();
-  thread.ended_elsewhere_flag.store(0, std::memory_order_relaxed);
-}
-
-// Where memory is short the event stays open, and is marked unfinished at the stop.
-void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) try {
-  for (uint32_t rest = consumers; rest != 0; rest &= rest - 1) {
-    otp_session* session = all.sessions[__builtin_ctz(rest)];
-    if (session != nullptr && session->state == otp_session::State::kRunning) session->late_ends.push_back(end);
-  }
-} catch (const std::bad_alloc&) {
-}
-
-uint32_t intern_error(const char* error_type, uint32_t size) {
-  return error_type == nullptr ? 0 : registry().interner.intern({error_type, size}).id;
-}
-
-// The end of an event whose sessions have no chunk of this thread any more (they are at their budget): kept apart, so
-// that what began inside the budget also ends. At most as many as events were open when the last chunk was full.
-void end_late_slowpath(ThreadBuffer& thread, uint32_t consumers, uint64_t index, uint64_t ticks, uint8_t flags,
-                       uint32_t error) {
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  otp_thread here = thread.info;
-  here.source_tid = thread.source_tid.get();
-  add_late_end(all, consumers, {thread.id, index, ticks, error, flags, here});
-}
 
 void append_loss_mark(ThreadBuffer& thread, uint32_t consumers) {
   thread.append(otp_record{1, OTP_RECORD_LOSS, 0, static_cast<uint16_t>(consumers), 0});
@@ -136,24 +13,6 @@ void append_loss_mark(ThreadBuffer& thread, uint32_t consumers) {
 uint32_t distance_to(uint64_t from, uint64_t to) {
   uint64_t distance = from - to;
   return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
-}
-
-// ---- fast paths ----
-
-inline ThreadBuffer* this_thread() {
-  ThreadBuffer* thread = t_buffer;
-  return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();
-}
-
-// Before anything that looks at the stack: the memory of an event that ended on another thread, and so its key, may be
-// another event's by now.
-inline void repair_stack(ThreadBuffer& thread) {
-  if (__builtin_expect(thread.ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
-    remove_ended_elsewhere(thread);
-}
-
-inline uint32_t known_scope(const ThreadBuffer& thread) {
-  return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
 }
 
 // The sessions that want this thread. A hook is asked only when a session is running that is not known to want it: with
@@ -297,27 +156,6 @@ void end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, 
   if (here != consumers) end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
 }
 
-bool take_suspended(ThreadBuffer& thread, const void* key, OpenEvent* out) {
-  if (thread.suspended_count.load(std::memory_order_relaxed) == 0) return false;
-  std::lock_guard<std::mutex> hold(registry().mutex);
-  for (size_t i = thread.suspended.size(); i-- > 0;) {
-    if (thread.suspended[i].key.get() != key) continue;
-    *out = thread.suspended[i];
-    thread.suspended.erase(thread.suspended.begin() + static_cast<std::ptrdiff_t>(i));
-    thread.suspended_count.fetch_sub(1, std::memory_order_relaxed);
-    return true;
-  }
-  return false;
-}
-
-bool take_open(ThreadBuffer& thread, const void* key, OpenEvent* out) {
-  int position = thread.find_open(key);
-  if (position < 0) return false;
-  *out = thread.open[position];
-  thread.remove_open(position);
-  return true;
-}
-
 int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
@@ -347,97 +185,6 @@ int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_t
   return 1;
 }
 
-bool has_ended_elsewhere(const ThreadBuffer& thread, const OpenEvent& event) {
-  for (const EndedElsewhere& ended : thread.ended_elsewhere)
-    if (ended.is(event)) return true;
-  return false;
-}
-
-// Reads an open event of another thread, which may be pushing and popping meanwhile: the event that we look for stays
-// open, but may move down by one when one below it is removed; then its key is found at the next try.
-bool find_in_other(const ThreadBuffer& other, const void* key, OpenEvent* out) {
-  for (int attempt = 0; attempt < 16; ++attempt) {
-    for (int i = static_cast<int>(other.depth.get()) - 1; i >= 0; --i) {
-      const OpenEvent& event = other.open[i];
-      if (event.key.get() != key) continue;
-      out->key.set(key);
-      out->index = event.index;
-      out->consumers = event.consumers;
-      if (event.key.get() != key || event.index.get() != out->index.get()) continue;
-      if (!has_ended_elsewhere(other, *out)) return true;
-    }
-  }
-  return false;
-}
-
-bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) try {
-  for (size_t i = other.suspended.size(); i-- > 0;) {
-    if (other.suspended[i].key.get() != key) continue;
-    *out = other.suspended[i];
-    other.suspended.erase(other.suspended.begin() + static_cast<std::ptrdiff_t>(i));
-    other.suspended_count.fetch_sub(1, std::memory_order_relaxed);
-    return true;
-  }
-  if (!find_in_other(other, key, out)) return false;
-  other.ended_elsewhere.push_back({key, out->index.get(), out->consumers.get() != 0});
-  other.ended_elsewhere_flag.store(1, std::memory_order_relaxed);
-  return true;
-} catch (const std::bad_alloc&) {
-  return false;
-}
-
-int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint8_t flags, const char* error_type,
-                  uint32_t error_type_size) {
-  uint64_t ticks = ticks_now();
-  ThreadBuffer* here = this_thread();
-  uint32_t error = intern_error(error_type, error_type_size);
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  ThreadBuffer* other = all.find_thread(thread_id, source_tid);
-  OpenEvent event;
-  if (here == nullptr || other == nullptr || !take_from_other(*other, key, &event)) {
-    all.unmatched_ends.fetch_add(1, std::memory_order_relaxed);
-    return 0;
-  }
-  otp_thread ended_on = here->info;
-  ended_on.source_tid = here->source_tid.get();
-  uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
-  auto late_flags = static_cast<uint8_t>(flags | OTP_FLAG_ASYNC);
-  add_late_end(all, consumers, {other->id, event.index.get(), ticks, error, late_flags, ended_on});
-  return 1;
-}
-
-int suspend(const void* key) try {
-  ThreadBuffer* thread = t_buffer;
-  if (thread == nullptr) return 0;
-  repair_stack(*thread);
-  std::lock_guard<std::mutex> hold(registry().mutex);
-  thread->suspended.emplace_back();  // first, since it may fail
-  if (!take_open(*thread, key, &thread->suspended.back())) {
-    thread->suspended.pop_back();
-    return 0;
-  }
-  thread->suspended_count.fetch_add(1, std::memory_order_relaxed);
-  return 1;
-} catch (const std::bad_alloc&) {
-  return 0;
-}
-
-int resume(const void* key) {
-  ThreadBuffer* thread = t_buffer;
-  OpenEvent event;
-  if (thread == nullptr || thread->depth.get() >= OTP_MAX_DEPTH || !take_suspended(*thread, key, &event)) return 0;
-  uint64_t visible = thread->visible_parent();
-  event.visible = event.consumers.get() != 0 ? event.index.get() + 1 : visible;
-  thread->push_open(event);
-  return 1;
-}
-
-uint32_t known_scope_here() {
-  const ThreadBuffer* thread = t_buffer;
-  return thread == nullptr ? g_shared.all_threads.load(std::memory_order_relaxed) : known_scope(*thread);
-}
-
 void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }
 
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
@@ -454,7 +201,6 @@ extern "C" const otp_api* otp_get_api(void) {
                               OTP_RECORD_FORMAT_VERSION,
                               otp::as_word(otp::g_shared.active),
                               otp::as_word(otp::g_shared.wants_inputs),
-                              otp::known_scope_here,
                               otp::begin,
                               otp::end,
                               otp::end_elsewhere,

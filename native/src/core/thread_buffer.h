@@ -108,7 +108,7 @@ struct ThreadBuffer {
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
 
-  OpenEvent open[OTP_MAX_DEPTH];  // last: the pages beyond the deepest event are never touched
+  OpenEvent open[OTP_MAX_DEPTH];  // last: it is large
 
   bool fits(uint32_t bytes) const { return chunk != nullptr && at + bytes <= Chunk::kCapacity; }
 
