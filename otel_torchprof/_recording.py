@@ -41,7 +41,9 @@ class Recording:
         if not isinstance(self._limit, int):
             raise TypeError(f"memory_limit is {self._limit!r}; it must be a whole number of bytes, or None")
         if not CHUNK_BYTES <= self._limit < 1 << 63:
-            raise ValueError(f"memory_limit is {self._limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63")
+            raise ValueError(
+                f"memory_limit is {self._limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
+            )
         self._inputs = inputs
         self._all_threads = all_threads
         self._session: Session | None = None

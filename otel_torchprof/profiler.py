@@ -113,7 +113,9 @@ class profile:  # noqa: N801 - torch's name
         if not self.enabled:
             return
         if self._entered:
-            raise TorchProfError("Profiler context manager is not reentrant: make a new profile() for another recording")
+            raise TorchProfError(
+                "Profiler context manager is not reentrant: make a new profile() for another recording"
+            )
         self._require().start()
         self._entered = True
 
@@ -203,7 +205,11 @@ class profile:  # noqa: N801 - torch's name
         return self.table() if self._is_finished() else repr(self)
 
     def __repr__(self) -> str:
-        return f"<profile of {len(self.events())} events>" if self._is_finished() else "<unfinished otel_torchprof.profile>"
+        return (
+            f"<profile of {len(self.events())} events>"
+            if self._is_finished()
+            else "<unfinished otel_torchprof.profile>"
+        )
 
     # ---- traces and spans ----
 

@@ -175,7 +175,9 @@ class Session:
 
     _unread: weakref.WeakSet[Session] = weakref.WeakSet()
 
-    def __init__(self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False):
+    def __init__(
+        self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False
+    ):
         options = ffi.new("otp_session_options *")
         options.budget_bytes = budget_bytes
         options.full_policy = lib.OTP_FULL_DROP_OLDEST if keep_newest else lib.OTP_FULL_DROP_NEWEST

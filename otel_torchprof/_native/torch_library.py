@@ -17,6 +17,7 @@ from . import torch_build
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
 
+
 def installed_torch() -> Any | None:
     """The torch module, imported if it can be; None where there is none."""
     try:

@@ -16,7 +16,8 @@ import otel_torchprof as otp  # noqa: E402
 pytestmark = [
     pytest.mark.golden,
     pytest.mark.skipif(
-        not torch.__version__.startswith("2.13"), reason=f"the trees are those of torch 2.13, this is {torch.__version__}"
+        not torch.__version__.startswith("2.13"),
+        reason=f"the trees are those of torch 2.13, this is {torch.__version__}",
     ),
 ]
 

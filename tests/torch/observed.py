@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import otel_torchprof as otp
+if TYPE_CHECKING:
+    import otel_torchprof as otp
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEP = "## step ##"

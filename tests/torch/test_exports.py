@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -51,7 +53,7 @@ def test_each_step_is_a_trace(trained):
     roots = [span for span in spans if not span.parent_span_id]
     assert [root.name for root in roots] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     assert len({root.trace_id for root in roots}) == 3
-    for earlier, later in zip(roots, roots[1:], strict=False):
+    for earlier, later in itertools.pairwise(roots):
         assert earlier.span_id in [link.span_id for link in later.links]
     for span in spans:
         root = next(root for root in roots if root.trace_id == span.trace_id)
@@ -62,7 +64,10 @@ def test_each_step_is_a_trace(trained):
 def test_links_lead_to_the_forward(trained):
     """Backward functions link to an operator of the forward pass of their own step."""
     spans = {(span.trace_id, span.span_id): span for span in decoded(trained)}
-    for name, forward in (("ConvolutionBackward0", "aten::convolution"), ("MaxPool2DWithIndicesBackward0", "aten::max_pool2d_with_indices")):
+    for name, forward in (
+        ("ConvolutionBackward0", "aten::convolution"),
+        ("MaxPool2DWithIndicesBackward0", "aten::max_pool2d_with_indices"),
+    ):
         backward = [span for span in spans.values() if span.name == name]
         assert len(backward) == 3
         for span in backward:

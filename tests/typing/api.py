@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
 
 
 @otp.record_function("function")
@@ -24,8 +27,7 @@ def double(x: int) -> int:
 @otp.record_function("generator", args="some")
 def count(to: int) -> Generator[int, str, bool]:
     """Keeps its type under the label."""
-    for number in range(to):
-        yield number
+    yield from range(to)
     return True
 
 

@@ -17,7 +17,16 @@ def _warned_of_nothing():
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("true", True), ("TRUE", True), ("1", True), ("", True), (" on ", True), ("false", False), ("0", False), ("Off", False)],
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("1", True),
+        ("", True),
+        (" on ", True),
+        ("false", False),
+        ("0", False),
+        ("Off", False),
+    ],
 )
 def test_enabled(monkeypatch, value, expected):
     """The usual ways to say yes and no are understood, in any case."""

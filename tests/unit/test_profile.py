@@ -85,7 +85,7 @@ def test_a_memory_limit_out_of_range(limit):
 @pytest.mark.parametrize("limit", ["1G", 1e9])
 def test_a_memory_limit_of_another_type(limit):
     """A limit that is no whole number is refused with its value."""
-    with pytest.raises(TypeError, match="memory_limit is .*whole number"):
+    with pytest.raises(TypeError, match=r"memory_limit is .*whole number"):
         otp.profile(operators=False, memory_limit=limit)
 
 
@@ -163,7 +163,7 @@ def test_the_kill_switch(monkeypatch, tmp_path):
 
 
 def test_texts_of_a_profile():
-    """repr says how far a profile is; str of a finished one is its table."""
+    """A profile shows how far it is; a finished one, as str, its table."""
     prof = otp.profile(operators=False)
     assert repr(prof) == str(prof) == "<unfinished otel_torchprof.profile>"
     with prof, otp.record_function("a label"):
@@ -174,11 +174,11 @@ def test_texts_of_a_profile():
 
 def test_a_small_memory_limit(tmp_path):
     """What does not fit is counted: recorded + dropped is what was produced, and every output says that some is missing."""
-    with otp.profile(operators=False) as whole, otp.profile(operators=False, memory_limit=CHUNK) as small:
-        with otp.record_function("around everything"):
-            for _ in range(5000):
-                with otp.record_function("outer"), otp.record_function("inner"):
-                    pass
+    whole, small = otp.profile(operators=False), otp.profile(operators=False, memory_limit=CHUNK)
+    with whole, small, otp.record_function("around everything"):
+        for _ in range(5000):
+            with otp.record_function("outer"), otp.record_function("inner"):
+                pass
     assert len(whole.events()) == 10_001
     assert whole.health.dropped == {}
     kept, health = len(small.events()), small.health

@@ -179,7 +179,10 @@ def test_no_compiler(tmp_path):
 
 
 BAD_COMPILERS = {
-    "fails": ("#!/bin/sh\necho 'fatal: out of ideas' >&2\nexit 3\n", ["exit status 3", "fatal: out of ideas", "torch_ops.cc"]),
+    "fails": (
+        "#!/bin/sh\necho 'fatal: out of ideas' >&2\nexit 3\n",
+        ["exit status 3", "fatal: out of ideas", "torch_ops.cc"],
+    ),
     "says no text": ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", ["exit status 1", "caf\ufffd"]),
     "cannot be run": ("\x7fELFno", ["could not be run", "CXX"]),
     "makes nothing": ("#!/bin/sh\nexit 0\n", ["could not be loaded"]),
