@@ -49,6 +49,7 @@ class Recording:
         self._session: Session | None = None
         self._observation: Observation | None = None
         self._clock_steps = 0
+        self._times = (0, 0)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self.running = False
@@ -71,6 +72,7 @@ class Recording:
             NativeError: 16 recordings run already.
         """
         if not config.enabled():
+            self._times = now_ns(), 0
             self.running = True
             return
         self._clock_steps = recorder_stats().clock_steps
@@ -97,7 +99,10 @@ class Recording:
         """
         with self._lock:
             running, self.running = self.running, False
-        if not running or self._session is None:
+        if not running:
+            return
+        if self._session is None:
+            self._times = self._times[0], now_ns()
             return
         if self._observation is not None:
             self._observation.stop()
@@ -116,11 +121,12 @@ class Recording:
         return self._session.final_batch()
 
     def times(self) -> tuple[int, int]:
-        """When it started and stopped, Unix ns; now where it has not."""
-        if self._session is None:
-            return (now_ns(),) * 2
-        stats = self._session.stats()
-        return stats.start_ns, stats.stop_ns or now_ns()
+        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
+        if self._session is not None and not self.is_parents:
+            stats = self._session.stats()
+            self._times = stats.start_ns, stats.stop_ns
+        start, stop = self._times
+        return start or now_ns(), stop or now_ns()
 
     def health(self) -> Health:
         """State and figures so far."""

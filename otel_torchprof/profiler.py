@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -83,6 +84,7 @@ class profile:  # noqa: N801 - torch's name
         self._recording: Recording | None = None
         self._entered = False
         self._parent: SpanContext | None = None
+        self._reading = threading.Lock()
         self.step_num = 0
         if activities is not None:
             _check_activities(activities)
@@ -104,7 +106,7 @@ class profile:  # noqa: N801 - torch's name
         traceback: types.TracebackType | None,
     ) -> None:
         # A child that was forked within the block leaves it too, with sys.exit() perhaps: its parent records, not it.
-        if self._recording is None or not self._recording.is_parents:
+        if not self._require().is_parents:
             self.stop()
 
     def start(self) -> None:
@@ -114,14 +116,14 @@ class profile:  # noqa: N801 - torch's name
             RuntimeError: started before; a profile is for one recording.
             NativeError: 16 recordings run already.
         """
-        if self._recording is None:
+        if not self.enabled:
             return
         if self._entered:
             raise TorchProfError(
                 "Profiler context manager is not reentrant: make a new profile() for another recording"
             )
         self._parent = sdk.ambient_span()
-        self._recording.start()
+        self._require().start()
         self._entered = True
 
     def stop(self) -> None:
@@ -130,11 +132,11 @@ class profile:  # noqa: N801 - torch's name
         Raises:
             RuntimeError: not started, or this process was forked from one that recorded.
         """
-        if self._recording is None:
+        if not self.enabled:
             return
         if not self._entered:
             raise TorchProfError("the profile cannot be stopped: it was not started; use `with profile():` or start()")
-        self._recording.stop()
+        self._require().stop()
 
     def step(self) -> None:
         """Says that the next step of the loop begins: each step becomes a trace of its own, and a slice in Chrome JSON.
@@ -144,8 +146,8 @@ class profile:  # noqa: N801 - torch's name
         Raises:
             RuntimeError: the profile is not recording.
         """
-        if self._recording is not None:
-            if not self._recording.running:
+        if self.enabled:
+            if not self._require().running:
                 raise TorchProfError("step() belongs between the start and the stop of a profile")
             self._step_starts.append((self.step_num + 1, now_ns()))
         self.step_num += 1
@@ -178,10 +180,11 @@ class profile:  # noqa: N801 - torch's name
 
     def events(self) -> EventList:
         """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at."""
-        if self._events is None:
-            start, _ = self._require().times()
-            self._events = EventList.of(self._batch(), origin_ns=start)
-        return self._events
+        with self._reading:
+            if self._events is None:
+                start, _ = self._require().times()
+                self._events = EventList.of(self._batch(), origin_ns=start)
+            return self._events
 
     @property
     def function_events(self) -> EventList:
@@ -290,21 +293,26 @@ class profile:  # noqa: N801 - torch's name
         return steps if len(began) and (began >= steps[-1].start).any() else steps[:-1]
 
     def _span_table(self) -> SpanTable:
-        if self._spans is None:
-            batch = self._batch()
-            start, stop = self._require().times()
-            ids = sdk.id_generator()
-            table = span_table(
-                batch,
-                start=start,
-                end=stop,
-                steps=self._steps(),
-                parent=self._parent,
-                trace_ids=ids.generate_trace_id,
-                span_ids=ids.generate_span_id,
-            )
-            self._spans = add_attributes(table, batch)
-        return self._spans
+        # The ids are made here: two threads that read at the same time have to get the same ones.
+        with self._reading:
+            if self._spans is None:
+                self._spans = self._made_span_table()
+            return self._spans
+
+    def _made_span_table(self) -> SpanTable:
+        batch = self._batch()
+        start, stop = self._require().times()
+        ids = sdk.id_generator()
+        table = span_table(
+            batch,
+            start=start,
+            end=stop,
+            steps=self._steps(),
+            parent=self._parent,
+            trace_ids=ids.generate_trace_id,
+            span_ids=ids.generate_span_id,
+        )
+        return add_attributes(table, batch)
 
 
 def _check_activities(activities: Iterable[Any]) -> None:

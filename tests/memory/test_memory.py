@@ -1,0 +1,93 @@
+"""Memory of the process after many profiles and many threads: it does not grow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", minversion="2.6")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+PROGRAM = """
+import gc, os, sys, threading
+import torch, otel_torchprof as otp
+torch.set_num_threads(1)
+x, page = torch.ones(3), os.sysconf("SC_PAGE_SIZE")
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * page
+
+def cycle():
+    with otp.profile(record_shapes=True) as prof:
+        for _ in range(20):
+            with otp.record_function("label"):
+                x.neg()
+    prof.key_averages()
+    list(prof.to_otlp())
+
+def work():
+    with otp.record_function("in a thread"):
+        x.neg()
+
+def thread():
+    started = threading.Thread(target=work)
+    started.start()
+    started.join()
+
+body, count = {"cycles": (cycle, 1000), "threads": (thread, 1000)}[sys.argv[1]]
+everywhere = otp.profile(all_threads=True, memory_limit=1 << 20) if sys.argv[1] == "threads" else None
+if everywhere: everywhere.start()
+for number in range(count):
+    body()
+    if number % 10 == 9:
+        gc.collect()
+        print(resident())
+if everywhere: everywhere.stop()
+"""
+
+MOST_BYTES = {"cycles": 200, "threads": 200}
+"""Growth per cycle that is let pass: less than anything that is allocated per profile or per thread (a session is 400 bytes, a
+thread's buffer 60 KB), and above what a page or two of the allocator's, taken late, make of 500 cycles (16 bytes)."""
+
+STUDENTS_T = 2.01
+"""97.5 % quantile of Student's t distribution with 48 degrees of freedom: 50 samples, two of them spent on the line."""
+
+
+def lower_bound(samples):
+    """Lower end of the 95 % confidence interval of the slope of a line through the samples, per sample."""
+    at = np.arange(len(samples)) - (len(samples) - 1) / 2
+    values = np.asarray(samples, dtype=float)
+    slope = (at @ values) / (at @ at)
+    residuals = values - values.mean() - slope * at
+    deviation = np.sqrt((residuals @ residuals) / (len(samples) - 2) / (at @ at))
+    return slope - STUDENTS_T * deviation
+
+
+def test_a_leak_would_be_found():
+    """The rule tells a leak from noise: a kilobyte per cycle in pages is found, a step in the allocator is not."""
+    random = np.random.default_rng(1)
+    noise = random.integers(0, 8, 50) * 4096
+    assert lower_bound(np.arange(50) * 10_240 // 4096 * 4096 + noise) / 10 > 200
+    assert lower_bound(noise + (np.arange(50) > 40) * 8192) / 10 < 200
+
+
+@pytest.mark.parametrize("what", MOST_BYTES)
+def test_memory_does_not_grow(what):
+    """In the second half of 1,000 profiles, or of 1,000 threads within one profile, resident memory has no slope."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, what],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "MALLOC_ARENA_MAX": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    samples = [int(line) for line in done.stdout.split()]
+    assert len(samples) == 100
+    assert lower_bound(samples[50:]) / 10 <= MOST_BYTES[what], samples[50:]

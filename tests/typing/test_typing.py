@@ -1,0 +1,35 @@
+"""The typed program runs, and type-checks."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import otel_torchprof as otp
+
+PROGRAM = Path(__file__).parent / "api.py"
+
+
+def test_the_typed_program_runs() -> None:
+    """What is type-checked also works."""
+    assert runpy.run_path(str(PROGRAM))["main"]() == otp.__version__
+
+
+def test_every_public_name_is_used() -> None:
+    """The program leaves out no name of the package."""
+    text = PROGRAM.read_text()
+    assert [name for name in otp.__all__ if f"otp.{name}" not in text] == []
+
+
+def test_it_type_checks() -> None:
+    """Strict mypy finds nothing in the program."""
+    pytest.importorskip("mypy")
+    root = PROGRAM.parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(PROGRAM)], capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

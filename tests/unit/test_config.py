@@ -1,0 +1,74 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from otel_torchprof import config
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing():
+    config._warn_once.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("1", True),
+        ("", True),
+        (" on ", True),
+        ("false", False),
+        ("0", False),
+        ("Off", False),
+    ],
+)
+def test_enabled(monkeypatch, value, expected):
+    """The usual ways to say yes and no are understood, in any case."""
+    monkeypatch.setenv("OTEL_TORCHPROF_ENABLED", value)
+    assert config.enabled() is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("", 512 << 20), ("65536", 65536), ("64k", 64 << 10), ("10M", 10 << 20), (" 2g ", 2 << 30)],
+)
+def test_memory_limit(monkeypatch, value, expected):
+    """Bytes, K, M and G are understood."""
+    monkeypatch.setenv("OTEL_TORCHPROF_MEMORY_LIMIT", value)
+    assert config.memory_limit() == expected
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5M", "M", "12T", "²", "lots", "1e9"])
+def test_a_bad_memory_limit_is_warned_of_once(monkeypatch, caplog, value):
+    """A value that is none is ignored, with one warning that names variable, value and what is allowed."""
+    monkeypatch.setenv("OTEL_TORCHPROF_MEMORY_LIMIT", value)
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        assert [config.memory_limit() for _ in range(3)] == [config.DEFAULT_MEMORY_LIMIT] * 3
+    (record,) = caplog.records
+    assert "OTEL_TORCHPROF_MEMORY_LIMIT" in record.getMessage()
+    assert repr(value) in record.getMessage()
+    assert "K, M or G" in record.getMessage()
+
+
+def test_a_bad_switch_is_warned_of_once(monkeypatch, caplog):
+    """A switch that says neither yes nor no is ignored, with one warning."""
+    monkeypatch.setenv("OTEL_TORCHPROF_ENABLED", "maybe")
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        assert config.enabled()
+        assert config.enabled()
+    assert ["'maybe'" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_build_dir(monkeypatch):
+    """The folder may begin with a tilde; empty means none."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", "~/kept")
+    assert config.build_dir() == Path("/home/somebody/kept")
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", "  ")
+    assert config.build_dir() is None

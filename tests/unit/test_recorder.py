@@ -1,0 +1,183 @@
+"""Sessions of the native recorder, as the typed wrapper has them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import otel_torchprof as otp
+from otel_torchprof._columns.schema import COLUMN_NAMES, Flag
+from otel_torchprof._native.recorder import CHUNK_BYTES, Session, now_ns, recorder_stats
+from otel_torchprof.errors import NativeError
+
+
+def label(name="label"):
+    """Records one label."""
+    with otp.record_function(name):
+        pass
+
+
+def names(batch):
+    return [batch.names[name] for name in batch["name"].tolist()]
+
+
+def test_drains_of_a_running_session():
+    """Each drain has what ended since the last one; what is open comes later, with its parent's id where that is gone."""
+    session = Session(1 << 20)
+    session.start()
+    outer = otp.record_function("outer")
+    outer.__enter__()
+    label("first")
+    first = session.drain()
+    label("second")
+    outer.__exit__(None, None, None)
+    second = session.drain()
+    session.stop()
+    last = session.drain()
+    assert (names(first), names(second), len(last)) == (["first"], ["outer", "second"], 0)
+    outer_id = second["id"][0]
+    assert first.outer_rows.tolist() == [0]
+    assert first.outer_parents.tolist() == [outer_id]
+    assert second["parent"].tolist() == [-1, 0]
+    assert session.stats().recorded == 3
+
+
+def test_states():
+    """Calls at the wrong time are refused with a sentence, and change nothing."""
+    session = Session(CHUNK_BYTES)
+    assert session.consumer == 0
+    with pytest.raises(NativeError, match="stopping a recording"):
+        session.stop()
+    with pytest.raises(NativeError, match="reading a recording"):
+        session.drain()
+    session.start()
+    assert session.consumer.bit_count() == 1
+    with pytest.raises(NativeError, match="starting a recording"):
+        session.start()
+    label()
+    session.stop()
+    with pytest.raises(NativeError, match="stopping a recording"):
+        session.stop()
+    assert names(session.final_batch()) == ["label"]
+    assert session.final_batch() is session.final_batch()
+
+
+def test_a_budget_under_one_chunk():
+    """A budget that holds nothing is refused with its value."""
+    with pytest.raises(NativeError, match=f"budget of {CHUNK_BYTES - 1} bytes"):
+        Session(CHUNK_BYTES - 1)
+
+
+@pytest.mark.parametrize("keep_newest", [False, True])
+def test_what_stays_at_the_budget(keep_newest):
+    """A full session keeps its oldest or its newest events, as it wants; recorded + dropped is what was produced."""
+    session = Session(2 * CHUNK_BYTES, keep_newest=keep_newest)
+    session.start()
+    for number in range(10_000):
+        label(f"{number}")
+    session.stop()
+    batch = session.final_batch()
+    kept = [int(name) for name in names(batch)]
+    assert kept == sorted(kept)
+    assert (kept[0], kept[-1]) == ((10_000 - len(kept), 9_999) if keep_newest else (0, len(kept) - 1))
+    assert batch.dropped == {"evicted" if keep_newest else "budget": 10_000 - len(kept)}
+    assert session.stats().bytes_held_max <= 2 * CHUNK_BYTES
+
+
+def test_one_session_does_not_cost_another():
+    """A session at its budget takes nothing from one that has room."""
+    small, large = Session(CHUNK_BYTES), Session(1 << 22)
+    small.start()
+    large.start()
+    for _ in range(10_000):
+        label()
+    small.stop()
+    large.stop()
+    assert len(large.final_batch()) == 10_000
+    assert large.final_batch().dropped == {}
+    assert len(small.final_batch()) < 2_000
+
+
+def test_loss_is_marked_on_the_next_event():
+    """After a drain made room again, the first event says that some are missing before it."""
+    session = Session(3 * CHUNK_BYTES)
+    session.start()
+    for _ in range(20_000):
+        label()
+    assert not (session.drain()["flags"] & Flag.LOSS_BEFORE).any()
+    for _ in range(3):
+        label("after")
+    session.stop()
+    batch = session.drain()
+    assert names(batch)[-3:] == ["after"] * 3
+    marked = (batch["flags"] & Flag.LOSS_BEFORE) != 0
+    assert marked.sum() == 1
+
+
+def test_arrays_outlive_everything():
+    """Columns stay readable after session, batch and recording are gone, and cannot be written."""
+    session = Session(1 << 20)
+    session.start()
+    label()
+    session.stop()
+    batch = session.final_batch()
+    assert set(batch.columns) == set(COLUMN_NAMES)
+    start, names_ = batch["start"], batch.names
+    del session, batch
+    for _ in range(20):
+        another = Session(1 << 20)
+        another.start()
+        label()
+        another.stop()
+        another.final_batch()
+    assert start[0] <= now_ns()
+    assert "label" in list(names_)
+    with pytest.raises(ValueError, match="read-only"):
+        start[0] = 0
+
+
+def test_times():
+    """Start, events and stop stand in order on one clock, which agrees with the system's."""
+    import time
+
+    before = time.time_ns()
+    session = Session(1 << 20)
+    session.start()
+    label()
+    session.stop()
+    after = time.time_ns()
+    batch, stats = session.final_batch(), session.stats()
+    times = [stats.start_ns, int(batch["start"][0]), int(batch["end"][0]), stats.stop_ns]
+    assert times == sorted(times)
+    slack = 100_000_000  # two clocks, one of them adjusted while we look; a wrong unit or epoch is off by far more
+    assert before - slack <= times[0]
+    assert times[-1] <= after + slack
+
+
+def test_threads_come_and_go():
+    """Short-lived threads keep their events, each under a thread of its own, and leave no buffers behind."""
+    session = Session(1 << 24, all_threads=True)
+    session.start()
+    for number in range(50):
+        thread = threading.Thread(target=label, args=(f"{number}",))
+        thread.start()
+        thread.join()
+    session.stop()
+    batch = session.final_batch()
+    assert sorted(map(int, names(batch))) == list(range(50))
+    assert len(np.unique(batch["thread"])) == 50
+    assert recorder_stats().threads < 50
+
+
+def test_sixteen_that_have_stopped_make_room():
+    """A session that has stopped and was not read yet makes room for the seventeenth, and keeps its events."""
+    sessions = []
+    for number in range(20):
+        session = Session(1 << 20)
+        session.start()
+        label(f"{number}")
+        session.stop()
+        sessions.append(session)
+    assert [names(session.final_batch()) for session in sessions] == [[f"{number}"] for number in range(20)]

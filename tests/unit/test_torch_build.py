@@ -1,0 +1,265 @@
+"""Building, keeping, refusing and loading the library that records torch's operators."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+import otel_torchprof as otp  # noqa: E402
+from otel_torchprof import cli  # noqa: E402
+from otel_torchprof._native import torch_build  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROFILES = (
+    "import torch, otel_torchprof as otp\n"
+    "with otp.profile() as prof: torch.ones(3).neg()\n"
+    "assert 'aten::neg' in [event.name for event in prof.events()]\n"
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with the library, built by the first of this module that needs it."""
+    folder = tmp_path_factory.mktemp("built")
+    shutil.copytree(torch_build.ensure(torch).parent, folder / "kept")
+    return folder / "kept"
+
+
+@pytest.fixture
+def kept(built, tmp_path, monkeypatch):
+    """A folder of the test's own that holds the library, and is the one in use."""
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    for path in built.glob(f"{Path(torch_build.library_name(torch)).stem}*"):
+        shutil.copy2(path, folder)
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(folder))
+    return folder
+
+
+def python(program, **environment):
+    """Runs a program in an interpreter of its own."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, check=False, timeout=120
+    )
+
+
+def test_what_is_kept_is_used(kept, capfd):
+    """A library that is there is neither built again nor announced."""
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    path = torch_build.ensure(torch)
+    assert path.parent == kept
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+    assert capfd.readouterr().err == ""
+
+
+DAMAGES = {
+    "cut": lambda library: library.write_bytes(library.read_bytes()[:5000]),
+    "garbage": lambda library: library.write_bytes(b"garbage" * 1000),
+    "empty": lambda library: library.write_bytes(b""),
+    "no digest": lambda library: library.with_suffix(".sha256").unlink(),
+    "digest of another": lambda library: library.with_suffix(".sha256").write_text("0" * 64),
+    "gone": lambda library: library.unlink(),
+}
+
+
+@pytest.fixture
+def quick_compiler(built, monkeypatch):
+    """Stands for the compiler: hands out what was built before, as a compiler that is asked twice would."""
+    made = built / torch_build.library_name(torch)
+
+    def compile_quickly(command):
+        shutil.copyfile(made, command[command.index("-o") + 1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(torch_build, "_run_compiler", compile_quickly)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.usefixtures("quick_compiler")
+def test_damage_is_repaired(kept, built, damage, capfd):
+    """Whatever happened to the kept library, it is built again instead of being loaded, and that is said."""
+    library = kept / torch_build.library_name(torch)
+    DAMAGES[damage](library)
+    assert not torch_build.is_whole(library)
+    assert torch_build.ensure(torch) == library
+    assert library.read_bytes() == (built / library.name).read_bytes()
+    said = capfd.readouterr().err
+    assert ("building, once" if damage == "gone" else "damaged: building again") in said
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_refused(kept, mode):
+    """Nothing is loaded from a folder that group or others can write to; the message says what to do."""
+    kept.chmod(mode)
+    with pytest.raises(otp.TorchLibraryError, match=rf"can be written by others \(mode {mode:o}\).*chmod go-w"):
+        torch_build.ensure(torch)
+
+
+def test_a_library_that_others_can_write_to_is_refused(kept):
+    """Nor is a file that others can write to loaded."""
+    (kept / torch_build.library_name(torch)).chmod(0o666)
+    with pytest.raises(otp.TorchLibraryError, match="can be written by others"):
+        torch_build.ensure(torch)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(kept):
+    """Nothing is loaded from a folder that belongs to another user."""
+    os.chown(kept, 12345, -1)
+    with pytest.raises(otp.TorchLibraryError, match="belongs to user id 12345, not to you"):
+        torch_build.ensure(torch)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to a read-only folder")
+def test_a_read_only_folder(kept):
+    """A folder that cannot be written is used when the library is in it, and named when it is not."""
+    kept.chmod(0o500)
+    assert torch_build.ensure(torch).parent == kept
+    kept.chmod(0o700)
+    (kept / torch_build.library_name(torch)).unlink()
+    kept.chmod(0o500)
+    with pytest.raises(otp.TorchLibraryError, match=r"cannot be written.*OTEL_TORCHPROF_BUILD_DIR"):
+        torch_build.ensure(torch)
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing/here", "/dev/null/below"])
+def test_a_folder_that_cannot_be_made(monkeypatch, folder):
+    """A folder that cannot be made is named, with the variable to set."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", folder)
+    with pytest.raises(otp.TorchLibraryError, match=rf"{folder} cannot be written .*OTEL_TORCHPROF_BUILD_DIR"):
+        torch_build.ensure(torch)
+
+
+def test_no_home(monkeypatch):
+    """A user without a home is told which variable to set."""
+    for name in ("OTEL_TORCHPROF_BUILD_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(otp.TorchLibraryError, match=r"neither HOME nor XDG_CACHE_HOME.*OTEL_TORCHPROF_BUILD_DIR"):
+        torch_build.folder()
+
+
+def test_where_it_is_kept(monkeypatch, tmp_path):
+    """The named folder comes first, then the user's cache folder."""
+    monkeypatch.delenv("OTEL_TORCHPROF_BUILD_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert torch_build.folder() == tmp_path / "otel_torchprof"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert torch_build.folder() == tmp_path / ".cache" / "otel_torchprof"
+
+
+def test_no_compiler(tmp_path):
+    """Without a compiler the error names the ways out, and labels alone still work."""
+    done = python(
+        "import torch, otel_torchprof as otp\n"
+        "for operators in (None, True):\n"
+        "    try: otp.profile(operators=operators)\n"
+        "    except otp.TorchLibraryError as error: print(error)\n"
+        "with otp.profile(operators=False) as prof, otp.record_function('label'): pass\n"
+        "print(prof.events()[0].name)\n",
+        PATH=str(tmp_path),
+        CXX="",
+        OTEL_TORCHPROF_BUILD_DIR=str(tmp_path / "new"),
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, label = done.stdout.splitlines()
+    assert first == second
+    for hint in ("apt install g++", "conda install", "otel-torchprof build", "profile(operators=False)"):
+        assert hint in first
+    assert label == "label"
+
+
+BAD_COMPILERS = {
+    "fails": (
+        "#!/bin/sh\necho 'fatal: out of ideas' >&2\nexit 3\n",
+        ["exit status 3", "fatal: out of ideas", "torch_ops.cc"],
+    ),
+    "says no text": ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", ["exit status 1", "caf\ufffd"]),
+    "cannot be run": ("\x7fELFno", ["could not be run", "CXX"]),
+    "makes nothing": ("#!/bin/sh\nexit 0\n", ["could not be loaded"]),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_COMPILERS)
+def test_a_bad_compiler(tmp_path, monkeypatch, kind):
+    """A compiler that fails is shown with its command and what it said; nothing is left lying around."""
+    text, expected = BAD_COMPILERS[kind]
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(text.encode("latin-1"))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path / "new"))
+    from otel_torchprof._native import torch_library
+
+    with pytest.raises(otp.TorchLibraryError) as raised:
+        torch_library._open(str(torch_build.ensure(torch, announce=False)))
+    for part in expected:
+        assert part in str(raised.value)
+    assert not list((tmp_path / "new").glob("*.building"))
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    """A disk that is full while the library is written is named as such."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path / "new"))
+    # Looked for twice, before and after the lock, then written; /dev/full itself must not be read, it has no end.
+    paths = iter([tmp_path / "none", tmp_path / "none", Path("/dev/full")])
+    monkeypatch.setattr(torch_build, "_digest_file", lambda path: next(paths))
+    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    with pytest.raises(otp.TorchLibraryError, match="could not be written: No space left"):
+        torch_build.ensure(torch, announce=False)
+
+
+def test_several_processes_build_once(tmp_path):
+    """Of four processes that start at once with nothing built, one builds and all record."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "shared")}
+    running = [
+        subprocess.Popen([sys.executable, "-c", PROFILES], stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(4)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 4, said
+    assert sum("built in" in text for text in said) == 1
+    assert (tmp_path / "shared").stat().st_mode & 0o077 == 0o055
+
+
+def test_build_ahead_of_time(kept, capsys):
+    """`otel-torchprof build --dir` proves the library and prints its path, and another process finds it there."""
+    assert cli.main(["build", "--dir", str(kept)]) == 0
+    assert capsys.readouterr().out.strip() == str(kept / torch_build.library_name(torch))
+    done = python(PROFILES, OTEL_TORCHPROF_BUILD_DIR=str(kept), PATH="", CXX="")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_build_says_what_is_wrong(kept, capsys):
+    """`otel-torchprof build` fails with status 1 and one message."""
+    kept.chmod(0o777)
+    assert cli.main(["build", "--dir", str(kept)]) == 1
+    assert capsys.readouterr().err.startswith(f"otel-torchprof: {kept} can be written by others")
+
+
+def test_version(capsys):
+    """`otel-torchprof --version` prints the package's version."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"otel-torchprof {otp.__version__}\n"
+
+
+def test_the_name_says_what_it_depends_on(monkeypatch):
+    """Another torch, other sources or other flags have another file."""
+    names = {torch_build.library_name(torch)}
+    monkeypatch.setattr(torch_build, "_FLAGS", ("-O3",))
+    names.add(torch_build.library_name(torch))
+    monkeypatch.setattr(torch_build, "_source_files", lambda: [Path(__file__)])
+    names.add(torch_build.library_name(torch))
+    monkeypatch.setattr(torch.version, "git_version", "another")
+    names.add(torch_build.library_name(torch))
+    assert len(names) == 4
