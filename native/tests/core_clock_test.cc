@@ -165,7 +165,7 @@ void a_stale_address_gives_the_new_name() {
   auto id_of = [&](const char* name, uint32_t size) {
     std::strcpy(text, name);
     uint32_t id = 0;
-    return cache->find(text, size, &id) ? id : cache->remember(names, text, size);
+    return cache->find(text, size, 0, &id) ? id : cache->remember(names, text, size, 0);
   };
   CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
   CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
@@ -174,6 +174,22 @@ void a_stale_address_gives_the_new_name() {
   CHECK_EQ(id_of("first", 3), names.intern("fir").id);
   CHECK_EQ(id_of("first", 5), names.intern("first").id);
   CHECK_EQ(id_of("", 0), 0u);
+}
+
+// A name that its source vouches for is known by its address, until the source says that names went.
+void a_vouched_name_is_not_read() {
+  auto names = std::make_unique<otp::Interner>();
+  otp::NameCache cache;
+  char text[16] = "aten::add";
+  uint32_t id = 0;
+  CHECK(!cache.find(text, UINT32_MAX, 1, &id));
+  uint32_t add = cache.remember(*names, text, UINT32_MAX, 1);
+  std::strcpy(text, "aten::mul");
+  CHECK(cache.find(text, UINT32_MAX, 1, &id));  // vouched for in this generation: the text is not looked at
+  CHECK_EQ(id, add);
+  CHECK(!cache.find(text, UINT32_MAX, 2, &id));  // names went: it is compared, and is another
+  CHECK(!cache.find(text, UINT32_MAX, 0, &id));  // nobody vouches: compared as well
+  CHECK(cache.remember(*names, text, UINT32_MAX, 2) != add);
 }
 
 // A full table gives one number to all that come later, counts them, and still knows those that it has.
@@ -193,9 +209,9 @@ void a_full_table_counts_what_it_refuses() {
   CHECK_EQ(names->intern("known").id, known);
   CHECK(overflow != known && overflow != 0);
   otp::NameCache cache;
-  CHECK_EQ(cache.remember(*names, large.c_str(), UINT32_MAX), overflow);
+  CHECK_EQ(cache.remember(*names, large.c_str(), UINT32_MAX, 0), overflow);
   uint32_t id;
-  CHECK(!cache.find(large.c_str(), UINT32_MAX, &id));  // room or not, it is asked for again, and counted
+  CHECK(!cache.find(large.c_str(), UINT32_MAX, 0, &id));  // room or not, it is asked for again, and counted
   CHECK_EQ(names->intern("still room for a short one").id + 1, names->size());
 }
 
@@ -219,6 +235,7 @@ int main() {
   RUN(a_new_clock_tells_the_time);
   RUN(names_are_equal_by_content);
   RUN(a_stale_address_gives_the_new_name);
+  RUN(a_vouched_name_is_not_read);
   RUN(a_full_table_counts_what_it_refuses);
   RUN(a_table_is_full_by_number_too);
 }

@@ -1,7 +1,6 @@
 // Chunks: the memory that records lie in, and the one place that it comes from.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -14,15 +13,14 @@ namespace otp {
 struct ThreadBuffer;
 struct Arena;
 
-// One writer appends and publishes by `committed`; readers see what lies before it. All other fields belong to the
-// registry's lock.
+// One writer appends, and publishes how far by its ThreadBuffer; these fields belong to the registry's lock.
 struct Chunk {
   ThreadBuffer* owner = nullptr;
   Arena* arena = nullptr;
-  std::atomic<uint32_t> committed{0};  // bytes
-  uint32_t holders = 0;                // sessions that have not read it yet
-  uint32_t pins = 0;                   // decodes at work on it
-  bool sealed = false;                 // its thread has gone on to another
+  uint32_t size = 0;     // bytes, once sealed
+  uint32_t holders = 0;  // sessions that have not read it yet
+  uint32_t pins = 0;     // decodes at work on it
+  bool sealed = false;   // its thread has gone on to another
 
   static constexpr uint32_t kHeader = 64;
   static constexpr uint32_t kCapacity = OTP_CHUNK_BYTES - kHeader;

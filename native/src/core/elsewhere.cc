@@ -145,8 +145,6 @@ int resume(const void* key) {
   ThreadBuffer* thread = t_buffer;
   OpenEvent event;
   if (thread == nullptr || thread->depth.get() >= OTP_MAX_DEPTH || !take_suspended(*thread, key, &event)) return 0;
-  uint64_t visible = thread->visible_parent();
-  event.visible = event.consumers.get() != 0 ? event.index.get() + 1 : visible;
   thread->push_open(event);
   return 1;
 }

@@ -84,13 +84,19 @@ bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t a
   return true;
 }
 
+uint32_t remember_name(ThreadBuffer& thread, const otp_begin_args& args) {
+  bool stable = args.name_generation != 0 && args.name_is_stable(args.key) != 0;
+  uint32_t generation = stable ? args.name_generation : 0;
+  return thread.names.remember(registry().interner, args.name, args.name_size, generation);
+}
+
 // The record is written field by field into the chunk. Made on the stack and copied, its small stores would be read
 // back in 16-byte pieces before they have left the store buffer, and the processor waits for that (measured: 10 ns per
 // event).
 inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers, uint64_t visible) {
   uint32_t name;
-  if (__builtin_expect(!thread.names.find(args.name, args.name_size, &name), 0))
-    name = thread.names.remember(registry().interner, args.name, args.name_size);
+  if (__builtin_expect(!thread.names.find(args.name, args.name_size, args.name_generation, &name), 0))
+    name = remember_name(thread, args);
   auto* record = reinterpret_cast<otp_record_begin*>(thread.chunk->data() + thread.at);
   write_head(&record->head, OTP_RECORD_BEGIN, args.scope | args.kind << 4, consumers, name);
   record->parent = visible == 0 ? 0 : distance_to(thread.next_index + 1, visible);
@@ -121,12 +127,11 @@ uint32_t begin(const otp_begin_args* args) {
   }
 
   uint32_t depth = thread->depth.get();
-  uint64_t visible = depth == 0 ? 0 : thread->open[depth - 1].visible;
+  uint64_t visible = thread->visible_parent();
   OpenEvent& open = thread->open[depth];
   open.key.set(args->key);
   open.index.set(thread->next_index);
   open.consumers.set(consumers);
-  open.visible = consumers != 0 ? thread->next_index + 1 : visible;
   if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
   if (__builtin_expect(consumers != 0, 1)) write_begin(*thread, *args, consumers, visible);
   thread->depth.set(depth + 1);

@@ -116,6 +116,7 @@ void Registry::seal_chunk(ThreadBuffer* thread) {
   thread->chunk = nullptr;
   thread->accepted = 0;
   chunk->sealed = true;
+  chunk->size = thread->at;
   if (chunk->holders == 0 && chunk->pins == 0) pool.give_back(chunk);
 }
 
@@ -147,7 +148,7 @@ void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator
   ThreadBuffer* owner = evicted->chunk->owner;
   auto is_owners = [owner](const Held& held) { return held.chunk->owner == owner; };
   const uint8_t* data = evicted->chunk->data() + evicted->from;
-  uint32_t size = evicted->chunk->committed.load(std::memory_order_acquire) - evicted->from;
+  uint32_t size = readable_bytes(*evicted->chunk) - evicted->from;
   std::vector<LateEnd> ends;
   uint64_t lost = scan_lost({data, size, evicted->next_index}, session->mask(), &ends);
   session->late_ends.reserve(session->late_ends.size() + ends.size());

@@ -49,6 +49,7 @@ Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint
   if (!same_chunk) {
     thread.chunk = chunk;
     thread.at = 0;
+    thread.published.store(0, std::memory_order_relaxed);
   }
   thread.accepted = chunk->holders;
   return {wanted & thread.accepted, no_memory};

@@ -118,7 +118,7 @@ void Drain::list_chunks() {
   for (Thread& thread : d_threads) of[thread.buffer] = &thread;
   d_pieces.reserve(d_session->held.size());
   for (const Held& held : d_session->held) {
-    uint32_t size = held.chunk->committed.load(std::memory_order_acquire) - held.from;
+    uint32_t size = readable_bytes(*held.chunk) - held.from;
     of.at(held.chunk->owner)->pieces.push_back(d_pieces.size());
     d_pieces.push_back(
         {{held.chunk->data() + held.from, size, held.next_index}, 0, held.chunk->sealed, held.after_loss});

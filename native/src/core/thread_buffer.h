@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -34,9 +35,6 @@ struct OpenEvent {
   Shown<const void*> key;
   Shown<uint64_t> index;      // of this event on its thread; meaningless when no session took it
   Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack
-  uint32_t pad = 0;
-  uint64_t visible =
-      0;  // 1 + index of the nearest recorded event from here outwards: what a child has as parent; 0: none
 };
 
 // An event on a thread's stack that another thread has ended. Its index alone would not tell it from the next recorded
@@ -51,24 +49,29 @@ struct EndedElsewhere {
   }
 };
 
-// Finds again what a thread has interned, by address and then by content: an address can be used again for another name
-// (an operator that was deregistered, a label's string that was freed).
+// Finds again what a thread has interned, by address. An address can be used again for another name (an operator that
+// was deregistered, a label's string that was freed), so the text is compared too, unless the source vouches for the
+// address: then it says by a generation that it raises whenever a name of its goes. Vouched for, a name's text is not
+// even looked at; inside a real model, where caches are cold, that is three pages less to touch per operator.
 class NameCache {
  public:
   // True and the id where the thread knows the name; else call remember.
-  bool find(const char* name, uint32_t size, uint32_t* id) const {
+  bool find(const char* name, uint32_t size, uint32_t generation, uint32_t* id) const {
     const Entry& entry = d_entries[slot(name)];
     *id = entry.id;
-    return entry.source == name && same(entry, name, size);
+    if (entry.source != name) return false;
+    return (generation != 0 && entry.generation == generation) || same(entry, name, size);
   }
-  uint32_t remember(Interner& interner, const char* name, uint32_t size);
+  // `generation`: 0 where nobody vouches for the address.
+  uint32_t remember(Interner& interner, const char* name, uint32_t size, uint32_t generation);
 
  private:
   struct Entry {
     const char* source = nullptr;
-    const char* text = nullptr;
-    uint32_t size = 0;
     uint32_t id = 0;
+    uint32_t generation = 0;
+    const char* text = "";
+    uint32_t size = 0;
   };
   static constexpr size_t kEntries = 256;
 
@@ -84,22 +87,24 @@ class NameCache {
 };
 
 // Fields up to `names` belong to the owning thread, except that others read those of type Shown or atomic. The rest
-// belongs to the registry's lock.
-struct ThreadBuffer {
+// belongs to the registry's lock. What every event touches comes first, in one cache line, and the stack behind it.
+struct alignas(64) ThreadBuffer {
   Chunk* chunk = nullptr;
-  uint32_t at = 0;            // bytes written into the chunk
-  uint32_t ready_for = 0;     // the running sessions for which a begin needs no more than room in the chunk; 0: ask
-  uint32_t accepted = 0;      // sessions that hold the chunk
-  uint32_t refused = 0;       // sessions that were full when last asked
-  uint32_t epoch = 0;         // of the registry, when the two masks above were true
-  uint32_t loss_pending = 0;  // sessions that lost events since the last event that they got
-  uint32_t id = 0;
-  Shown<uint32_t> depth;
-  std::atomic<uint32_t> local{0};  // sessions that were started on this thread and follow it
-  std::atomic<uint32_t> ended_elsewhere_flag{0};
-  std::atomic<uint32_t> suspended_count{0};
+  uint32_t at = 0;                     // bytes written into the chunk
+  std::atomic<uint32_t> published{0};  // of them, what readers may see; of a sealed chunk, Chunk::size
   uint64_t next_index = 0;
+  uint32_t ready_for = 0;  // the running sessions for which a begin needs no more than room in the chunk; 0: ask
+  uint32_t epoch = 0;      // of the registry, when `accepted` and `refused` were true
+  Shown<uint32_t> depth;
+  std::atomic<uint32_t> ended_elsewhere_flag{0};
   Shown<uint32_t> source_tid;
+  uint32_t id = 0;
+  uint32_t accepted = 0;                     // sessions that hold the chunk
+  uint32_t refused = 0;                      // sessions that were full when last asked
+  uint32_t loss_pending = 0;                 // sessions that lost events since the last event that they got
+  std::atomic<uint32_t> suspended_count{0};  // the cache line ends here
+  std::atomic<uint32_t> local{0};            // sessions that were started on this thread and follow it
+  OpenEvent open[OTP_MAX_DEPTH];
   NameCache names;
 
   otp_thread info{};
@@ -107,8 +112,6 @@ struct ThreadBuffer {
   bool exited = false;
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
-
-  OpenEvent open[OTP_MAX_DEPTH];  // last: it is large
 
   bool fits(uint32_t bytes) const { return chunk != nullptr && at + bytes <= Chunk::kCapacity; }
 
@@ -118,7 +121,7 @@ struct ThreadBuffer {
     std::memcpy(chunk->data() + at, &record, sizeof(Record));
     at += sizeof(Record);
   }
-  void publish() { chunk->committed.store(at, std::memory_order_release); }
+  void publish() { published.store(at, std::memory_order_release); }
 
   // The innermost open event with this key, or -1.
   int find_open(const void* key) const {
@@ -132,10 +135,20 @@ struct ThreadBuffer {
     depth.set(at_depth + 1);
   }
   void remove_open(int position);
+  // 1 + index of the nearest recorded event on the stack: what a child has as parent; 0: none.
   uint64_t visible_parent() const {
-    uint32_t at_depth = depth.get();
-    return at_depth == 0 ? 0 : open[at_depth - 1].visible;
+    for (uint32_t i = depth.get(); i-- > 0;)
+      if (open[i].consumers.get() != 0) return open[i].index.get() + 1;
+    return 0;
   }
 };
+
+static_assert(offsetof(ThreadBuffer, suspended_count) + sizeof(uint32_t) <= 64, "the hot fields share a cache line");
+
+// How much of a chunk can be read. Under the registry's lock, which is also held when a thread goes on to another
+// chunk.
+inline uint32_t readable_bytes(const Chunk& chunk) {
+  return chunk.sealed ? chunk.size : chunk.owner->published.load(std::memory_order_acquire);
+}
 
 }  // namespace otp

@@ -3,6 +3,7 @@
 // Never calls into Python and takes no lock: an operator may run while its thread holds anything.
 #include "torch_ops.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <pthread.h>
 #include <torch/version.h>
@@ -15,6 +16,17 @@
 namespace otp {
 namespace {
 
+// What every operator needs, in one cache line of this library's own.
+struct alignas(64) Hot {
+  const volatile uint32_t* active = nullptr;
+  const volatile uint32_t* wants_inputs = nullptr;
+  uint32_t (*begin)(const otp_begin_args*) = nullptr;
+  int (*end)(const void*, uint8_t, const char*, uint32_t) = nullptr;
+  // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
+  // watches.
+  std::atomic<uint32_t> name_generation{0};
+};
+Hot g_hot;
 const otp_api* g_api = nullptr;
 
 // Handle of the thread-local callback of each session, by the session's bit. Torch copies callbacks, handles and all,
@@ -61,11 +73,43 @@ void after_fork_in_child() {
   for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
 }
 
+class OperatorWatch final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {
+    if (g_hot.name_generation.fetch_add(1, std::memory_order_release) == UINT32_MAX) g_hot.name_generation = 1;
+  }
+};
+
+void watch_operators() {
+  try {
+    // Never taken away: this library stays as long as the process.
+    static auto* watch = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OperatorWatch>()));
+    if (watch != nullptr) g_hot.name_generation.store(1, std::memory_order_relaxed);
+  } catch (...) {  // then names are compared by content
+  }
+}
+
+// Whether the name is that of a registered operator, in the dispatcher's own memory. Backward functions and labels
+// carry theirs in the RecordFunction itself, whose address says nothing.
+int name_is_stable(const void* key) {
+  const auto& fn = *static_cast<const at::RecordFunction*>(key);
+  try {
+    std::optional<c10::OperatorName> name = fn.operator_name();
+    if (!name.has_value()) return 0;
+    std::optional<c10::OperatorHandle> found = c10::Dispatcher::singleton().findSchema(*name);
+    return found.has_value() && found->schema().name().c_str() == fn.name() ? 1 : 0;
+  } catch (...) {  // then its text is compared each time, which is right too
+    return 0;
+  }
+}
+
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
 // Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
 // address), and a context would be an allocation per operator.
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
-  if (__builtin_expect(*g_api->active == 0, 0)) {
+  if (__builtin_expect(*g_hot.active == 0, 0)) {
     if (!g_forked.load(std::memory_order_relaxed)) carried_sessions();
     return nullptr;
   }
@@ -83,19 +127,21 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.scope_mask = 0;
   args.input_words = 0;
   args.inputs = nullptr;
-  if (__builtin_expect(fn.needsInputs(), 0) && *g_api->wants_inputs != 0) {
+  if (__builtin_expect(fn.needsInputs(), 0) && *g_hot.wants_inputs != 0) {
     static thread_local InputWords words;
     if (!words.collect(fn.inputs())) args.flags |= OTP_FLAG_INPUTS_CUT;
     args.inputs = words.data();
     args.input_words = words.size();
   }
-  g_api->begin(&args);
+  args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
+  args.name_is_stable = name_is_stable;
+  g_hot.begin(&args);
   return nullptr;
 }
 
 void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
   uint8_t flags = fn.isAsync() ? OTP_FLAG_ASYNC : 0;
-  if (__builtin_expect(g_api->end(&fn, flags, nullptr, 0) != 0, 1)) return;
+  if (__builtin_expect(g_hot.end(&fn, flags, nullptr, 0) != 0, 1)) return;
   // Not open here: begun before the session, ended by another of our callbacks, or begun on another thread.
   if (fn.threadId() != at::RecordFunction::currentThreadId())
     g_api->end_elsewhere(&fn, 0, static_cast<uint32_t>(fn.threadId()), flags, nullptr, 0);
@@ -110,7 +156,12 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
   if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
     return OTP_E_VERSION;
   if (otp::g_api != nullptr) return OTP_OK;
+  otp::g_hot.active = api->active;
+  otp::g_hot.wants_inputs = api->wants_inputs;
+  otp::g_hot.begin = api->begin;
+  otp::g_hot.end = api->end;
   otp::g_api = api;
+  otp::watch_operators();
   pthread_atfork(nullptr, nullptr, otp::after_fork_in_child);
   api->set_scope_hook(otp::carried_sessions);
   return OTP_OK;
