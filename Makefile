@@ -16,6 +16,7 @@ VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 # One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
@@ -62,7 +63,7 @@ lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes
 
 bench: $(MADE)/test ## Measure us beside torch's profiler and the SDK; print one table
 	$(call say,Benchmarks: keep the machine quiet)
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 clean: ## Remove what was built and written; the environment stays (rm -r .venv for a fresh start)
 	rm -rf build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(MADE)/package

@@ -11,9 +11,11 @@ import importlib.abc
 import importlib.machinery
 import logging
 import sys
-import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import types
 
 _logger = logging.getLogger("otel_torchprof")
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from . import config
 from ._native import torch_build, torch_library
 from .errors import TorchProfError
 from .version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _build(folder: str | None) -> int:
@@ -37,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         f"{config.OTEL_TORCHPROF_BUILD_DIR} to the same folder where the image runs.",
     )
     build.add_argument(
-        "--dir", help=f"folder to keep it in (default: ${config.OTEL_TORCHPROF_BUILD_DIR}, else the user's cache folder)"
+        "--dir",
+        help=f"folder to keep it in (default: ${config.OTEL_TORCHPROF_BUILD_DIR}, else the user's cache folder)",
     )
     return parser
 

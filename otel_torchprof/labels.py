@@ -9,29 +9,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from typing import Any, TypeVar, cast
 
 from ._compile import teach
-from ._native.ffi import labels
-
-_begin = labels.begin
-_end = labels.end
-
-# States of a label beside the recorder's id of the thread that it was entered on. One that was entered while it was open
-# stays shared: whose end comes on a thread that recorded no begin could not be told, so only a thread's own are ended.
-_CLOSED = -1
-_SHARED = -2
+from ._native.ffi import Label
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class record_function:  # noqa: N801 - torch's name
+class record_function(Label):  # noqa: N801 - torch's name
     """Labels a stretch of code: a context manager and a decorator, as torch's ``record_function``.
 
     Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own. Writes straight to the
-    recorder: about a twentieth of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
+    recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
     threads; one that only one thread at a time is in may also be left on another thread than it was entered. An exception
     that leaves the block marks the event as an error and names the class of the exception; it is not swallowed. The
     GeneratorExit of a generator that is closed early is none. As a decorator it takes functions, async functions,
-    generators and async generators; these are off the stack of parents while they are suspended, so that two of them that
-    take turns do not become each other's parents.
+    generators and async generators: one event per call. These are off the stack of parents while they are suspended, so that
+    two that take turns do not become each other's parents.
 
     Args:
         name: shown in tables and as the span's name; keep the number of different names small.
@@ -41,28 +33,10 @@ class record_function:  # noqa: N801 - torch's name
         TypeError: the name is not a str.
     """
 
-    __slots__ = ("_thread", "args", "name")
+    __slots__ = ()
 
-    def __init__(self, name: str, args: str | None = None) -> None:
-        self.name = name
-        self.args = args
-        self._thread = _CLOSED
-
-    def __enter__(self) -> record_function:
-        thread = _begin(self, self.name)
-        self._thread = thread if self._thread == _CLOSED else _SHARED
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        thread = self._thread
-        if thread >= 0:
-            self._thread = _CLOSED
-        _end(self, max(thread, 0), None if exc_type is None or exc_type is GeneratorExit else _class_name(exc_type))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.name, self.args))
 
     def __call__(self, function: F) -> F:
         """Decorates a function, async function, generator or async generator: one event per call."""
@@ -74,12 +48,7 @@ class record_function:  # noqa: N801 - torch's name
             wrapped = _generator(self, function)
         else:
             wrapped = _plain(self, function)
-        return cast(F, wrapped)
-
-
-def _class_name(kind: type[BaseException]) -> str:
-    """As OpenTelemetry's ``error.type`` wants it: qualified, but for builtins."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cast("F", wrapped)
 
 
 def _plain(label: record_function, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,18 +76,18 @@ def _stretches(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
     try:
         value = send(None)
         while True:
-            labels.suspend(label)
+            label.suspend()
             try:
                 received = yield value
             except GeneratorExit:
-                labels.resume(label)
+                label.resume()
                 inner.close()
                 raise
             except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
-                labels.resume(label)
+                label.resume()
                 value = throw(error)
             else:
-                labels.resume(label)
+                label.resume()
                 value = send(received)
     except StopIteration as stop:
         return stop.value
@@ -160,18 +129,18 @@ def _async_generator(label: record_function, function: Callable[..., Any]) -> Ca
                     value = await _async_step(own, step)
                 except StopAsyncIteration:
                     return
-                labels.suspend(own)
+                own.suspend()
                 try:
                     received = yield value
                 except GeneratorExit:
-                    labels.resume(own)
+                    own.resume()
                     await _async_step(own, inner.aclose())
                     raise
                 except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
-                    labels.resume(own)
+                    own.resume()
                     step = inner.athrow(error)
                 else:
-                    labels.resume(own)
+                    own.resume()
                     step = inner.asend(received)
 
     return wrapped

@@ -6,11 +6,10 @@ import functools
 import logging
 import os
 import threading
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._columns.batch import Array, Names, Thread
+from typing_extensions import Self
+
 from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
@@ -20,14 +19,18 @@ from ._native.recorder import now_ns
 from ._recording import Recording
 from .errors import TorchProfError
 from .events import EventList
-from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
+    import types
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
 
-    from ._columns.batch import Batch
+    from ._columns.batch import Array, Batch, Names, Thread
+    from .function_event_avg import FunctionEventAvg
     from .health import Health
 
 _logger = logging.getLogger("otel_torchprof")
@@ -41,6 +44,8 @@ class profile:  # noqa: N801 - torch's name
     A context manager, or ``start()`` and ``stop()``. Records the calling thread and what torch carries on for it (autograd's
     threads, ``jit.fork``), as torch does; ``all_threads=True`` records every thread. Several may run at the same time, on
     any threads and in any order; each operator is recorded once. May be stopped and read from any thread.
+
+    Inside a span of the application, its spans join that trace (see ``docs/spans.md``).
 
     Costs some 40 ns per operator while it runs, over the 50 ns that torch needs to call any observer; nothing before and after.
     Reading costs some 50 ns per event the first time, whatever is read.
@@ -79,6 +84,7 @@ class profile:  # noqa: N801 - torch's name
         self._recording: Recording | None = None
         self._entered = False
         self._reading = threading.Lock()
+        self._parent: SpanContext | None = None
         self.step_num = 0
         if activities is not None:
             _check_activities(activities)
@@ -89,7 +95,7 @@ class profile:  # noqa: N801 - torch's name
 
     # ---- recording ----
 
-    def __enter__(self) -> profile:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -116,6 +122,7 @@ class profile:  # noqa: N801 - torch's name
             raise TorchProfError(
                 "Profiler context manager is not reentrant: make a new profile() for another recording"
             )
+        self._parent = sdk.ambient_span()
         self._require().start()
         self._entered = True
 
@@ -154,9 +161,11 @@ class profile:  # noqa: N801 - torch's name
 
     @property
     def columns(self) -> Mapping[str, Array]:
-        """Every recorded event as numpy arrays by name, without an object per event: ``id``, ``start`` and ``end`` (Unix
-        ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
-        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held."""
+        """Every recorded event as numpy arrays by name, without an object per event.
+
+        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
+        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
+        """
         return self._batch().columns
 
     @property
@@ -214,8 +223,9 @@ class profile:  # noqa: N801 - torch's name
     # ---- traces and spans ----
 
     def export_chrome_trace(self, path: Path, metadata: Mapping[str, Any] | None = None) -> None:
-        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``: for ui.perfetto.dev, chrome://tracing and tools
-        that read torch's own traces. ``metadata`` is added at its top level. Streamed: memory does not grow with the trace.
+        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``.
+
+        For ui.perfetto.dev, chrome://tracing and tools that read torch's own traces. ``metadata`` is added at its top level. Streamed: memory does not grow with the trace.
 
         Raises:
             ExportError: the file cannot be written; a file that was there before is still whole.
@@ -225,8 +235,9 @@ class profile:  # noqa: N801 - torch's name
         file.write(path, chrome.encode(self._batch(), steps=steps, metadata=metadata))
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None) -> None:
-        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``: what an OTLP/HTTP receiver
-        takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
+        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
+
+        It is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
 
         Raises:
             ExportError: the file cannot be written.
@@ -297,6 +308,7 @@ class profile:  # noqa: N801 - torch's name
             start=start,
             end=stop,
             steps=self._steps(),
+            parent=self._parent,
             trace_ids=ids.generate_trace_id,
             span_ids=ids.generate_span_id,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Column, Flag, Kind
+from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._native import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,3 +96,12 @@ def test_column_page_is_up_to_date():
     if os.environ.get("GOLDEN_ACCEPT"):
         page.write_text(column_page())
     assert page.read_text() == column_page()
+
+
+def test_attribute_table_is_up_to_date():
+    """docs/spans.md lists the attributes that the one table in the code has."""
+    page = ROOT / "docs" / "spans.md"
+    head, marker, _ = page.read_text().partition("<!-- attributes -->\n")
+    if os.environ.get("GOLDEN_ACCEPT"):
+        page.write_text(f"{head}{marker}\n{attributes_markdown()}")
+    assert page.read_text() == f"{head}<!-- attributes -->\n\n{attributes_markdown()}"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).resolve().parent.parent / "otel_torchprof"
-ORDER = ("errors", "config", "_columns", "_native", "_model", "_encode", "_export")
+ORDER = ("errors", "config", "version", "_columns", "_native", "_model", "_encode", "_export")
 """Left to right; every other module is public and stands at the right end."""
-FOUNDATION = ("errors", "config")
+FOUNDATION = ("errors", "config", "version")
 BUILD_SCRIPT = PACKAGE / "_native" / "build.py"
 """Run by setuptools while the package is built, never imported by it: it reads the repository and needs cffi's compiler."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
@@ -11,11 +10,14 @@ from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that the attribute names follow."""
@@ -35,6 +37,12 @@ def id_generator() -> IdGenerator:
 
     found = getattr(trace.get_tracer_provider(), "id_generator", None)
     return found if isinstance(found, IdGenerator) else RandomIdGenerator()
+
+
+def ambient_span() -> SpanContext | None:
+    """The span that the calling thread (or task) is in, if any."""
+    found = trace.get_current_span().get_span_context()
+    return found if found.is_valid else None
 
 
 def instrumentation_scope() -> InstrumentationScope:

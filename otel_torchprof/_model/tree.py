@@ -81,7 +81,7 @@ class TreeView:
 def torch_view(batch: Batch) -> TreeView:
     """Brings a batch into the form of torch's event list.
 
-    Costs about 15 ns per event (30 where threads have to be merged) and 40 bytes per event, 28 of which are the result.
+    Costs 25 ns per event, 60 where threads are merged and events dropped, and 30 bytes, of which 28 are the result.
     An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
     times only, would put it beside.
     """
@@ -196,7 +196,7 @@ def _duplicates(batch: Batch, keys: Array | None, parent: Array, hidden: Array |
         own, above = name[block], name[parent[block]]
         same: Array = own == above if keys is None else keys[own] == keys[above]
         same &= parent[block] >= 0
-        return same if hidden is None else same & ~hidden[block]
+        return same
 
     suspects = _find(len(parent), namesakes)
     if not suspects.size:

@@ -157,16 +157,20 @@ def span_table(
     key = span_ids()
     root_ids = np.array([span_ids() for _ in units], dtype=np.uint64)
     ids = event_span_ids(batch["id"], key)
-    unit = _unit_of(batch["start"][_outermost(batch)], units)
+    unit = _units_of(batch, units)
     starts, ends = _intervals(batch, unit, units)
     traces = [parent.trace_id] if parent else [trace_ids() for _ in units]
     unit_trace = np.zeros(len(units), dtype=np.uint32) if parent else np.arange(len(units), dtype=np.uint32)
 
-    # Trace by trace, its root first: the stable sort keeps the order of the batch within a unit.
-    order = np.argsort(np.concatenate((np.arange(len(units)), unit)), kind="stable")
+    # Trace by trace, its root first: the stable sort keeps the order of the batch within a unit. One unit needs no sort.
+    alone = len(units) == 1
+    order = (
+        np.arange(len(batch) + 1) if alone else np.argsort(np.concatenate((np.arange(len(units)), unit)), kind="stable")
+    )
 
     def column(roots: Any, events: Array) -> Array:
-        return np.concatenate((np.broadcast_to(np.asarray(roots, dtype=events.dtype), len(units)), events))[order]
+        whole = np.concatenate((np.broadcast_to(np.asarray(roots, dtype=events.dtype), len(units)), events))
+        return whole if alone else whole[order]
 
     has_parent = batch["parent"] >= 0
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
@@ -234,6 +238,13 @@ def _outermost(batch: Batch) -> npt.NDArray[np.int64]:
         outermost = further
 
 
+def _units_of(batch: Batch, units: Sequence[Step]) -> npt.NDArray[np.int64]:
+    """The unit of each event: that of its outermost ancestor."""
+    if len(units) == 1:
+        return np.zeros(len(batch), dtype=np.int64)
+    return _unit_of(batch["start"][_outermost(batch)], units)
+
+
 def _unit_of(began: npt.NDArray[np.int64], units: Sequence[Step]) -> npt.NDArray[np.int64]:
     """The unit in which each time lies, or else the nearest one (the earlier of two equally near)."""
     starts = np.array([unit.start for unit in units], dtype=np.int64)
@@ -248,6 +259,8 @@ def _intervals(batch: Batch, unit: Array, units: Sequence[Step]) -> tuple[Array,
     """When each unit starts and ends, widened to hold its events."""
     starts = np.array([step.start for step in units], dtype=np.int64)
     ends = np.array([step.end for step in units], dtype=np.int64)
+    if len(units) == 1 and len(batch):
+        return np.minimum(starts, batch["start"].min()), np.maximum(ends, batch["end"].max())
     np.minimum.at(starts, unit, batch["start"])
     np.maximum.at(ends, unit, batch["end"])
     return starts, ends

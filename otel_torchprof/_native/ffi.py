@@ -1,4 +1,4 @@
-"""The only importer of the compiled modules: ``ffi`` and ``lib`` of the core, and ``labels``.
+"""The only importer of the compiled modules: ``ffi`` and ``lib`` of the core, and ``Label``.
 
 Everything else sees the typed wrappers beside it. The handshake happens here, once.
 """
@@ -13,7 +13,6 @@ from . import _core, _labels  # type: ignore[attr-defined]
 
 ffi: Any = _core.ffi
 lib: Any = _core.lib
-labels: Any = _labels
 
 _built = ffi.string(lib.otp_version()).decode()
 if _built != __version__:
@@ -21,4 +20,5 @@ if _built != __version__:
         f"the native core was built for otel-torchprof {_built}, the Python part is {__version__}: an old build was left in "
         "place; reinstall with `pip install --force-reinstall otel-torchprof` (or `pip install -e .` in a checkout)"
     )
-labels.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
+_labels.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
+Label = _labels.Label

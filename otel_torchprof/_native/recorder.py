@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -56,10 +56,9 @@ def recorder_stats() -> RecorderStats:
     """Figures of the whole process. Takes the registry's lock for microseconds; any thread."""
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
-    return RecorderStats(*(type_(getattr(stats, name)) for name, type_ in _STAT_TYPES))
-
-
-_STAT_TYPES = [(name, bool if name == "clock_is_tsc" else int) for name in RecorderStats._fields]
+    figures: dict[str, Any] = {name: int(getattr(stats, name)) for name in RecorderStats._fields}
+    figures["clock_is_tsc"] = bool(stats.clock_is_tsc)
+    return RecorderStats(**figures)
 
 
 class SessionStats(NamedTuple):
@@ -173,11 +172,11 @@ class Session:
         inputs: keep what sources tell of inputs (shapes).
     """
 
-    _unread: weakref.WeakSet[Session] = weakref.WeakSet()
+    _unread: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
     def __init__(
         self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False
-    ):
+    ) -> None:
         options = ffi.new("otp_session_options *")
         options.budget_bytes = budget_bytes
         options.full_policy = lib.OTP_FULL_DROP_OLDEST if keep_newest else lib.OTP_FULL_DROP_NEWEST

@@ -17,12 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof.errors import TorchLibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden")
 """-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading

@@ -37,8 +37,11 @@ class Observation:
         )
 
     def stop(self) -> None:
-        """Takes it away. From another thread than the one that registered it, it is left to take itself away when that
-        thread next runs an operator; it records nothing meanwhile. Does nothing in a forked child."""
+        """Takes it away; does nothing in a forked child.
+
+        From another thread than the one that registered it, it is left to take itself away when that thread next runs an
+        operator; it records nothing meanwhile.
+        """
         self._finalizer()
 
 
@@ -55,8 +58,7 @@ class TorchLibrary:
         self._native = native
 
     def observe(self, session: Session) -> Observation:
-        """Lets a running session have the operators of the calling thread (and of those that torch carries its state to),
-        or of all threads, as the session wants.
+        """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
 
         Raises:
             TorchLibraryError: torch refused the observer.
@@ -90,10 +92,9 @@ def _open(path: str) -> Any:
 
 
 def _probe(torch: Any, library: TorchLibrary) -> None:
-    """Records one operator and reads its name and its input's shape back: a library that was built with other flags than
-    torch itself can load well and read the wrong fields.
+    """Records one operator and reads its name and its input's shape back.
 
-    In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
+    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
     """
     found: list[Any] = []
 
@@ -110,8 +111,10 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     thread = threading.Thread(target=record, name="otel-torchprof-probe")
     thread.start()
     thread.join()
-    batch = found[0] if found else None
-    names = [] if batch is None else [batch.names[index] for index in batch["name"]]
+    if not found:
+        raise TorchLibraryError("the library was built and loaded, but recording one operator for a trial failed")
+    batch = found[0]
+    names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was built and loaded, but recorded {names} where aten::neg_ ran")
     words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]

@@ -8,7 +8,7 @@ import pytest
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Scope
-from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown, input_shapes
+from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
 from otel_torchprof._model.units import AttributeType, Step, span_table
 from otel_torchprof._native.ffi import lib
 
@@ -124,6 +124,12 @@ def test_no_recorded_inputs_at_all():
     assert "torch.op.input_shapes" not in attributes(batch)[1]
 
 
+def shown(words):
+    """The attribute of an event with these inputs."""
+    batch = Batch.of({"start": [1], "end": [2], "inputs": [0]}, ["", "op"], inputs=inputs_array(words))
+    return attributes(batch)[1]["torch.op.input_shapes"]
+
+
 def inputs_array(words):
     """Words as a batch holds them."""
     import numpy as np
@@ -140,14 +146,14 @@ def test_input_shapes_read_as_torch_prints_them():
         torch.cat([matrix, scalar.expand(1, 3)])
     theirs = {event.name: str(event.input_shapes) for event in profile.function_events}
     tensor = [TENSOR | FLOAT | 2 << 32, 2, 3]
-    assert input_shapes([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
-    assert input_shapes([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
+    assert shown([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
+    assert shown([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
 
 
 def test_what_follows_a_list_of_tensors_is_found():
     """The tensors of a list are skipped with all their dimensions."""
     tensor = [TENSOR | FLOAT | 1 << 32, 4]
-    assert input_shapes([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
+    assert shown([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
 
 
 def test_an_empty_batch_has_roots_only():

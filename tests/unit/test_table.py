@@ -49,7 +49,7 @@ def torch_events(draw):
             else DeviceType.CPU,
             is_legacy=draw(st.booleans()),
             is_user_annotation=draw(st.booleans()),
-            flops=draw(st.sampled_from((0, 0, 12, 5_000, 7 * 10**9, 10**20))),
+            flops=draw(st.sampled_from((0, 0, 12, 900_000, 7 * 10**9, 10**20))),
         )
         if device and event.device_type == DeviceType.CPU and draw(st.booleans()):
             event.append_kernel("kernel", 0, draw(st.integers(1, 5_000)))

@@ -12,7 +12,7 @@
  *   k  record kind          s  at::RecordScope (low 4 bits) and event kind (high 4 bits)
  *   f  flags                for  bit mask of the consumers that the record is for
  *
- * Ids are never written where they can be counted: the i-th BEGIN of a chunk is event chunk.base_index + i of its
+ * Ids are never written where they can be counted: the i-th BEGIN behind a place is event Held::next_index + i of its
  * thread. `parent` and `event` are distances backwards from the next event's index, so that 32 bits are enough for a
  * recording of any length. Ends that come from another thread are not in a chunk: see Session::late_ends.
  *

@@ -87,7 +87,8 @@ int otp_session_stop(otp_session* session);
 /* The session's bit in record masks; for sources. 0 before the start. */
 uint32_t otp_session_consumer(const otp_session* session);
 
-/* Frees the session and what it holds; stops it first where needed. Null is fine. In a forked child it forgets only. */
+/* Frees the session and what it holds; stops it first where needed. Not while another thread drains it. Null is fine.
+ * In a forked child it forgets only. */
 void otp_session_free(otp_session* session);
 
 typedef struct {
@@ -193,10 +194,8 @@ typedef struct {
   const volatile uint32_t* active;
   const volatile uint32_t* wants_inputs;
 
-  /* Sessions that want the calling thread, as far as the recorder knows (all_threads, or started here). */
-  uint32_t (*known_scope)(void);
-
-  /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session wanted it. */
+  /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session wanted it:
+   * then there is nothing to end, which matters where `nests` is set, since an end would find an outer one. */
   uint32_t (*begin)(const otp_begin_args* args);
 
   /* Ends the innermost open event with that key on the calling thread. 1: done; 0: none is open here. */

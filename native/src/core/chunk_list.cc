@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
 
 namespace otp {
@@ -10,6 +11,9 @@ namespace otp {
 namespace {
 constexpr size_t kArenaBytes = 2u << 20;
 constexpr uint32_t kChunksPerArena = kArenaBytes / OTP_CHUNK_BYTES;
+
+// Free mappings that are kept: 8 MB, so that a profile that starts and stops again finds warm memory.
+constexpr uint32_t kSpareArenas = 4;
 }  // namespace
 
 struct Arena {
@@ -17,28 +21,22 @@ struct Arena {
   std::vector<uint8_t*> free;  // last in, first out: the chunk given back last is still warm
 };
 
-Arena* ChunkPool::map_arena() {
-  // Twice the size, so that a 2 MB aligned piece can be cut out: only an aligned one can become a huge page.
-  void* raw =
-      mmap(nullptr, 2 * kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  auto begin = reinterpret_cast<uintptr_t>(raw);
-  uintptr_t aligned = (begin + kArenaBytes - 1) & ~(kArenaBytes - 1);
-  if (aligned > begin) munmap(raw, aligned - begin);
-  uintptr_t rest = begin + 2 * kArenaBytes - (aligned + kArenaBytes);
-  if (rest > 0) munmap(reinterpret_cast<void*>(aligned + kArenaBytes), rest);
-  auto* memory = reinterpret_cast<uint8_t*>(aligned);
-#ifdef MADV_HUGEPAGE
-  madvise(memory, kArenaBytes, MADV_HUGEPAGE);  // advice only: small pages work as well, slower
-#endif
-  auto* arena = new Arena;
-  arena->memory = memory;
+// Null when the system gives no memory. Reserves what give_back will need: that must not fail.
+Arena* ChunkPool::map_arena() try {
+  d_arenas.reserve(d_arenas.size() + 1);
+  d_with_room.reserve(d_arenas.size() + 1);
+  auto arena = std::make_unique<Arena>();
   arena->free.reserve(kChunksPerArena);
-  for (uint32_t i = kChunksPerArena; i-- > 0;) arena->free.push_back(memory + i * OTP_CHUNK_BYTES);
-  d_arenas.push_back(arena);
-  d_with_room.push_back(arena);
+  void* memory = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  arena->memory = static_cast<uint8_t*>(memory);
+  for (uint32_t i = kChunksPerArena; i-- > 0;) arena->free.push_back(arena->memory + i * OTP_CHUNK_BYTES);
+  d_arenas.push_back(arena.get());
+  d_with_room.push_back(arena.get());
   ++d_empty_arenas;
-  return arena;
+  return arena.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
 void ChunkPool::unmap_arena(Arena* arena) {
@@ -65,7 +63,7 @@ void ChunkPool::give_back(Chunk* chunk) {
   if (arena->free.empty()) d_with_room.push_back(arena);
   arena->free.push_back(reinterpret_cast<uint8_t*>(chunk));
   if (arena->free.size() < kChunksPerArena) return;
-  if (d_empty_arenas > 0) {
+  if (d_empty_arenas >= kSpareArenas) {
     unmap_arena(arena);
   } else {
     ++d_empty_arenas;

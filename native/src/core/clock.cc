@@ -33,11 +33,12 @@ Sample take_sample() {
   for (int attempt = 0; attempt < 8; ++attempt) {
     uint64_t before = ticks_now();
     uint64_t wall = clock_gettime_ns(CLOCK_REALTIME);
+    uint64_t monotonic = clock_gettime_ns(CLOCK_MONOTONIC);  // inside: an interrupt before it would look like a jump
     uint64_t after = ticks_now();
     if (after - before >= best_width) continue;
     best_width = after - before;
     best.point = {before + (after - before) / 2, static_cast<int64_t>(wall)};
-    best.monotonic_ns = clock_gettime_ns(CLOCK_MONOTONIC);
+    best.monotonic_ns = monotonic;
   }
   return best;
 }
@@ -51,11 +52,45 @@ constexpr uint64_t kMinSegmentNs = 20000;
 // A process that drains every few seconds for weeks must not collect points for ever; what is this old is decoded.
 constexpr size_t kMaxPoints = 4096;
 
+// A longer stretch would not make the rate better: what is read of the clock is off by some 50 ns.
+constexpr int64_t kRateSpanNs = 1000000000;
+
+// The rate up to a point: over a stretch that is long enough for the readings' error not to matter, but not over a jump
+// (two points one tick apart).
+double rate_before(const std::vector<ClockPoint>& points, size_t last) {
+  size_t first = last;
+  while (first > 0 && points[first].ticks - points[first - 1].ticks > 1 &&
+         points[last].unix_ns - points[first].unix_ns < kRateSpanNs)
+    --first;
+  if (first == last) return last == 0 ? 1.0 : rate_before(points, last - 1);  // just after a jump
+  return static_cast<double>(points[last].unix_ns - points[first].unix_ns) /
+         static_cast<double>(points[last].ticks - points[first].ticks);
+}
+
+ClockSegment segment_of(const std::vector<ClockPoint>& points, uint64_t ticks) {
+  auto after = std::upper_bound(points.begin(), points.end(), ticks,
+                                [](uint64_t value, const ClockPoint& point) { return value < point.ticks; });
+  if (after == points.end())
+    return {points.back().ticks, UINT64_MAX, points.back(), rate_before(points, points.size() - 1)};
+  auto to = after == points.begin() ? after + 1 : after;
+  auto from = to - 1;
+  double ns_per_tick = 1.0;
+  if (to != points.end())
+    ns_per_tick = static_cast<double>(to->unix_ns - from->unix_ns) / static_cast<double>(to->ticks - from->ticks);
+  return {from == points.begin() ? 0 : from->ticks, to == points.end() ? UINT64_MAX : to->ticks, *from, ns_per_tick};
+}
+
 }  // namespace
 
 bool g_clock_is_tsc = tsc_is_invariant();
 
-Clock::Clock() { calibrate(); }
+Clock::Clock() {
+  d_points.reserve(kMaxPoints + 2);  // calibration must not fail for want of memory
+  calibrate();
+  uint64_t begin = clock_gettime_ns(CLOCK_MONOTONIC);
+  while (clock_gettime_ns(CLOCK_MONOTONIC) - begin < 5 * kMinSegmentNs) continue;
+  calibrate();
+}
 
 void Clock::calibrate() {
   Sample sample = take_sample();
@@ -64,30 +99,32 @@ void Clock::calibrate() {
 
 void Clock::add_point(ClockPoint point, uint64_t monotonic_ns) {
   std::lock_guard<std::mutex> hold(d_mutex);
-  if (d_points.empty()) {
-    d_points.push_back(point);
-    d_last_monotonic = monotonic_ns;
-    return;
-  }
-  ClockPoint last = d_points.back();
-  if (d_points.size() >= kMaxPoints) d_points.erase(d_points.begin(), d_points.begin() + kMaxPoints / 2);
-  auto monotonic_passed = static_cast<int64_t>(monotonic_ns - d_last_monotonic);
-  if (point.ticks <= last.ticks || monotonic_passed < static_cast<int64_t>(kMinSegmentNs)) return;
-  int64_t wall_passed = point.unix_ns - last.unix_ns;
-  int64_t jump = wall_passed - monotonic_passed;
+  auto passed = static_cast<int64_t>(monotonic_ns - d_last_monotonic);
+  bool first = d_points.empty();
+  if (!first && (point.ticks <= d_points.back().ticks + 1 || passed < static_cast<int64_t>(kMinSegmentNs))) return;
+  int64_t jump = first ? 0 : point.unix_ns - d_last_wall - passed;
   d_last_monotonic = monotonic_ns;
-  if (jump > kStepNs || jump < -kStepNs) {
-    ++d_steps;
-    // What happened before the jump was seen keeps the old line ...
-    d_points.push_back({point.ticks, last.unix_ns + monotonic_passed});
-    // ... and only a jump forward moves what comes after it.
-    if (jump > 0) d_points.push_back({point.ticks + 1, point.unix_ns});
+  d_last_wall = point.unix_ns;
+  if (d_points.size() >= kMaxPoints) d_points.erase(d_points.begin(), d_points.begin() + kMaxPoints / 2);
+  if (jump <= kStepNs && jump >= -kStepNs) {
+    int64_t lowest = first ? point.unix_ns : d_points.back().unix_ns + 1;
+    d_points.push_back({point.ticks, std::max(point.unix_ns + d_ahead, lowest)});
     return;
   }
-  d_points.push_back({point.ticks, std::max(point.unix_ns, last.unix_ns + 1)});
+  ++d_steps;
+  // What happened before the jump was seen keeps the old line ...
+  int64_t continued = d_points.back().unix_ns + passed;
+  d_points.push_back({point.ticks, continued});
+  // ... and only a jump forward, to where no event has been yet, moves what comes after it.
+  d_ahead = std::max<int64_t>(d_ahead - jump, 0);
+  int64_t now = point.unix_ns + d_ahead;
+  if (now > continued + kStepNs) d_points.push_back({point.ticks + 1, now});
 }
 
-int64_t Clock::unix_ns(uint64_t ticks) const { return ClockReader(*this).unix_ns(ticks); }
+int64_t Clock::unix_ns(uint64_t ticks) const {
+  std::lock_guard<std::mutex> hold(d_mutex);
+  return segment_of(d_points, ticks).unix_ns(ticks);
+}
 
 uint64_t Clock::steps() const {
   std::lock_guard<std::mutex> hold(d_mutex);
@@ -99,28 +136,17 @@ ClockReader::ClockReader(const Clock& clock) {
   d_points = clock.d_points;
 }
 
-void ClockReader::select(uint64_t ticks) {
-  auto after = std::upper_bound(d_points.begin(), d_points.end(), ticks,
-                                [](uint64_t value, const ClockPoint& point) { return value < point.ticks; });
-  size_t index = after == d_points.begin() ? 0 : static_cast<size_t>(after - d_points.begin()) - 1;
-  if (index + 1 == d_points.size() && index > 0) --index;  // past the last point: go on at the last known rate
-  d_segment = index;
-  bool last = index + 2 >= d_points.size();
-  d_from = index == 0 ? 0 : d_points[index].ticks;
-  d_to = last ? UINT64_MAX : d_points[index + 1].ticks;
-  d_ns_per_tick = 1.0;
-  if (index + 1 < d_points.size()) {
-    const ClockPoint &a = d_points[index], &b = d_points[index + 1];
-    d_ns_per_tick = static_cast<double>(b.unix_ns - a.unix_ns) / static_cast<double>(b.ticks - a.ticks);
-  }
+int64_t ClockSegment::unix_ns(uint64_t ticks) const {
+  // A segment lasts from one calibration to the next; a double is exact to the nanosecond for three months of ticks.
+  double passed = static_cast<double>(static_cast<int64_t>(ticks - base.ticks)) * ns_per_tick;
+  // No time is further away than a century; what says so is no tick, and must not overflow.
+  constexpr double kFar = 3.2e18;
+  return base.unix_ns + static_cast<int64_t>(std::clamp(passed, -kFar, kFar));
 }
 
 int64_t ClockReader::unix_ns(uint64_t ticks) {
-  if (ticks < d_from || ticks >= d_to) select(ticks);
-  const ClockPoint& from = d_points[d_segment];
-  // A segment lasts from one calibration to the next; a double is exact to the nanosecond for three months of ticks.
-  double passed = static_cast<double>(static_cast<int64_t>(ticks - from.ticks)) * d_ns_per_tick;
-  return from.unix_ns + static_cast<int64_t>(passed);
+  if (__builtin_expect(!d_segment.covers(ticks), 0)) d_segment = segment_of(d_points, ticks);
+  return d_segment.unix_ns(ticks);
 }
 
 }  // namespace otp

@@ -39,10 +39,12 @@ struct ClockPoint {
 
 // Ticks to Unix time, piecewise linear through points that were measured as the process went on.
 //
-// Never decreasing: a wall clock that jumps back (or a sample that says so) does not take the events back with it; a
-// jump forward is taken over at the point where it was seen. Either is counted as a step.
+// Never decreasing: a wall clock that jumps back (or a sample that says so) does not take the events back with it, they
+// go on that much ahead of it; a jump forward uses that up first, and what is left is taken over at the point where it
+// was seen. Either is counted as a step.
 class Clock {
  public:
+  // Takes 100 us, to know the rate from the start.
   Clock();
 
   // Measures a new point. Thread-safe; about 1 us.
@@ -58,7 +60,19 @@ class Clock {
   mutable std::mutex d_mutex;
   std::vector<ClockPoint> d_points;
   uint64_t d_last_monotonic = 0;
+  int64_t d_last_wall = 0;
+  int64_t d_ahead = 0;  // of the wall clock, since it jumped back
   uint64_t d_steps = 0;
+};
+
+// A stretch of ticks that one line maps.
+struct ClockSegment {
+  uint64_t from = 1, to = 0;  // ticks; empty
+  ClockPoint base{};
+  double ns_per_tick = 1.0;
+
+  bool covers(uint64_t ticks) const { return ticks >= from && ticks < to; }
+  int64_t unix_ns(uint64_t ticks) const;
 };
 
 // A copy of the points for one decode: no lock per event, and all events of a batch on one mapping.
@@ -68,12 +82,8 @@ class ClockReader {
   int64_t unix_ns(uint64_t ticks);
 
  private:
-  void select(uint64_t ticks);
-
   std::vector<ClockPoint> d_points;
-  size_t d_segment = 0;
-  uint64_t d_from = 1, d_to = 0;  // ticks that the selected segment covers: empty, so that the first call selects
-  double d_ns_per_tick = 1.0;
+  ClockSegment d_segment;  // empty, so that the first call selects one
 };
 
 }  // namespace otp

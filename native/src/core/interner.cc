@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace otp {
 
@@ -29,7 +30,13 @@ InternedName Interner::intern(std::string_view name) {
     ++d_refused;
     return d_overflow;
   }
-  return add(name);
+  try {
+    return add(name);
+  } catch (const std::bad_alloc&) {
+    if (d_names.size() > d_ids.size()) d_names.pop_back();
+    ++d_refused;
+    return d_overflow;
+  }
 }
 
 bool Interner::copy(otp_names* out) const {

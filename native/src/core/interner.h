@@ -19,7 +19,8 @@ struct InternedName {
 };
 
 // One table per process. Id 0 is the empty name. A table that is full (names made up per call, such as "step 17")
-// answers with one id for all that come later, and counts them: a label must never be a leak.
+// answers with one id for all that come later, and counts them: a label must never be a leak. Where memory is short it
+// does the same for that one name.
 class Interner {
  public:
   static constexpr uint32_t kMaxNames = 1u << 20;

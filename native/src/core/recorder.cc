@@ -1,105 +1,9 @@
-// The recording threads' side: begin and end.
-#include "core/registry.h"
+// The recording threads' side: begin and end, as fast as we know how.
+#include "core/recording.h"
 
 namespace otp {
 
 namespace {
-
-// ---- slow paths: under the registry's lock ----
-
-// Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
-// `bytes` more do not fit. Returns the sessions that the next record can be for.
-uint32_t make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
-  bool same_chunk = thread.fits(bytes);
-  Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
-  if (chunk == nullptr) {
-    all.count_loss(wanted, OTP_LOSS_NO_MEMORY);
-    thread.loss_pending |= wanted;
-    return 0;
-  }
-  if (!same_chunk) {
-    chunk->owner = &thread;
-    chunk->base_index = thread.next_index;
-  }
-  for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
-    otp_session* session = all.sessions[__builtin_ctz(rest)];
-    if (session == nullptr || session->state != otp_session::State::kRunning) continue;
-    if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
-  }
-  if (!same_chunk && chunk->holders == 0) {
-    all.pool.give_back(chunk);
-    return 0;
-  }
-  if (!same_chunk) {
-    if (thread.chunk != nullptr) {
-      thread.chunk->sealed = true;
-      if (thread.chunk->holders == 0 && thread.chunk->pins == 0) all.pool.give_back(thread.chunk);
-    }
-    thread.chunk = chunk;
-    thread.at = 0;
-  }
-  thread.accepted = chunk->holders;
-  return wanted & thread.accepted;
-}
-
-// Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
-uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
-  Registry& all = registry();
-  uint32_t epoch = g_shared.epoch.load(std::memory_order_acquire);
-  uint32_t possible = thread.epoch == epoch ? wanted & ~thread.refused : wanted;
-  uint32_t got = 0;
-  if (thread.epoch == epoch && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
-    got = possible;  // at its budget, a session costs the thread no lock per event
-  } else if (possible != 0) {
-    std::lock_guard<std::mutex> hold(all.mutex);
-    if (thread.epoch != epoch) thread.refused = 0;
-    thread.epoch = epoch;
-    got = make_room_locked(all, thread, possible, bytes);
-  }
-  uint32_t lost = wanted & ~got & thread.refused;
-  if (counted && lost != 0) {
-    all.count_loss(lost, OTP_LOSS_BUDGET);
-    thread.loss_pending |= lost;
-  }
-  return got;
-}
-
-// Events of this thread that others have ended go from the stack of parents.
-void remove_ended_elsewhere(ThreadBuffer& thread) {
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  for (uint64_t index : thread.ended_elsewhere) {
-    for (int i = static_cast<int>(thread.depth.get()) - 1; i >= 0; --i) {
-      if (thread.open[i].index.get() != index || thread.open[i].consumers.get() == 0) continue;
-      thread.remove_open(i);
-      break;
-    }
-  }
-  thread.ended_elsewhere.clear();
-  thread.ended_elsewhere_flag.store(0, std::memory_order_relaxed);
-}
-
-void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) {
-  for (uint32_t rest = consumers; rest != 0; rest &= rest - 1) {
-    otp_session* session = all.sessions[__builtin_ctz(rest)];
-    if (session != nullptr && session->state == otp_session::State::kRunning) session->late_ends.push_back(end);
-  }
-}
-
-uint32_t intern_error(const char* error_type, uint32_t size) {
-  return error_type == nullptr ? 0 : registry().interner.intern({error_type, size}).id;
-}
-
-// The end of an event whose sessions have no chunk of this thread any more (they are at their budget): kept apart, so
-// that what began inside the budget also ends. At most as many as events were open when the last chunk was full.
-void end_late_slowpath(ThreadBuffer& thread, uint32_t consumers, uint64_t index, uint64_t ticks, uint8_t flags,
-                       uint32_t error) {
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  otp_thread here = thread.info;
-  here.source_tid = thread.source_tid.get();
-  add_late_end(all, consumers, {thread.id, index, ticks, error, flags, here});
-}
 
 void append_loss_mark(ThreadBuffer& thread, uint32_t consumers) {
   thread.append(otp_record{1, OTP_RECORD_LOSS, 0, static_cast<uint16_t>(consumers), 0});
@@ -111,17 +15,6 @@ uint32_t distance_to(uint64_t from, uint64_t to) {
   return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
 }
 
-// ---- fast paths ----
-
-inline ThreadBuffer* this_thread() {
-  ThreadBuffer* thread = t_buffer;
-  return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();
-}
-
-inline uint32_t known_scope(const ThreadBuffer& thread) {
-  return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
-}
-
 // The sessions that want this thread. A hook is asked only when a session is running that is not known to want it: with
 // one profile, on the thread that started it, never.
 inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t scope_mask) {
@@ -131,77 +24,124 @@ inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t sc
   return hook == nullptr ? wanted : (wanted | hook()) & active;
 }
 
+inline bool is_current(const ThreadBuffer& thread) {
+  return thread.epoch == g_shared.epoch.load(std::memory_order_relaxed);
+}
+
+// Torch calls once per registered callback; whichever comes first has written the event.
+inline bool is_second_call(const ThreadBuffer& thread, const otp_begin_args& args) {
+  uint32_t depth = thread.depth.get();
+  return args.nests == 0 && depth > 0 && thread.open[depth - 1].key.get() == args.key;
+}
+
+// What stands behind the ticks, in one store.
+inline void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint32_t consumers, uint32_t value) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the fields of a head are put together by shifting");
+  uint64_t word = kind | detail << 8 | consumers << 16 | static_cast<uint64_t>(value) << 32;
+  std::memcpy(&record->kind, &word, sizeof word);
+}
+
+// What a begin may need beside its inputs.
+constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + sizeof(otp_record);  // a loss mark
+constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
+
+// Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
 void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
-  thread.append(otp_record{args.input_words, OTP_RECORD_INPUTS, static_cast<uint8_t>(args.flags & OTP_FLAG_INPUTS_CUT),
-                           static_cast<uint16_t>(consumers), 0});
-  std::memcpy(thread.chunk->data() + thread.at, args.inputs, args.input_words * sizeof(int64_t));
-  thread.at += args.input_words * static_cast<uint32_t>(sizeof(int64_t));
+  bool fit = args.input_words <= kMaxInputWords;
+  uint32_t words = fit ? args.input_words : 0;
+  auto flags = static_cast<uint8_t>(fit ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
+  auto* record = reinterpret_cast<otp_record*>(thread.chunk->data() + thread.at);
+  record->ticks = words;
+  write_head(record, OTP_RECORD_INPUTS, flags, consumers, 0);
+  if (words != 0) std::memcpy(record + 1, args.inputs, words * sizeof(int64_t));
+  thread.at += static_cast<uint32_t>(sizeof *record + words * sizeof(int64_t));
+}
+
+inline uint32_t begin_bytes(const otp_begin_args& args) {
+  if (__builtin_expect(args.input_words == 0, 1)) return kBeginBytes;
+  uint32_t words = args.input_words <= kMaxInputWords ? args.input_words : 0;
+  return kBeginBytes + static_cast<uint32_t>(sizeof(otp_record) + words * sizeof(int64_t));
+}
+
+// Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
+bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
+                    uint32_t* consumers) {
+  thread.ready_for = 0;
+  uint32_t wanted = wanting(thread, active, args.scope_mask);
+  if (wanted == 0) return false;
+  repair_stack(thread);
+  if (is_second_call(thread, args)) return false;
+  if (thread.depth.get() >= OTP_MAX_DEPTH) {
+    count_too_deep(thread, wanted);
+    return false;
+  }
+  *consumers = wanted & thread.accepted;
+  if (*consumers != wanted || !thread.fits(bytes) || !is_current(thread))
+    *consumers = make_room_slowpath(thread, wanted, bytes, true);
+  if ((thread.loss_pending & *consumers) != 0) append_loss_mark(thread, thread.loss_pending & *consumers);
+  bool ready = *consumers == active && (known_scope(thread) & active) == active && thread.loss_pending == 0;
+  thread.ready_for = ready ? active : 0;
+  return true;
+}
+
+// The record is written field by field into the chunk. Made on the stack and copied, its small stores would be read
+// back in 16-byte pieces before they have left the store buffer, and the processor waits for that (measured: 10 ns per
+// event).
+inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers, uint64_t visible) {
+  uint32_t name;
+  if (__builtin_expect(!thread.names.find(args.name, args.name_size, &name), 0))
+    name = thread.names.remember(registry().interner, args.name, args.name_size);
+  auto* record = reinterpret_cast<otp_record_begin*>(thread.chunk->data() + thread.at);
+  write_head(&record->head, OTP_RECORD_BEGIN, args.scope | args.kind << 4, consumers, name);
+  record->parent = visible == 0 ? 0 : distance_to(thread.next_index + 1, visible);
+  record->fwd_thread = args.fwd_thread;
+  record->sequence_nr = args.sequence_nr;
+  record->head.ticks = ticks_now();  // last: what recording costs is outside of the event as far as can be
+  thread.at += sizeof *record;
+  if (__builtin_expect(args.input_words != 0, 0)) append_inputs(thread, args, consumers);
+  ++thread.next_index;
+  thread.publish();
 }
 
 uint32_t begin(const otp_begin_args* args) {
-  uint32_t active = g_shared.active.load(std::memory_order_relaxed);
+  // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
+  // remembers of the bit's last owner for the new one's.
+  uint32_t active = g_shared.active.load(std::memory_order_acquire);
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
-  uint32_t wanted = wanting(*thread, active, args->scope_mask);
-  if (wanted == 0) return 0;
-  uint32_t depth = thread->depth.get();
-  // Torch calls once per registered callback; whichever comes first has written it.
-  if (!args->nests && depth > 0 && thread->open[depth - 1].key.get() == args->key) return 0;
-  if (__builtin_expect(thread->ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
-    remove_ended_elsewhere(*thread);
-  if (__builtin_expect(depth >= OTP_MAX_DEPTH, 0)) {
-    registry().count_loss(wanted, OTP_LOSS_DEPTH);
-    thread->loss_pending |= wanted;
+  uint32_t consumers = active;
+  uint32_t bytes = begin_bytes(*args);
+  bool ready = active == thread->ready_for && is_current(*thread) && thread->fits(bytes) &&
+               thread->depth.get() < OTP_MAX_DEPTH && thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
+  if (__builtin_expect(!ready, 0)) {
+    if (!begin_slowpath(*thread, *args, active, bytes, &consumers)) return 0;
+  } else if (is_second_call(*thread, *args)) {
     return 0;
   }
 
-  constexpr uint32_t kLossMark = sizeof(otp_record);
-  uint32_t input_bytes = args->input_words == 0 ? 0 : sizeof(otp_record) + args->input_words * 8;
-  uint32_t bytes = sizeof(otp_record_begin) + kLossMark + input_bytes;
-  uint32_t consumers = wanted & thread->accepted;
-  bool ready =
-      consumers == wanted && thread->fits(bytes) && thread->epoch == g_shared.epoch.load(std::memory_order_relaxed);
-  if (__builtin_expect(!ready, 0)) consumers = make_room_slowpath(*thread, wanted, bytes, true);
-
-  uint64_t visible = thread->visible_parent();
-  OpenEvent open;
+  uint32_t depth = thread->depth.get();
+  uint64_t visible = depth == 0 ? 0 : thread->open[depth - 1].visible;
+  OpenEvent& open = thread->open[depth];
   open.key.set(args->key);
   open.index.set(thread->next_index);
   open.consumers.set(consumers);
   open.visible = consumers != 0 ? thread->next_index + 1 : visible;
-  if (__builtin_expect(consumers != 0, 1)) {
-    if (__builtin_expect((thread->loss_pending & consumers) != 0, 0))
-      append_loss_mark(*thread, thread->loss_pending & consumers);
-    if (thread->source_tid.get() == 0) thread->source_tid.set(args->source_tid);
-    uint32_t name;
-    if (__builtin_expect(!thread->names.find(args->name, args->name_size, &name), 0))
-      name = thread->names.remember(registry().interner, args->name, args->name_size);
-    otp_record_begin record;
-    record.head = {ticks_now(), OTP_RECORD_BEGIN, static_cast<uint8_t>(args->scope | args->kind << 4),
-                   static_cast<uint16_t>(consumers), name};
-    record.parent = visible == 0 ? 0 : distance_to(thread->next_index + 1, visible);
-    record.fwd_thread = args->fwd_thread;
-    record.sequence_nr = args->sequence_nr;
-    thread->append(record);
-    if (args->input_words != 0) append_inputs(*thread, *args, consumers);
-    ++thread->next_index;
-    thread->publish();
-  }
-  thread->push_open(open);
+  if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
+  if (__builtin_expect(consumers != 0, 1)) write_begin(*thread, *args, consumers, visible);
+  thread->depth.set(depth + 1);
   return thread->id;
 }
 
-// Writes the end of an event of this thread.
-void append_end(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags, uint32_t error) {
+// Writes the end of an event of this thread, whatever has changed since its begin.
+void end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags, uint32_t error) {
   uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
   if (consumers == 0) return;
   uint64_t distance = thread.next_index - event.index.get();
   bool is_long = error != 0 || distance > UINT32_MAX;
   uint32_t bytes = is_long ? sizeof(otp_record_error_end) : sizeof(otp_record);
   uint32_t here = consumers & thread.accepted;
-  if (__builtin_expect(here != consumers || !thread.fits(bytes), 0))
-    here = make_room_slowpath(thread, consumers, bytes, false);
+  if (here != consumers || !thread.fits(bytes)) here = make_room_slowpath(thread, consumers, bytes, false);
   if (here != 0) {
     otp_record head{ticks, OTP_RECORD_END, flags, static_cast<uint16_t>(here), static_cast<uint32_t>(distance)};
     if (is_long) {
@@ -213,120 +153,36 @@ void append_end(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, ui
     }
     thread.publish();
   }
-  if (__builtin_expect(here != consumers, 0))
-    end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
-}
-
-bool take_suspended(ThreadBuffer& thread, const void* key, OpenEvent* out) {
-  if (thread.suspended_count.load(std::memory_order_relaxed) == 0) return false;
-  std::lock_guard<std::mutex> hold(registry().mutex);
-  for (size_t i = thread.suspended.size(); i-- > 0;) {
-    if (thread.suspended[i].key.get() != key) continue;
-    *out = thread.suspended[i];
-    thread.suspended.erase(thread.suspended.begin() + static_cast<std::ptrdiff_t>(i));
-    thread.suspended_count.fetch_sub(1, std::memory_order_relaxed);
-    return true;
-  }
-  return false;
-}
-
-bool take_open(ThreadBuffer& thread, const void* key, OpenEvent* out) {
-  uint32_t depth = thread.depth.get();
-  if (__builtin_expect(depth > 0 && thread.open[depth - 1].key.get() == key, 1)) {
-    *out = thread.open[depth - 1];
-    thread.depth.set(depth - 1);
-    return true;
-  }
-  int position = thread.find_open(key);
-  if (position < 0) return false;
-  *out = thread.open[position];
-  thread.remove_open(position);
-  return true;
+  if (here != consumers) end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
 }
 
 int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
   uint64_t ticks = ticks_now();
-  OpenEvent event;
-  if (!take_open(*thread, key, &event) && !take_suspended(*thread, key, &event)) return 0;
-  append_end(*thread, event, ticks, flags, intern_error(error_type, error_type_size));
-  return 1;
-}
-
-// Reads an open event of another thread, which may be pushing and popping meanwhile: the event that we look for stays
-// open, but may move down by one when one below it is removed; then its key is found at the next try.
-bool find_in_other(const ThreadBuffer& other, const void* key, OpenEvent* out) {
-  for (int attempt = 0; attempt < 16; ++attempt) {
-    for (int i = static_cast<int>(other.depth.get()) - 1; i >= 0; --i) {
-      const OpenEvent& event = other.open[i];
-      if (event.key.get() != key) continue;
-      out->index = event.index;
-      out->consumers = event.consumers;
-      if (event.key.get() == key && event.index.get() == out->index.get()) return true;
+  repair_stack(*thread);
+  uint32_t depth = thread->depth.get();
+  if (__builtin_expect(depth > 0 && error_type == nullptr, 1)) {
+    const OpenEvent& top = thread->open[depth - 1];
+    uint64_t distance = thread->next_index - top.index.get();
+    // Plain and innermost, for sessions that all run and hold the chunk: the usual case.
+    if (__builtin_expect(top.key.get() == key && top.consumers.get() == thread->ready_for && thread->ready_for != 0 &&
+                             thread->ready_for == g_shared.active.load(std::memory_order_relaxed) &&
+                             thread->fits(sizeof(otp_record)) && distance <= UINT32_MAX,
+                         1)) {
+      auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
+      record->ticks = ticks;
+      write_head(record, OTP_RECORD_END, flags, top.consumers.get(), static_cast<uint32_t>(distance));
+      thread->at += sizeof *record;
+      thread->publish();
+      thread->depth.set(depth - 1);
+      return 1;
     }
   }
-  return false;
-}
-
-bool take_from_other(ThreadBuffer& other, const void* key, OpenEvent* out) {
-  for (size_t i = other.suspended.size(); i-- > 0;) {
-    if (other.suspended[i].key.get() != key) continue;
-    *out = other.suspended[i];
-    other.suspended.erase(other.suspended.begin() + static_cast<std::ptrdiff_t>(i));
-    other.suspended_count.fetch_sub(1, std::memory_order_relaxed);
-    return true;
-  }
-  if (!find_in_other(other, key, out)) return false;
-  other.ended_elsewhere.push_back(out->index.get());
-  other.ended_elsewhere_flag.store(1, std::memory_order_relaxed);
-  return true;
-}
-
-int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint8_t flags, const char* error_type,
-                  uint32_t error_type_size) {
-  uint64_t ticks = ticks_now();
-  ThreadBuffer* here = this_thread();
-  uint32_t error = intern_error(error_type, error_type_size);
-  Registry& all = registry();
-  std::lock_guard<std::mutex> hold(all.mutex);
-  ThreadBuffer* other = all.find_thread(thread_id, source_tid);
   OpenEvent event;
-  if (here == nullptr || other == nullptr || !take_from_other(*other, key, &event)) {
-    all.unmatched_ends.fetch_add(1, std::memory_order_relaxed);
-    return 0;
-  }
-  otp_thread ended_on = here->info;
-  ended_on.source_tid = here->source_tid.get();
-  uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
-  auto late_flags = static_cast<uint8_t>(flags | OTP_FLAG_ASYNC);
-  add_late_end(all, consumers, {other->id, event.index.get(), ticks, error, late_flags, ended_on});
+  if (!take_open(*thread, key, &event) && !take_suspended(*thread, key, &event)) return 0;
+  end_slowpath(*thread, event, ticks, flags, intern_error(error_type, error_type_size));
   return 1;
-}
-
-int suspend(const void* key) {
-  ThreadBuffer* thread = t_buffer;
-  OpenEvent event;
-  if (thread == nullptr || !take_open(*thread, key, &event)) return 0;
-  std::lock_guard<std::mutex> hold(registry().mutex);
-  thread->suspended.push_back(event);
-  thread->suspended_count.fetch_add(1, std::memory_order_relaxed);
-  return 1;
-}
-
-int resume(const void* key) {
-  ThreadBuffer* thread = t_buffer;
-  OpenEvent event;
-  if (thread == nullptr || thread->depth.get() >= OTP_MAX_DEPTH || !take_suspended(*thread, key, &event)) return 0;
-  uint64_t visible = thread->visible_parent();
-  event.visible = event.consumers.get() != 0 ? event.index.get() + 1 : visible;
-  thread->push_open(event);
-  return 1;
-}
-
-uint32_t known_scope_here() {
-  const ThreadBuffer* thread = t_buffer;
-  return thread == nullptr ? g_shared.all_threads.load(std::memory_order_relaxed) : known_scope(*thread);
 }
 
 void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }
@@ -345,7 +201,6 @@ extern "C" const otp_api* otp_get_api(void) {
                               OTP_RECORD_FORMAT_VERSION,
                               otp::as_word(otp::g_shared.active),
                               otp::as_word(otp::g_shared.wants_inputs),
-                              otp::known_scope_here,
                               otp::begin,
                               otp::end,
                               otp::end_elsewhere,

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <memory>
 #include <new>
 
 namespace otp {
@@ -40,11 +40,7 @@ struct ThreadGuard {
     Registry& all = registry();
     std::lock_guard<std::mutex> hold(all.mutex);
     buffer->exited = true;
-    if (buffer->chunk != nullptr) {
-      buffer->chunk->sealed = true;
-      if (buffer->chunk->holders == 0 && buffer->chunk->pins == 0) all.pool.give_back(buffer->chunk);
-      buffer->chunk = nullptr;
-    }
+    all.seal_chunk(buffer);
     all.release_reference(buffer);
   }
 };
@@ -72,7 +68,7 @@ void fill_thread_info(otp_thread* info, uint32_t id) {
 
 }  // namespace
 
-Registry& registry() {
+Registry& registry() noexcept {
   Registry* current = g_registry.load(std::memory_order_acquire);
   if (current != nullptr) return *current;
   static std::once_flag once;
@@ -85,19 +81,23 @@ Registry& registry() {
 
 ThreadBuffer* this_thread_slowpath() {
   if (t_gone) return nullptr;
-  auto* buffer = new (std::nothrow) ThreadBuffer;
+  Registry& all = registry();
+  std::unique_ptr<ThreadBuffer> buffer(new (std::nothrow) ThreadBuffer);
   if (buffer == nullptr) return nullptr;
   t_guard.generation = g_shared.generation.load(std::memory_order_relaxed);
-  Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
+  try {
+    all.threads.push_back(buffer.get());
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
   buffer->id = ++all.last_thread_id;
   fill_thread_info(&buffer->info, buffer->id);
-  all.threads.push_back(buffer);
-  t_buffer = buffer;
-  return buffer;
+  return t_buffer = buffer.release();
 }
 
 ThreadBuffer* Registry::find_thread(uint32_t id, uint32_t source_tid) {
+  if (id == 0 && source_tid == 0) return nullptr;
   for (ThreadBuffer* thread : threads) {
     if (id != 0 ? thread->id == id : thread->source_tid.get() == source_tid) return thread;
   }
@@ -110,14 +110,24 @@ void Registry::release_reference(ThreadBuffer* thread) {
   delete thread;
 }
 
+void Registry::seal_chunk(ThreadBuffer* thread) {
+  Chunk* chunk = thread->chunk;
+  if (chunk == nullptr) return;
+  thread->chunk = nullptr;
+  thread->accepted = 0;
+  chunk->sealed = true;
+  if (chunk->holders == 0 && chunk->pins == 0) pool.give_back(chunk);
+}
+
 void Registry::release(otp_session* session, Chunk* chunk) {
   session->bytes_held -= OTP_CHUNK_BYTES;
+  --session->cursors.find(chunk->owner)->second.chunks;
   chunk->holders &= ~session->mask();
   if (chunk->holders == 0 && chunk->sealed && chunk->pins == 0) pool.give_back(chunk);
 }
 
 void Registry::forget_held(otp_session* session) {
-  for (Chunk* chunk : session->held) release(session, chunk);
+  for (const Held& held : session->held) release(session, held.chunk);
   session->held.clear();
 }
 
@@ -131,37 +141,70 @@ void Registry::count_loss(uint32_t consumers, otp_loss reason, uint64_t events) 
     losses[__builtin_ctz(rest)][reason].fetch_add(events, std::memory_order_relaxed);
 }
 
-// Throws away the oldest chunk that nobody is reading or writing, and counts what the session loses with it.
-bool Registry::evict_oldest(otp_session* session) {
-  for (auto it = session->held.begin(); it != session->held.end(); ++it) {
-    Chunk* chunk = *it;
-    if (!chunk->sealed || chunk->pins != 0) continue;
-    Cursor& cursor = session->cursors.at(chunk->owner);
-    uint32_t from = cursor.chunk == chunk ? cursor.offset : 0;
-    uint32_t size = chunk->committed.load(std::memory_order_acquire) - from;
-    count_loss(session->mask(), OTP_LOSS_EVICTED, count_begins(chunk->data() + from, size, session->mask()));
-    if (cursor.chunk == chunk) cursor.chunk = nullptr;
-    cursor.skipped = true;
-    session->held.erase(it);
-    release(session, chunk);
-    return true;
+// Counts what the session loses with a chunk, and saves the ends of events that it has already, or will have: their
+// begins were drained, or lie in an older chunk that is being read.
+void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator evicted, Cursor& cursor) {
+  ThreadBuffer* owner = evicted->chunk->owner;
+  auto is_owners = [owner](const Held& held) { return held.chunk->owner == owner; };
+  const uint8_t* data = evicted->chunk->data() + evicted->from;
+  uint32_t size = evicted->chunk->committed.load(std::memory_order_acquire) - evicted->from;
+  std::vector<LateEnd> ends;
+  uint64_t lost = scan_lost({data, size, evicted->next_index}, session->mask(), &ends);
+  session->late_ends.reserve(session->late_ends.size() + ends.size());
+  auto oldest = std::find_if(session->held.begin(), session->held.end(), is_owners);
+  const std::vector<PendingEvent>& pending = cursor.decoder.pending;
+  for (LateEnd& end : ends) {
+    auto is_it = [&end](const PendingEvent& open) { return open.index == end.index; };
+    if (end.index < oldest->next_index && std::none_of(pending.begin(), pending.end(), is_it)) continue;
+    end.thread = owner->id;
+    end.ended_on = owner->info;
+    end.ended_on.source_tid = owner->source_tid.get();
+    session->late_ends.push_back(end);
   }
-  return false;
+  count_loss(session->mask(), OTP_LOSS_EVICTED, lost);
+  if (lost == 0 && !evicted->after_loss) return;
+  auto next = std::find_if(evicted + 1, session->held.end(), is_owners);
+  (next == session->held.end() ? cursor.after_loss : next->after_loss) = true;
+}
+
+// Throws away the oldest chunk that nobody is reading or writing.
+bool Registry::evict_oldest(otp_session* session) {
+  auto it = std::find_if(session->held.begin(), session->held.end(),
+                         [](const Held& held) { return held.chunk->sealed && held.chunk->pins == 0; });
+  if (it == session->held.end()) return false;
+  Chunk* chunk = it->chunk;
+  ThreadBuffer* owner = chunk->owner;
+  Cursor& cursor = session->cursors.find(owner)->second;
+  account_eviction(session, it, cursor);
+  session->held.erase(it);
+  release(session, chunk);
+  // Or a session that nobody drains would keep every thread that ever was.
+  if (owner->exited && cursor.chunks == 0 && cursor.decoder.pending.empty() && !session->draining)
+    forget_cursor(session, owner);
+  return true;
+}
+
+Cursor& Registry::cursor_of(otp_session* session, ThreadBuffer* thread) {
+  auto [cursor, is_new] = session->cursors.try_emplace(thread);
+  if (is_new) ++thread->references;
+  return cursor->second;
 }
 
 bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   while (session->bytes_held + OTP_CHUNK_BYTES > session->options.budget_bytes) {
     if (session->options.full_policy != OTP_FULL_DROP_OLDEST || !evict_oldest(session)) return false;
   }
-  auto [cursor, is_new] = session->cursors.try_emplace(chunk->owner);
-  if (is_new) ++chunk->owner->references;
-  if (read_from != 0) {
-    cursor->second.chunk = chunk;
-    cursor->second.offset = read_from;
-    cursor->second.decoder.next_index = chunk->owner->next_index;
+  session->held.push_back({chunk, chunk->owner->next_index, read_from, false, false});
+  Cursor* cursor = nullptr;
+  try {
+    cursor = &cursor_of(session, chunk->owner);
+  } catch (const std::bad_alloc&) {
+    session->held.pop_back();
+    throw;
   }
+  std::swap(session->held.back().after_loss, cursor->after_loss);
+  ++cursor->chunks;
   chunk->holders |= session->mask();
-  session->held.push_back(chunk);
   session->bytes_held += OTP_CHUNK_BYTES;
   session->bytes_held_max = std::max(session->bytes_held_max, session->bytes_held);
   return true;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -45,17 +46,23 @@ struct Registry {
   // The rest is for callers that hold the lock.
   ThreadBuffer* find_thread(uint32_t id, uint32_t source_tid);
   void release_reference(ThreadBuffer* thread);
-  // Charges the chunk to the session, making room where its policy allows. False: it is full.
+  // Charges the chunk to the session, making room where its policy allows. False: it is full. std::bad_alloc leaves all
+  // as it was, but for what was thrown away to make room.
   bool hold(otp_session* session, Chunk* chunk, uint32_t read_from);
   void release(otp_session* session, Chunk* chunk);
+  // The thread goes on to another chunk, or ends.
+  void seal_chunk(ThreadBuffer* thread);
   void forget_held(otp_session* session);
   void forget_cursor(otp_session* session, ThreadBuffer* thread);
 
  private:
+  Cursor& cursor_of(otp_session* session, ThreadBuffer* thread);
   bool evict_oldest(otp_session* session);
+  void account_eviction(otp_session* session, std::deque<Held>::iterator evicted, Cursor& cursor);
 };
 
-Registry& registry();
+// Ends the process where there is no memory for it at its first use, or in a forked child: some 80 KB.
+Registry& registry() noexcept;
 
 // The calling thread's buffer, made on first use; null while the thread is being torn down or memory is short.
 ThreadBuffer* this_thread_slowpath();

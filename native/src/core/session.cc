@@ -51,148 +51,190 @@ void release_all_locked(Registry& all, otp_session* session) {
   if (all.sessions[session->bit] == session) all.sessions[session->bit] = nullptr;
 }
 
-// One drain, from the list of what there is to the finished batch.
+// One drain, from the list of what there is to the finished batch. Until that is there nothing of the session's
+// changes, so that where memory is short a later drain can have it all.
 class Drain {
  public:
   explicit Drain(otp_session* session) : d_session(session) {}
 
   int run(otp_batch** out) {
-    list_chunks();
-    int status = decode(out);
-    give_back(status == OTP_OK ? *out : nullptr);
-    return status;
+    otp_batch* batch = nullptr;
+    registry().clock.calibrate();
+    try {
+      list_chunks();
+      batch = decode();
+    } catch (const std::bad_alloc&) {
+    }
+    give_back(batch);
+    if (batch == nullptr) return OTP_E_NO_MEMORY;
+    *out = batch;
+    return OTP_OK;
   }
 
  private:
   struct Piece {
-    Chunk* chunk;
     ChunkView view;
-    bool whole;  // sealed: nothing will be added
+    uint64_t next_index;  // behind it
+    bool whole;           // sealed: nothing will be added
+    bool after_loss;
   };
   struct Thread {
     ThreadBuffer* buffer;
     Cursor* cursor;
     otp_thread info;
-    bool skipped;
-    std::vector<Piece> pieces;
+    ThreadDecoder decoder;
+    bool after_loss;
+    std::vector<size_t> pieces;
   };
 
   void list_chunks();
-  int decode(otp_batch** out);
+  otp_batch* decode();
   void apply_late_ends(std::vector<ThreadDecode>& decodes, BatchBuilder& builder);
   void give_back(otp_batch* batch);
+  void take_from_held(bool decoded);
+  void take_from_cursors(Registry& all);
+  void count_dropped(Registry& all, otp_batch* batch);
 
   otp_session* d_session;
   bool d_final = false;
   uint64_t d_bytes = 0;
-  std::vector<Thread> d_threads;
+  DecodeLimits d_limits{};
+  std::vector<Thread> d_threads;  // by the recorder's own id: the order of rows must not depend on addresses
+  std::vector<Piece> d_pieces;    // in the order of the session's held chunks
   std::vector<LateEnd> d_late_ends, d_unmatched;
 };
 
 void Drain::list_chunks() {
-  Registry& all = registry();
-  all.clock.calibrate();
-  std::lock_guard<std::mutex> hold(all.mutex);
+  std::lock_guard<std::mutex> hold(registry().mutex);
   d_final = d_session->state == State::kStopped;
-  std::unordered_map<ThreadBuffer*, size_t> position;
+  d_limits = {d_session->start_ticks, d_session->stop_ticks, d_session->mask()};
   for (auto& [buffer, cursor] : d_session->cursors) {
-    position[buffer] = d_threads.size();
     otp_thread info = buffer->info;
     info.source_tid = buffer->source_tid.get();
-    d_threads.push_back({buffer, &cursor, info, cursor.skipped, {}});
-    cursor.skipped = false;
+    d_threads.push_back({buffer, &cursor, info, cursor.decoder, false, {}});
   }
-  for (Chunk* chunk : d_session->held) {
-    Thread& thread = d_threads[position.at(chunk->owner)];
-    bool resumed = thread.cursor->chunk == chunk;
-    uint32_t from = resumed ? thread.cursor->offset : 0;
-    uint32_t to = chunk->committed.load(std::memory_order_acquire);
-    ++chunk->pins;
-    thread.pieces.push_back({chunk, {chunk->data() + from, to - from, chunk->base_index, !resumed}, chunk->sealed});
-    d_bytes += to - from;
-  }
-  d_late_ends.swap(d_session->late_ends);
-  // By the recorder's own id: rows of a batch are grouped by thread, and the order must not depend on addresses.
   std::sort(d_threads.begin(), d_threads.end(), [](const Thread& a, const Thread& b) { return a.info.id < b.info.id; });
+  std::unordered_map<ThreadBuffer*, Thread*> of;
+  for (Thread& thread : d_threads) of[thread.buffer] = &thread;
+  d_pieces.reserve(d_session->held.size());
+  for (const Held& held : d_session->held) {
+    uint32_t size = held.chunk->committed.load(std::memory_order_acquire) - held.from;
+    of.at(held.chunk->owner)->pieces.push_back(d_pieces.size());
+    d_pieces.push_back(
+        {{held.chunk->data() + held.from, size, held.next_index}, 0, held.chunk->sealed, held.after_loss});
+    d_bytes += size;
+  }
+  d_late_ends = d_session->late_ends;
+  for (Held& held : d_session->held) {  // last: nothing throws from here on
+    held.reading = true;
+    ++held.chunk->pins;
+  }
 }
 
 void Drain::apply_late_ends(std::vector<ThreadDecode>& decodes, BatchBuilder& builder) {
   for (const LateEnd& end : d_late_ends) {
-    for (size_t i = 0; i < d_threads.size(); ++i) {
-      if (d_threads[i].info.id != end.thread) continue;
-      if (!decodes[i].late_end(end, builder.thread_index(end.ended_on)) && !d_final) d_unmatched.push_back(end);
-    }
+    auto thread = std::lower_bound(d_threads.begin(), d_threads.end(), end.thread,
+                                   [](const Thread& a, uint32_t id) { return a.info.id < id; });
+    if (thread == d_threads.end() || thread->info.id != end.thread) continue;
+    ThreadDecode& decode = decodes[static_cast<size_t>(thread - d_threads.begin())];
+    if (!decode.late_end(end, builder.thread_index(end.ended_on)) && !d_final) d_unmatched.push_back(end);
   }
 }
 
-int Drain::decode(otp_batch** out) {
+// Null when memory is short.
+otp_batch* Drain::decode() {
   uint64_t pending = 0, pending_words = 0;
   for (Thread& thread : d_threads) {
-    pending += thread.cursor->decoder.pending.size();
-    for (const PendingEvent& event : thread.cursor->decoder.pending) pending_words += event.inputs.size();
+    pending += thread.decoder.pending.size();
+    for (const PendingEvent& event : thread.decoder.pending) pending_words += event.inputs.size();
   }
   BatchBuilder builder(d_bytes / sizeof(otp_record_begin) + pending, d_bytes / 8 + pending_words,
                        d_session->options.inputs != 0);
-  if (!builder.ok()) return OTP_E_NO_MEMORY;
+  if (!builder.ok()) return nullptr;
   ClockReader clock(registry().clock);
-  DecodeLimits limits{d_session->start_ticks, d_session->stop_ticks, d_session->mask()};
   std::vector<ThreadDecode> decodes;
   decodes.reserve(d_threads.size());
   for (Thread& thread : d_threads) {
-    decodes.emplace_back(builder, thread.cursor->decoder, clock, limits, thread.info);
-    if (thread.skipped) decodes.back().skipped_before();
-    for (const Piece& piece : thread.pieces) decodes.back().chunk(piece.view);
+    decodes.emplace_back(builder, thread.decoder, clock, d_limits, thread.info);
+    for (size_t piece : thread.pieces) {
+      if (d_pieces[piece].after_loss) decodes.back().after_loss();
+      decodes.back().chunk(d_pieces[piece].view);
+      d_pieces[piece].next_index = thread.decoder.next_index;
+    }
   }
   apply_late_ends(decodes, builder);
   std::vector<uint64_t> open_rows;
   for (ThreadDecode& decode : decodes) {
-    if (d_final) decode.finish_all(d_session->stop_ticks);
+    if (d_final) decode.finish_all(d_limits.stop_ticks);
     decode.keep_open(&open_rows);
   }
   std::sort(open_rows.begin(), open_rows.end());
   builder.remove_rows(open_rows);
-  *out = builder.finish();
-  return *out == nullptr ? OTP_E_NO_MEMORY : OTP_OK;
+  return builder.finish();
 }
 
-// Without a batch (memory was short) the chunks stay held, so that a later drain can have them.
+// Chunks that have come since are not `reading`; those that are have not been evicted, so they are in the old order.
+void Drain::take_from_held(bool decoded) {
+  Registry& all = registry();
+  std::deque<Held>& held = d_session->held;
+  auto kept = held.begin();
+  size_t piece = 0;
+  for (Held& entry : held) {
+    Held next = entry;
+    bool done = false;
+    if (entry.reading) {
+      const Piece& read = d_pieces[piece++];
+      --entry.chunk->pins;
+      next.reading = false;
+      if (decoded) {
+        next.from = static_cast<uint32_t>(read.view.data + read.view.size - entry.chunk->data());
+        next.next_index = read.next_index;
+        next.after_loss = false;
+        done = read.whole;
+      }
+    }
+    if (done) {
+      all.release(d_session, entry.chunk);
+    } else {
+      *kept++ = next;
+    }
+  }
+  held.erase(kept, held.end());
+}
+
+void Drain::take_from_cursors(Registry& all) {
+  for (Thread& thread : d_threads) {
+    thread.cursor->decoder = std::move(thread.decoder);
+    if (thread.buffer->exited && thread.cursor->chunks == 0 && thread.cursor->decoder.pending.empty())
+      all.forget_cursor(d_session, thread.buffer);
+  }
+  auto left_over = std::copy(d_unmatched.begin(), d_unmatched.end(), d_session->late_ends.begin());
+  d_session->late_ends.erase(left_over, d_session->late_ends.begin() + static_cast<std::ptrdiff_t>(d_late_ends.size()));
+}
+
+void Drain::count_dropped(Registry& all, otp_batch* batch) {
+  // A thread that was interrupted may still count into the registry's after the stop; those are not the session's.
+  bool stopped = d_session->state == State::kStopped;
+  for (uint32_t i = 0; i < OTP_LOSS_REASONS; ++i) {
+    uint64_t total = stopped ? d_session->losses[i] : all.losses[d_session->bit][i].load(std::memory_order_relaxed);
+    batch->dropped[i] = total - d_session->losses_reported[i];
+    d_session->losses_reported[i] = total;
+  }
+}
+
 void Drain::give_back(otp_batch* batch) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  const std::vector<LateEnd>& kept = batch == nullptr ? d_late_ends : d_unmatched;
-  d_session->late_ends.insert(d_session->late_ends.begin(), kept.begin(), kept.end());
-  std::vector<Chunk*> done;
-  for (Thread& thread : d_threads) {
-    for (const Piece& piece : thread.pieces) {
-      --piece.chunk->pins;
-      if (batch == nullptr) continue;
-      thread.cursor->chunk = piece.whole ? nullptr : piece.chunk;
-      thread.cursor->offset = static_cast<uint32_t>(piece.view.data + piece.view.size - piece.chunk->data());
-      if (piece.whole) done.push_back(piece.chunk);
-    }
-  }
-  std::sort(done.begin(), done.end());
-  auto& held = d_session->held;
-  held.erase(std::remove_if(held.begin(), held.end(),
-                            [&](Chunk* chunk) { return std::binary_search(done.begin(), done.end(), chunk); }),
-             held.end());
-  for (Chunk* chunk : done) all.release(d_session, chunk);
-  if (!done.empty()) g_shared.epoch.fetch_add(1, std::memory_order_release);  // full threads may ask again
+  take_from_held(batch != nullptr);
   if (batch != nullptr) {
+    take_from_cursors(all);
     d_session->recorded += batch->rows;
-    for (uint32_t i = 0; i < OTP_LOSS_REASONS; ++i) {
-      uint64_t total = d_final ? d_session->losses[i] : all.losses[d_session->bit][i].load(std::memory_order_relaxed);
-      batch->dropped[i] = total - d_session->losses_reported[i];
-      d_session->losses_reported[i] = total;
-    }
-    for (Thread& thread : d_threads) {
-      bool has_chunks = std::any_of(held.begin(), held.end(), [&](Chunk* c) { return c->owner == thread.buffer; });
-      if (thread.buffer->exited && !has_chunks && thread.cursor->decoder.pending.empty())
-        all.forget_cursor(d_session, thread.buffer);
-    }
+    count_dropped(all, batch);
     if (d_final) release_all_locked(all, d_session);
   }
   d_session->draining = false;
+  g_shared.epoch.fetch_add(1,
+                           std::memory_order_release);  // there is room, and nothing is pinned: threads may ask again
 }
 
 }  // namespace
@@ -200,15 +242,16 @@ void Drain::give_back(otp_batch* batch) {
 
 extern "C" {
 
-int otp_session_new(const otp_session_options* options, otp_session** out) {
+int otp_session_new(const otp_session_options* options, otp_session** out) try {
   if (options->budget_bytes < OTP_CHUNK_BYTES) return OTP_E_BUDGET_TOO_SMALL;
   registry();  // made before the first fork handler could be needed
-  auto* session = new (std::nothrow) otp_session;
-  if (session == nullptr) return OTP_E_NO_MEMORY;
+  auto* session = new otp_session;
   session->options = *options;
   session->generation = g_shared.generation.load(std::memory_order_relaxed);
   *out = session;
   return OTP_OK;
+} catch (const std::bad_alloc&) {
+  return OTP_E_NO_MEMORY;
 }
 
 int otp_session_start(otp_session* session) {
@@ -229,7 +272,7 @@ int otp_session_start(otp_session* session) {
   } else {
     thread->local.fetch_or(mask, std::memory_order_relaxed);
   }
-  g_shared.epoch.fetch_add(1, std::memory_order_release);
+  session->start_epoch = g_shared.epoch.fetch_add(1, std::memory_order_release) + 1;
   session->start_ticks = otp::ticks_now();
   g_shared.active.fetch_or(mask, std::memory_order_release);
   return OTP_OK;
@@ -248,7 +291,7 @@ int otp_session_stop(otp_session* session) {
 }
 
 uint32_t otp_session_consumer(const otp_session* session) {
-  return session->state == State::kNew ? 0 : session->mask();
+  return session->state == State::kNew || otp::forked(session) ? 0 : session->mask();
 }
 
 void otp_session_free(otp_session* session) {

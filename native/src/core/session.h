@@ -14,11 +14,20 @@ namespace otp {
 
 struct ThreadBuffer;
 
+// A chunk that is held for a session, and from where on. Not from its start where the session came later than the
+// chunk's first record, or was away for some of them (torch's thread-local scope), or has drained a part.
+struct Held {
+  Chunk* chunk;
+  uint64_t next_index;  // of the first event that begins behind `from`
+  uint32_t from;        // bytes
+  bool after_loss;      // chunks before it were evicted
+  bool reading;         // by this session's drain
+};
+
 // How far a session has read one thread.
 struct Cursor {
-  Chunk* chunk = nullptr;  // partly read; null: begin the next one at its start
-  uint32_t offset = 0;
-  bool skipped = false;  // chunks were evicted since the last drain
+  uint32_t chunks = 0;      // held
+  bool after_loss = false;  // chunks were evicted, and none has come since
   ThreadDecoder decoder;
 };
 
@@ -31,7 +40,8 @@ struct otp_session {
   otp_session_options options{};
   State state = State::kNew;
   uint32_t bit = 0;
-  uint32_t generation = 0;  // of the registry: tells a forked child
+  uint32_t generation = 0;   // of the registry: tells a forked child
+  uint32_t start_epoch = 0;  // of the registry: tells what a thread knew before
   bool draining = false;
   uint64_t start_ticks = 0;
   uint64_t stop_ticks = UINT64_MAX;
@@ -40,7 +50,7 @@ struct otp_session {
   uint64_t recorded = 0;
   uint64_t losses[OTP_LOSS_REASONS] = {};           // while it runs: Registry::losses
   uint64_t losses_reported[OTP_LOSS_REASONS] = {};  // in earlier batches
-  std::deque<otp::Chunk*> held;                     // oldest first
+  std::deque<otp::Held> held;                       // oldest first
   std::unordered_map<otp::ThreadBuffer*, otp::Cursor> cursors;
   std::vector<otp::LateEnd> late_ends;
 

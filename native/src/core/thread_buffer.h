@@ -39,6 +39,18 @@ struct OpenEvent {
       0;  // 1 + index of the nearest recorded event from here outwards: what a child has as parent; 0: none
 };
 
+// An event on a thread's stack that another thread has ended. Its index alone would not tell it from the next recorded
+// one when it was dropped.
+struct EndedElsewhere {
+  const void* key;
+  uint64_t index;
+  bool recorded;
+
+  bool is(const OpenEvent& event) const {
+    return event.key.get() == key && event.index.get() == index && (event.consumers.get() != 0) == recorded;
+  }
+};
+
 // Finds again what a thread has interned, by address and then by content: an address can be used again for another name
 // (an operator that was deregistered, a label's string that was freed).
 class NameCache {
@@ -76,6 +88,7 @@ class NameCache {
 struct ThreadBuffer {
   Chunk* chunk = nullptr;
   uint32_t at = 0;            // bytes written into the chunk
+  uint32_t ready_for = 0;     // the running sessions for which a begin needs no more than room in the chunk; 0: ask
   uint32_t accepted = 0;      // sessions that hold the chunk
   uint32_t refused = 0;       // sessions that were full when last asked
   uint32_t epoch = 0;         // of the registry, when the two masks above were true
@@ -92,10 +105,10 @@ struct ThreadBuffer {
   otp_thread info{};
   uint32_t references = 1;  // the thread itself, and one per cursor
   bool exited = false;
-  std::vector<uint64_t> ended_elsewhere;  // indices of open events that another thread has ended
+  std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
 
-  OpenEvent open[OTP_MAX_DEPTH];  // last: the pages beyond the deepest event are never touched
+  OpenEvent open[OTP_MAX_DEPTH];  // last: it is large
 
   bool fits(uint32_t bytes) const { return chunk != nullptr && at + bytes <= Chunk::kCapacity; }
 

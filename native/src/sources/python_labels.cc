@@ -1,10 +1,15 @@
-// Labels: begin and end as C functions of Python that keep the interpreter's lock.
+// Labels: the class that record_function derives from.
 //
-// cffi gives the lock up around every call, which hands it to any busy thread twice per label (measured: 0.12 us alone,
-// 177 us beside one busy Python thread). These functions take nanoseconds and never wait, so they keep it.
+// Written in C for its cost (a class in Python is three times as slow), and with Python's API because of the
+// interpreter's lock: cffi gives it up around every call, which hands it to any busy thread twice per label (measured:
+// 0.12 us alone, 177 us beside one busy Python thread). These functions take nanoseconds and never wait, so they keep
+// it.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
+#include <structmember.h>
+
+#include <cstddef>
 
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
@@ -14,9 +19,21 @@ namespace {
 const otp_api* g_api = nullptr;
 constexpr uint8_t kUserScope = 7;  // at::RecordScope::USER_SCOPE
 
-PyObject* wrong_count(const char* function, const char* expected, Py_ssize_t given) {
-  return PyErr_Format(PyExc_TypeError, "%s() takes %s, %zd given", function, expected, given);
-}
+// The object's address is the event's identity. One object can be entered several times at once, on one thread (each
+// exit then ends the innermost) and on several (each ends its own).
+struct Label {
+  PyObject_HEAD PyObject* name;
+  PyObject* args;
+  int64_t state;
+};
+
+// States, beside the recorder's id of the thread that it was entered on (0: nothing recorded it). One that was entered
+// while it was open stays shared: whose end comes on a thread that recorded no begin could not be told, so only a
+// thread's own are ended.
+constexpr int64_t kClosed = -1;
+constexpr int64_t kShared = -2;
+
+Label* as_label(PyObject* self) { return reinterpret_cast<Label*>(self); }
 
 // UTF-8 of a str. A str with lone surrogates has none: it is encoded as Python's "surrogatepass" does, into *owner.
 const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner) {
@@ -31,51 +48,147 @@ const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner) {
   return bytes;
 }
 
-// begin(key, name) -> int: the thread's id in the recorder, 0 when nothing records it.
-PyObject* begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return wrong_count("begin", "a key and a name", count);
-  if (g_api == nullptr || *g_api->active == 0) return PyLong_FromLong(0);
+// Label(name, args=None). The usual call has one positional argument; the general parser costs more than all the rest.
+int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
+  PyObject *name = nullptr, *args = Py_None;
+  if (keywords == nullptr && PyTuple_Size(positional) == 1) {
+    name = PyTuple_GetItem(positional, 0);
+  } else {
+    static char name_keyword[] = "name", args_keyword[] = "args";
+    static char* names[] = {name_keyword, args_keyword, nullptr};
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "O|O:record_function", names, &name, &args)) return -1;
+  }
+  if (!PyUnicode_Check(name)) {
+    PyErr_Format(PyExc_TypeError, "the name of a label must be a str, not %R: record_function(\"forward\")", name);
+    return -1;
+  }
+  Label* label = as_label(self);
+  PyObject *old_name = label->name, *old_args = label->args;
+  Py_INCREF(name);
+  Py_INCREF(args);
+  label->name = name;
+  label->args = args;
+  label->state = kClosed;
+  Py_XDECREF(old_name);
+  Py_XDECREF(old_args);
+  return 0;
+}
+
+void label_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_XDECREF(as_label(self)->name);
+  Py_XDECREF(as_label(self)->args);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+// The recorder's id of the thread, 0 where nothing records it, or -1 with an exception set.
+int64_t begin(Label* label) {
+  if (label->name == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "this label has no name: its __init__ was not called");
+    return -1;
+  }
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
-  const char* name = utf8(args[1], &size, &owner);
-  if (name == nullptr) return nullptr;
+  const char* name = utf8(label->name, &size, &owner);
+  if (name == nullptr) return -1;
   otp_begin_args event = {};
-  event.key = args[0];
+  event.key = label;
   event.name = name;
   event.name_size = static_cast<uint32_t>(size);
   event.scope = kUserScope;
   event.kind = OTP_EVENT_LABEL;
   event.nests = 1;
   event.sequence_nr = -1;
-  uint32_t thread = g_api->begin(&event);
+  int64_t thread = g_api->begin(&event);
   Py_XDECREF(owner);
-  return PyLong_FromUnsignedLong(thread);
+  return thread;
 }
 
-// end(key, thread, error) -> None: `thread` as begin returned it, 0 when it can have begun on this thread only; `error`
-// the name of an exception's class or None.
-PyObject* end(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return wrong_count("end", "a key, a thread and an error", count);
-  const char* error = nullptr;
+PyObject* label_enter(PyObject* self, PyObject*) {
+  Label* label = as_label(self);
+  int64_t thread = label->name != nullptr && *g_api->active == 0 ? 0 : begin(label);
+  if (thread < 0) return nullptr;
+  label->state = label->state == kClosed ? thread : kShared;
+  Py_INCREF(self);
+  return self;
+}
+
+// A class's name as OpenTelemetry's error.type wants it: qualified, but for builtins. Null with an exception set on
+// failure.
+PyObject* class_name(PyObject* type) {
+  PyObject* module = PyObject_GetAttrString(type, "__module__");
+  PyObject* name = module == nullptr ? nullptr : PyObject_GetAttrString(type, "__qualname__");
+  PyObject* full = nullptr;
+  if (name != nullptr) {
+    bool builtin = PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") == 0;
+    full = builtin ? PyUnicode_FromFormat("%S", name) : PyUnicode_FromFormat("%S.%S", module, name);
+  }
+  Py_XDECREF(module);
+  Py_XDECREF(name);
+  return full;
+}
+
+void end(Label* label, uint8_t flags, const char* error, uint32_t error_size) {
+  int64_t thread = label->state;
+  if (thread >= 0) label->state = kClosed;
+  // Ended here even when the last enter was not recorded: an earlier one of the same object may have been.
+  if (g_api->end(label, flags, error, error_size) == 0 && thread > 0)
+    g_api->end_elsewhere(label, static_cast<uint32_t>(thread), 0, flags, error, error_size);
+}
+
+bool end_with_error(Label* label, PyObject* type) {
+  PyObject* name = class_name(type);
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
-  if (args[2] != Py_None && (error = utf8(args[2], &size, &owner)) == nullptr) return nullptr;
-  uint8_t flags = error == nullptr ? 0 : OTP_FLAG_ERROR;
-  auto error_size = static_cast<uint32_t>(size);
-  unsigned long thread = PyLong_AsUnsignedLong(args[1]);
-  if (g_api != nullptr && !PyErr_Occurred() && g_api->end(args[0], flags, error, error_size) == 0 && thread != 0)
-    g_api->end_elsewhere(args[0], static_cast<uint32_t>(thread), 0, flags, error, error_size);
+  const char* error = name == nullptr ? nullptr : utf8(name, &size, &owner);
+  bool ok = error != nullptr;
+  end(label, OTP_FLAG_ERROR, error, ok ? static_cast<uint32_t>(size) : 0);
+  Py_XDECREF(name);
   Py_XDECREF(owner);
-  if (PyErr_Occurred()) return nullptr;
+  return ok;
+}
+
+// __exit__(type, value, traceback) -> None
+PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
+  // GeneratorExit closes a generator early; it is how one ends, not an error.
+  if (args[0] == Py_None || args[0] == PyExc_GeneratorExit) {
+    end(as_label(self), 0, nullptr, 0);
+  } else if (!end_with_error(as_label(self), args[0])) {
+    return nullptr;
+  }
   Py_RETURN_NONE;
 }
 
-PyObject* suspend(PyObject*, PyObject* key) { return PyBool_FromLong(g_api != nullptr && g_api->suspend(key)); }
+// Takes the label off the stack of parents while its coroutine waits, and puts it back. False when it is not open here.
+PyObject* label_suspend(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->suspend(self)); }
+PyObject* label_resume(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->resume(self)); }
 
-PyObject* resume(PyObject*, PyObject* key) { return PyBool_FromLong(g_api != nullptr && g_api->resume(key)); }
+PyMethodDef g_label_methods[] = {
+    {"__enter__", label_enter, METH_NOARGS, nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(label_exit)), METH_FASTCALL, nullptr},
+    {"suspend", label_suspend, METH_NOARGS, nullptr},
+    {"resume", label_resume, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
 
-// attach(address): of the recorder's otp_api. Raises ImportError when the two were built from different sources.
-PyObject* attach(PyObject*, PyObject* address) {
+PyMemberDef g_label_members[] = {{"name", T_OBJECT_EX, offsetof(Label, name), READONLY, nullptr},
+                                 {"args", T_OBJECT_EX, offsetof(Label, args), READONLY, nullptr},
+                                 {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot g_label_slots[] = {{Py_tp_init, reinterpret_cast<void*>(label_init)},
+                               {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                               {Py_tp_dealloc, reinterpret_cast<void*>(label_dealloc)},
+                               {Py_tp_methods, g_label_methods},
+                               {Py_tp_members, g_label_members},
+                               {0, nullptr}};
+
+PyType_Spec g_label_spec = {"otel_torchprof._native._labels.Label", sizeof(Label), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, g_label_slots};
+
+// attach(address): of the recorder's otp_api. Raises ImportError when the two were built from different sources. Before
+// it there is no Label: the class appears here, so that no label can be without a recorder.
+PyObject* attach(PyObject* module, PyObject* address) {
   auto* api = static_cast<const otp_api*>(PyLong_AsVoidPtr(address));
   if (api == nullptr) return nullptr;
   if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
@@ -83,16 +196,13 @@ PyObject* attach(PyObject*, PyObject* address) {
                         "the label module was built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
                         OTP_ABI_VERSION, api->abi_version);
   g_api = api;
+  PyObject* type = PyType_FromSpec(&g_label_spec);
+  if (type == nullptr || PyObject_SetAttrString(module, "Label", type) != 0) return nullptr;
+  Py_DECREF(type);
   Py_RETURN_NONE;
 }
 
-PyMethodDef g_methods[] = {
-    {"begin", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(begin)), METH_FASTCALL, nullptr},
-    {"end", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(end)), METH_FASTCALL, nullptr},
-    {"suspend", suspend, METH_O, nullptr},
-    {"resume", resume, METH_O, nullptr},
-    {"attach", attach, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef g_methods[] = {{"attach", attach, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_labels", nullptr, -1, g_methods, nullptr, nullptr, nullptr, nullptr};
 

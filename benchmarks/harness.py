@@ -1,0 +1,196 @@
+"""What every benchmark needs: interleaved rounds, differences to the run next door, rows of the table.
+
+A machine drifts by more than what is measured here, so no two contestants are compared across time: each run of one is
+set against a run without it that comes immediately before, and the median of these differences is what counts. The same
+difference between two runs without anything (A/A) is the noise that is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Recorder = Callable[[], AbstractContextManager[Any]]
+"""Makes what observes the work of one run."""
+
+NONE = "none, twice (A/A)"
+EMPTY = "empty callback"
+OURS = "otel-torchprof"
+KINETO = "Kineto"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for."""
+
+    quick: bool = False
+    rounds: int | None = None
+
+    def rounds_or(self, usual: int) -> int:
+        """How many rounds a benchmark takes whose usual number is given."""
+        return self.rounds or (max(usual // 5, 3) if self.quick else usual)
+
+
+class Budget(NamedTuple):
+    """An upper limit: ``times`` what a peer takes, plus ``plus``."""
+
+    peer: str = ""
+    times: float = 1.0
+    plus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what one contestant took."""
+
+    what: str
+    contestant: str
+    values: Sequence[float]
+    unit: str
+    budget: Budget | None = None
+    peer: float = 0.0
+    """The median of the budget's peer."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the budget is kept; None without one."""
+        return None if self.budget is None else self.median <= self.budget.times * self.peer + self.budget.plus
+
+    def cells(self) -> tuple[str, ...]:
+        """As :data:`HEAD` has them."""
+        spread = ""
+        if len(self.values) > 1:
+            low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+            spread = f"{number(low)} .. {number(high)}"
+        verdict = {None: "", True: "met", False: "**missed**"}[self.met]
+        value = f"{number(self.median)} {self.unit}"
+        return (self.what, self.contestant, value, spread, self._ratio(), self._limit(), verdict)
+
+    def _ratio(self) -> str:
+        if self.budget is None or not self.budget.peer or self.peer <= 0:
+            return ""
+        ratio = self.median / self.peer
+        if 0 < ratio < 0.1:
+            return f"1/{1 / ratio:.0f}"
+        return f"{ratio:.2f}x"
+
+    def _limit(self) -> str:
+        if self.budget is None:
+            return ""
+        peer, times, plus = self.budget
+        if not peer:
+            return f"<= {number(plus)} {self.unit}"
+        factor = "" if times == 1 else f"1/{1 / times:.0f} of " if times < 0.1 else f"{times:.2f}x "
+        return f"<= {factor}{peer}" + (f" + {number(plus)} {self.unit}" if plus else "")
+
+
+HEAD = ("what", "who", "median", "quartiles", "ratio", "budget", "")
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def rows(
+    what: str, unit: str, values: Mapping[str, Sequence[float]], budgets: Mapping[str, Budget] | None = None
+) -> list[Row]:
+    """A row per contestant; ``budgets`` by contestant."""
+    medians = {who: statistics.median(found) for who, found in values.items()}
+    budgets = budgets or {}
+    made = []
+    for who, found in values.items():
+        budget = budgets.get(who)
+        made.append(Row(what, who, found, unit, budget, medians.get(budget.peer, 0.0) if budget else 0.0))
+    return made
+
+
+def against_nothing(
+    run: Callable[[Recorder], float], contestants: Mapping[str, Recorder], rounds: int, *, percent: bool = False
+) -> dict[str, list[float]]:
+    """What each contestant adds to a run without one, in every round.
+
+    ``run`` does the work once under a recorder and returns its cost. The order turns by one place every round, so that
+    nobody always comes after the same other one.
+    """
+    everybody = {NONE: contextlib.nullcontext, **contestants}
+    added: dict[str, list[float]] = {who: [] for who in everybody}
+    with no_collections():
+        for recorder in everybody.values():
+            run(recorder)  # the first start of each is slow
+        order = list(everybody)
+        for _ in range(rounds):
+            order.append(order.pop(0))
+            for who in order:
+                base = run(contextlib.nullcontext)
+                with_it = run(everybody[who])
+                added[who].append((with_it - base) / base * 100 if percent else with_it - base)
+            gc.collect()
+    return added
+
+
+def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each contestant costs by itself, in every round; each returns its own cost."""
+    costs: dict[str, list[float]] = {who: [] for who in contestants}
+    with no_collections():
+        for measure in contestants.values():
+            measure()
+        for _ in range(rounds):
+            for who, measure in contestants.items():
+                costs[who].append(measure())
+                gc.collect()
+    return costs
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Keeps Python's cyclic collector out of what is timed, for everybody alike.
+
+    What is there now is set aside, which makes the collections between the rounds quick.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def timed(work: Callable[[], Any], count: int = 1) -> float:
+    """Nanoseconds per piece of work, of which one call does ``count``."""
+    begin = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - begin) / count
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Sends what native code prints to nowhere: Kineto writes a line for every start and stop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        for target, descriptor in enumerate(kept, start=1):
+            os.dup2(descriptor, target)
+        for descriptor in (*kept, nowhere):
+            os.close(descriptor)

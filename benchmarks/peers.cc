@@ -1,0 +1,40 @@
+// What the benchmarks need in C++: an observer of torch's operators that does nothing, and loops without Python in
+// them.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace {
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction&) { return nullptr; }
+void end(const at::RecordFunction&, at::ObserverContext*) {}
+
+}  // namespace
+
+extern "C" {
+
+// The least that any observer of the calling thread costs; with `inputs`, torch also collects the arguments for it.
+uint64_t peers_observe(int inputs) {
+  return at::addThreadLocalCallback(at::RecordFunctionCallback(begin, end).needsInputs(inputs != 0));
+}
+
+void peers_unobserve(uint64_t handle) { at::removeCallback(handle); }
+
+// `count` operators through the dispatcher, each of which does next to nothing: comparing two sizes.
+void peers_operators(uint64_t count) {
+  at::Tensor one = at::ones({4, 4}), other = at::ones({4, 4});
+  for (uint64_t i = 0; i < count; ++i) at::is_same_size(one, other);
+}
+
+// `count` events as a tree: each group is one range with three operators inside.
+void peers_groups(uint64_t count) {
+  at::Tensor one = at::ones({4, 4}), other = at::ones({4, 4});
+  for (uint64_t i = 0; i + 4 <= count; i += 4) {
+    RECORD_FUNCTION("group", c10::ArrayRef<const c10::IValue>{});
+    for (int j = 0; j < 3; ++j) at::is_same_size(one, other);
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,43 @@
+"""The contestants: what records the operators while some work runs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import peers
+import torch
+from harness import quiet
+
+import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def empty_callback(*, shapes: bool = False) -> Iterator[None]:
+    """An observer that does nothing: what torch itself takes for having one."""
+    handle = peers.load().peers_observe(int(shapes))
+    try:
+        yield
+    finally:
+        peers.load().peers_unobserve(handle)
+
+
+def ours(*, shapes: bool = False, **arguments: Any) -> otp.profile:
+    """The package at hand."""
+    return otp.profile(record_shapes=shapes, **arguments)
+
+
+@contextlib.contextmanager
+def kineto(*, shapes: bool = False) -> Iterator[Any]:
+    """Torch's own profiler."""
+    profiler = torch.autograd.profiler.profile(use_kineto=True, record_shapes=shapes)
+    with quiet():
+        profiler.__enter__()
+    try:
+        yield profiler
+    finally:
+        with quiet():
+            profiler.__exit__(None, None, None)

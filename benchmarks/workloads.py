@@ -1,0 +1,47 @@
+"""Work to be recorded."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def adds(count: int) -> None:
+    """Small additions in a Python loop."""
+    one = torch.ones(4, 4)
+    add = torch.add
+    for _ in itertools.repeat(None, count):
+        add(one, one)
+
+
+def small_training(steps: int) -> None:
+    """Forward and backward of one small layer: nested operators, on autograd's thread too."""
+    layer = torch.nn.Linear(8, 8)
+    data = torch.ones(4, 8)
+    for _ in itertools.repeat(None, steps):
+        layer(data).relu().sum().backward()
+
+
+def gpt2_step() -> Callable[[], None]:
+    """One training step of a small GPT-2 with random weights: 6 layers of width 128, 4 heads, a batch of 2x64."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 6, "n_embd": 128, "n_head": 4, "n_positions": 64, "vocab_size": 1000}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    model.loss_type = "ForCausalLM"  # what it falls back to, said aloud
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(0, 1000, (2, 64))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+    return step

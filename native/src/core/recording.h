@@ -1,0 +1,57 @@
+// What the recording threads' side is made of: recorder.cc (begin and end), room.cc (a chunk to write to) and
+// elsewhere.cc (ends from other threads, coroutines that wait).
+#pragma once
+
+#include "core/registry.h"
+
+namespace otp {
+
+// ---- room.cc ----
+
+// Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
+uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted);
+
+// Counts an event that has too many around it.
+void count_too_deep(ThreadBuffer& thread, uint32_t consumers);
+
+// ---- elsewhere.cc ----
+
+// Takes off the stack of parents what other threads have ended.
+void remove_ended_elsewhere(ThreadBuffer& thread);
+
+// The end of an event whose sessions have no chunk of this thread any more.
+void end_late_slowpath(ThreadBuffer& thread, uint32_t consumers, uint64_t index, uint64_t ticks, uint8_t flags,
+                       uint32_t error);
+
+// Takes an open event out, from the stack or from among those that wait; false where there is none with that key.
+bool take_open(ThreadBuffer& thread, const void* key, OpenEvent* out);
+bool take_suspended(ThreadBuffer& thread, const void* key, OpenEvent* out);
+
+// Id of the name of an error; 0 for null.
+uint32_t intern_error(const char* error_type, uint32_t size);
+
+// As otp_api has them.
+int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint8_t flags, const char* error_type,
+                  uint32_t error_type_size);
+int suspend(const void* key);
+int resume(const void* key);
+
+// ---- for all three ----
+
+inline ThreadBuffer* this_thread() {
+  ThreadBuffer* thread = t_buffer;
+  return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();
+}
+
+// Before anything that looks at the stack: the memory of an event that ended on another thread, and so its key, may be
+// another event's by now.
+inline void repair_stack(ThreadBuffer& thread) {
+  if (__builtin_expect(thread.ended_elsewhere_flag.load(std::memory_order_relaxed) != 0, 0))
+    remove_ended_elsewhere(thread);
+}
+
+inline uint32_t known_scope(const ThreadBuffer& thread) {
+  return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
+}
+
+}  // namespace otp

@@ -1,0 +1,89 @@
+// A chunk to write to: who holds it, who has no room for another.
+#include "core/recording.h"
+
+namespace otp {
+
+namespace {
+
+// Takes in that sessions have started or space has come free. What the thread remembers of losses may be those of an
+// earlier session that had the same bit.
+void adopt_epoch_locked(Registry& all, ThreadBuffer& thread) {
+  for (otp_session* session : all.sessions) {
+    if (session != nullptr && static_cast<int32_t>(session->start_epoch - thread.epoch) > 0)
+      thread.loss_pending &= ~session->mask();
+  }
+  thread.refused = 0;
+  thread.epoch = g_shared.epoch.load(std::memory_order_relaxed);
+}
+
+struct Room {
+  uint32_t sessions;   // that the next record can be for
+  uint32_t no_memory;  // that the system gave no memory for
+};
+
+// Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
+// `bytes` more do not fit.
+//
+// The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
+// then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
+Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
+  bool same_chunk = thread.fits(bytes);
+  if (!same_chunk) all.seal_chunk(&thread);
+  Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
+  if (chunk == nullptr) return {0, wanted};
+  chunk->owner = &thread;
+  uint32_t no_memory = 0;
+  for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
+    otp_session* session = all.sessions[__builtin_ctz(rest)];
+    if (session == nullptr || session->state != otp_session::State::kRunning) continue;
+    try {
+      if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
+    } catch (const std::bad_alloc&) {
+      no_memory |= session->mask();
+    }
+  }
+  if (!same_chunk && chunk->holders == 0) {
+    all.pool.give_back(chunk);
+    return {0, no_memory};
+  }
+  if (!same_chunk) {
+    thread.chunk = chunk;
+    thread.at = 0;
+  }
+  thread.accepted = chunk->holders;
+  return {wanted & thread.accepted, no_memory};
+}
+
+}  // namespace
+
+uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
+  Registry& all = registry();
+  thread.ready_for = 0;  // whatever changes here, the next begin looks at it
+  bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
+  uint32_t possible = current ? wanted & ~thread.refused : wanted;
+  Room room{0, 0};
+  if (current && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
+    room.sessions = possible;  // at its budget, a session costs the thread no lock per event
+  } else if (possible != 0) {
+    std::lock_guard<std::mutex> hold(all.mutex);
+    if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
+    room = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
+  }
+  uint32_t full = wanted & ~room.sessions & thread.refused;
+  if (counted && (full | room.no_memory) != 0) {
+    all.count_loss(full, OTP_LOSS_BUDGET);
+    all.count_loss(room.no_memory, OTP_LOSS_NO_MEMORY);
+    thread.loss_pending |= full | room.no_memory;
+  }
+  return room.sessions;
+}
+
+void count_too_deep(ThreadBuffer& thread, uint32_t consumers) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
+  all.count_loss(consumers, OTP_LOSS_DEPTH);
+  thread.loss_pending |= consumers;
+}
+
+}  // namespace otp

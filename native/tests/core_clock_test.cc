@@ -1,0 +1,224 @@
+// The clock's mapping and the table of names, without a recorder around them.
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "core/clock.h"
+#include "core/interner.h"
+#include "core/thread_buffer.h"
+#include "core_support.h"
+
+namespace {
+
+constexpr uint64_t kMs = 1000000;
+
+// A clock with points of our own: behind its own two, of which the rate of the ticks is known to be some other one.
+struct Made {
+  otp::Clock clock;
+  uint64_t ticks, monotonic;
+  int64_t unix_ns;
+
+  Made() : ticks(otp::ticks_now() + 100000), monotonic(otp::clock_gettime_ns(CLOCK_MONOTONIC) + kMs) {
+    unix_ns = static_cast<int64_t>(otp::clock_gettime_ns(CLOCK_REALTIME) + kMs);
+    clock.add_point({ticks, unix_ns}, monotonic);
+  }
+  // As much later, at a rate of two ticks per nanosecond; `jump` of the wall clock meanwhile.
+  void later(uint64_t ns, int64_t jump = 0) {
+    ticks += 2 * ns;
+    monotonic += ns;
+    unix_ns += static_cast<int64_t>(ns) + jump;
+    clock.add_point({ticks, unix_ns}, monotonic);
+  }
+  int64_t at(int64_t ns_ago) const { return clock.unix_ns(ticks - static_cast<uint64_t>(2 * ns_ago)); }
+};
+
+void check_never_decreasing(const otp::Clock& clock, uint64_t from, uint64_t to) {
+  otp::ClockReader reader(clock);
+  int64_t last = INT64_MIN;
+  uint64_t step = (to - from) / 10000 + 1;
+  for (uint64_t ticks = from; ticks < to; ticks += step) {
+    int64_t now = reader.unix_ns(ticks);
+    CHECK(now >= last);
+    CHECK_EQ(now, clock.unix_ns(ticks));
+    last = now;
+  }
+}
+
+bool near(int64_t a, int64_t b, int64_t ns = 2) { return a - b <= ns && b - a <= ns; }
+
+// Between two points time runs on the line through them, beyond the last on its rate, before the first backwards.
+void time_runs_on_the_line_through_the_points() {
+  Made made;
+  made.later(10 * kMs);
+  CHECK(near(made.at(0), made.unix_ns));
+  CHECK(near(made.at(4 * kMs), made.unix_ns - static_cast<int64_t>(4 * kMs)));
+  made.later(3000 * kMs);
+  CHECK(near(made.at(1000 * kMs), made.unix_ns - static_cast<int64_t>(1000 * kMs)));
+  CHECK(near(made.at(-500 * static_cast<int64_t>(kMs)), made.unix_ns + static_cast<int64_t>(500 * kMs)));
+  CHECK(made.clock.unix_ns(1) < made.unix_ns);
+  CHECK_EQ(made.clock.steps(), 0u);
+  check_never_decreasing(made.clock, made.ticks - 9000 * kMs, made.ticks + 9000 * kMs);
+}
+
+// A wall clock set back is counted once, and time goes on at its rate, before and after.
+void a_step_back_does_not_take_time_back() {
+  Made made;
+  made.later(1000 * kMs);
+  int64_t before = made.at(0);
+  made.later(1000 * kMs, -60000 * static_cast<int64_t>(kMs));
+  CHECK(near(made.at(0), before + static_cast<int64_t>(1000 * kMs)));
+  for (int i = 0; i < 5; ++i) made.later(1000 * kMs);
+  CHECK(near(made.at(0), before + static_cast<int64_t>(6000 * kMs)));
+  CHECK_EQ(made.clock.steps(), 1u);
+  made.later(1000 * kMs, 60000 * static_cast<int64_t>(kMs));  // and put right again
+  CHECK(near(made.at(0), made.unix_ns));
+  CHECK(near(made.at(0), before + static_cast<int64_t>(7000 * kMs)));
+  CHECK_EQ(made.clock.steps(), 2u);
+  check_never_decreasing(made.clock, made.ticks - 20000 * kMs, made.ticks + 2000 * kMs);
+}
+
+// A wall clock set forward moves what comes after it, at the old rate; what was before stays.
+void a_step_forward_moves_what_comes_after() {
+  Made made;
+  made.later(1000 * kMs);
+  int64_t before = made.at(0);
+  made.later(1000 * kMs, 3600000 * static_cast<int64_t>(kMs));
+  CHECK(near(made.at(500 * kMs), before + static_cast<int64_t>(500 * kMs)));
+  // Past the last point, before another one: the rate is not that of the jump.
+  CHECK(near(made.at(-2000), made.unix_ns + 2000));
+  CHECK(near(made.at(-1000 * static_cast<int64_t>(kMs)), made.unix_ns + static_cast<int64_t>(1000 * kMs)));
+  made.later(1000 * kMs);
+  CHECK(near(made.at(500 * kMs), made.unix_ns - static_cast<int64_t>(500 * kMs)));
+  CHECK_EQ(made.clock.steps(), 1u);
+  check_never_decreasing(made.clock, made.ticks - 4000 * kMs, made.ticks + 2000 * kMs);
+}
+
+// Any row of points and jumps leaves a clock that does not decrease, however many points there were.
+void no_row_of_steps_makes_time_decrease() {
+  Made made;
+  uint64_t state = 7;
+  for (int i = 0; i < 10000; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    int64_t jump = (state >> 60) == 0 ? static_cast<int64_t>(state >> 20 & 0xffffffff) - (int64_t{1} << 31) : 0;
+    made.later(30000 + (state >> 40 & 0xfffff), jump);
+  }
+  CHECK(made.clock.steps() > 100);
+  check_never_decreasing(made.clock, made.ticks - 4000 * kMs, made.ticks + 10 * kMs);
+}
+
+// Points that are older than the last, or hardly newer, or absurd ticks, change nothing.
+void bad_points_and_ticks_are_harmless() {
+  Made made;
+  made.later(1000 * kMs);
+  int64_t now = made.at(0);
+  made.clock.add_point({made.ticks - 5, now + 1}, made.monotonic + kMs);
+  made.clock.add_point({made.ticks + 5, now + 900000000}, made.monotonic + 100);
+  CHECK(near(made.at(0), now));
+  CHECK_EQ(made.clock.steps(), 0u);
+  for (uint64_t ticks : {uint64_t{0}, UINT64_MAX, UINT64_MAX / 2, uint64_t{1} << 63}) made.clock.unix_ns(ticks);
+}
+
+// A new clock knows the rate of the ticks already, and the hour.
+void a_new_clock_tells_the_time() {
+  otp::Clock clock;
+  auto wall = static_cast<int64_t>(otp::clock_gettime_ns(CLOCK_REALTIME));
+  uint64_t ticks = otp::ticks_now();
+  CHECK(near(clock.unix_ns(ticks), wall, 1000000000));
+  // A wrong rate of 1 tick = 1 ns would be off by the processor's gigahertz. Several tries: any of the four readings
+  // can be interrupted.
+  double ratio = 0;
+  for (int attempt = 0; attempt < 20 && (ratio < 0.8 || ratio > 1.25); ++attempt) {
+    uint64_t begin = otp::ticks_now(), begin_ns = otp::clock_gettime_ns(CLOCK_MONOTONIC);
+    while (otp::clock_gettime_ns(CLOCK_MONOTONIC) - begin_ns < 2 * kMs) continue;
+    uint64_t end = otp::ticks_now(), end_ns = otp::clock_gettime_ns(CLOCK_MONOTONIC);
+    ratio = static_cast<double>(clock.unix_ns(end) - clock.unix_ns(begin)) / static_cast<double>(end_ns - begin_ns);
+  }
+  CHECK(ratio > 0.8 && ratio < 1.25);
+}
+
+// Equal names have one number wherever they lie, and a number's name is what was given in, zeros and all.
+void names_are_equal_by_content() {
+  otp::Interner names;
+  std::string one = "aten::mm", two = "aten::mm";
+  uint32_t id = names.intern(one).id;
+  CHECK_EQ(names.intern(two).id, id);
+  CHECK(names.intern("aten::m").id != id);
+  std::string with_zero("a\0b", 3);
+  otp::InternedName zero = names.intern(with_zero);
+  CHECK(zero.id != names.intern("a").id && zero.size == 3 && std::memcmp(zero.text, "a\0b", 4) == 0);
+  CHECK_EQ(names.intern("").id, 0u);
+  otp_names copy;
+  CHECK(names.copy(&copy));
+  CHECK_EQ(copy.count, names.size());
+  CHECK_EQ(copy.ends[0], 0u);
+  uint64_t from = copy.ends[id - 1];
+  CHECK(std::string(reinterpret_cast<const char*>(copy.data) + from, copy.ends[id] - from) == "aten::mm");
+  otp_names_free(&copy);
+  CHECK(copy.data == nullptr && copy.count == 0);
+}
+
+// An address that is used again for another name gives the new name, even where the old one is its beginning.
+void a_stale_address_gives_the_new_name() {
+  otp::Interner names;
+  auto cache = std::make_unique<otp::NameCache>();
+  char text[16];
+  auto id_of = [&](const char* name, uint32_t size) {
+    std::strcpy(text, name);
+    uint32_t id = 0;
+    return cache->find(text, size, &id) ? id : cache->remember(names, text, size);
+  };
+  CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
+  CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
+  CHECK_EQ(id_of("first2", UINT32_MAX), names.intern("first2").id);
+  CHECK_EQ(id_of("fir", UINT32_MAX), names.intern("fir").id);
+  CHECK_EQ(id_of("first", 3), names.intern("fir").id);
+  CHECK_EQ(id_of("first", 5), names.intern("first").id);
+  CHECK_EQ(id_of("", 0), 0u);
+}
+
+// A full table gives one number to all that come later, counts them, and still knows those that it has.
+void a_full_table_counts_what_it_refuses() {
+  auto names = std::make_unique<otp::Interner>();
+  uint32_t known = names->intern("known").id;
+  std::string large(1u << 20, 'x');
+  uint64_t accepted = 0;
+  for (int i = 0; names->refused() == 0; ++i) {
+    large.replace(0, 8, std::to_string(10000000 + i));
+    names->intern(large);
+    ++accepted;
+  }
+  CHECK(accepted <= otp::Interner::kMaxBytes >> 20);
+  uint32_t overflow = names->intern(large).id;
+  CHECK_EQ(names->refused(), 2u);
+  CHECK_EQ(names->intern("known").id, known);
+  CHECK(overflow != known && overflow != 0);
+  otp::NameCache cache;
+  CHECK_EQ(cache.remember(*names, large.c_str(), UINT32_MAX), overflow);
+  uint32_t id;
+  CHECK(!cache.find(large.c_str(), UINT32_MAX, &id));  // room or not, it is asked for again, and counted
+  CHECK_EQ(names->intern("still room for a short one").id + 1, names->size());
+}
+
+// The table is also full by number, at the bound that it promises.
+void a_table_is_full_by_number_too() {
+  auto names = std::make_unique<otp::Interner>();
+  while (names->refused() == 0) names->intern(std::to_string(names->size()));
+  CHECK_EQ(names->size(), otp::Interner::kMaxNames);
+  CHECK_EQ(names->intern("one more").id, names->intern("and another").id);
+  CHECK_EQ(names->refused(), 3u);
+}
+
+}  // namespace
+
+int main() {
+  RUN(time_runs_on_the_line_through_the_points);
+  RUN(a_step_back_does_not_take_time_back);
+  RUN(a_step_forward_moves_what_comes_after);
+  RUN(no_row_of_steps_makes_time_decrease);
+  RUN(bad_points_and_ticks_are_harmless);
+  RUN(a_new_clock_tells_the_time);
+  RUN(names_are_equal_by_content);
+  RUN(a_stale_address_gives_the_new_name);
+  RUN(a_full_table_counts_what_it_refuses);
+  RUN(a_table_is_full_by_number_too);
+}
