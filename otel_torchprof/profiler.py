@@ -83,8 +83,8 @@ class profile:  # noqa: N801 - torch's name
         self._spans: SpanTable | None = None
         self._recording: Recording | None = None
         self._entered = False
-        self._parent: SpanContext | None = None
         self._reading = threading.Lock()
+        self._parent: SpanContext | None = None
         self.step_num = 0
         if activities is not None:
             _check_activities(activities)

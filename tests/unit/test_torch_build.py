@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -118,14 +119,35 @@ def test_a_folder_of_somebody_else_is_refused(kept):
         torch_build.ensure(torch)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to a read-only folder")
-def test_a_read_only_folder(kept):
+@pytest.fixture
+def somebody(kept, monkeypatch):
+    """Somebody who is not root, since root can write to a read-only folder, and who owns what is kept."""
+    name = torch_build.library_name(torch)
+    monkeypatch.setattr(torch_build, "library_name", lambda _: name)  # the checkout may be for root's eyes only
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (kept, *kept.iterdir()):
+        os.chown(path, 65534, -1)
+    reachable = Path(tempfile.mkdtemp())
+    reachable.chmod(0o711)
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(shutil.move(kept, reachable)))
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+    shutil.rmtree(reachable)
+
+
+@pytest.mark.usefixtures("somebody")
+def test_a_read_only_folder():
     """A folder that cannot be written is used when the library is in it, and named when it is not."""
-    kept.chmod(0o500)
-    assert torch_build.ensure(torch).parent == kept
-    kept.chmod(0o700)
-    (kept / torch_build.library_name(torch)).unlink()
-    kept.chmod(0o500)
+    folder = torch_build.folder()
+    folder.chmod(0o500)
+    library = torch_build.ensure(torch)
+    assert library.parent == folder
+    folder.chmod(0o700)
+    library.unlink()
+    folder.chmod(0o500)
     with pytest.raises(otp.TorchLibraryError, match=r"cannot be written.*OTEL_TORCHPROF_BUILD_DIR"):
         torch_build.ensure(torch)
 
