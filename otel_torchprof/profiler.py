@@ -8,8 +8,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
-
 from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
+    from typing_extensions import Self
 
     from ._columns.batch import Array, Batch, Names, Thread
     from .function_event_avg import FunctionEventAvg

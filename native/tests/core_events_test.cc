@@ -354,6 +354,38 @@ void ends_from_elsewhere_race_with_the_stack() {
     CHECK_EQ(batch->flags[i], batch->name[i] == elsewhere ? OTP_FLAG_ASYNC : 0);
 }
 
+// Labels that a program forgets to end, in profile after profile, do not fill the thread's stack for good.
+void what_is_never_ended_does_not_pile_up() {
+  std::thread([] {
+    std::vector<char> keys(OTP_MAX_DEPTH + 100);
+    for (char& key : keys) {
+      Session session;
+      CHECK(begin(&key, "forgotten") != 0);
+      leaf("after");
+      session.stop();
+      Batch batch(session.drain());
+      CHECK_EQ(batch->rows, 2u);
+    }
+  }).join();
+}
+
+// Torch tells of one operator once per callback; one that is too deep is lost once.
+void a_loss_of_depth_counts_once() {
+  Session session;
+  std::vector<char> keys(OTP_MAX_DEPTH + 1);
+  for (int i = 0; i < OTP_MAX_DEPTH; ++i) CHECK(begin(&keys[i], "deep") != 0);
+  otp_begin_args args = event(&keys[OTP_MAX_DEPTH], "too deep");
+  args.nests = 0;
+  for (int i = 0; i < 3; ++i) {
+    CHECK_EQ(api().begin(&args), 0u);
+    CHECK_EQ(api().begin(&args), 0u);
+    CHECK_EQ(end(&keys[OTP_MAX_DEPTH]), 0);
+    CHECK_EQ(end(&keys[OTP_MAX_DEPTH]), 0);
+  }
+  for (int i = OTP_MAX_DEPTH; i-- > 0;) CHECK_EQ(end(&keys[i]), 1);
+  CHECK_EQ(session.stats().dropped[OTP_LOSS_DEPTH], 3u);
+}
+
 }  // namespace
 
 int main() {
@@ -363,6 +395,8 @@ int main() {
   RUN_CLEAN(unknown_ends_are_ignored);
   RUN_CLEAN(keys_nest_where_asked_to);
   RUN_CLEAN(too_deep_events_are_counted);
+  RUN_CLEAN(a_loss_of_depth_counts_once);
+  RUN_CLEAN(what_is_never_ended_does_not_pile_up);
   RUN_CLEAN(a_full_stack_is_repaired_before_it_counts_as_full);
   RUN_CLEAN(an_end_on_another_thread_is_the_events_end);
   RUN_CLEAN(unmatched_ends_elsewhere_are_counted);

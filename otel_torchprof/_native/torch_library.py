@@ -80,7 +80,8 @@ def _open(path: str) -> Any:
         void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle);
     """)
     try:
-        native = loader.dlopen(path)
+        # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
+        native = loader.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
     except OSError as error:
         raise TorchLibraryError(
             f"{path} could not be loaded ({error}); remove the file, it will be built again"

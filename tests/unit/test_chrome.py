@@ -346,7 +346,7 @@ TIMES = st.integers(0, 12) | st.integers(0, 2**62)
 EVENTS = st.fixed_dictionaries(
     {
         "start": TIMES,
-        "duration": st.integers(0, 12) | st.integers(0, 2**62),
+        "duration": st.integers(0, 12) | st.integers(0, 2**62 - 1),
         "thread": st.integers(0, 2),
         "moves": st.sampled_from([0, 0, 0, 0, 1]),
         "sequence_nr": st.integers(-1, 3) | st.just(2**63 - 1),

@@ -46,7 +46,7 @@ constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + sizeof(otp_record); 
 constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
 
 // Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
-void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
+__attribute__((noinline)) void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
   bool fit = args.input_words <= kMaxInputWords;
   uint32_t words = fit ? args.input_words : 0;
   auto flags = static_cast<uint8_t>(fit ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
@@ -63,16 +63,25 @@ inline uint32_t begin_bytes(const otp_begin_args& args) {
   return kBeginBytes + static_cast<uint32_t>(sizeof(otp_record) + words * sizeof(int64_t));
 }
 
+// Events that nobody has ended, and whose sessions no longer run, go when they fill the stack: what a program forgets
+// to end in each of a thousand profiles must not end the recording of its thread. False: there are none.
+OTP_COLD bool drop_forgotten(ThreadBuffer& thread, uint32_t active) {
+  uint32_t before = thread.depth.get();
+  for (uint32_t i = before; i-- > 0;)
+    if ((thread.open[i].consumers.get() & active) == 0) thread.remove_open(static_cast<int>(i));
+  return thread.depth.get() < before;
+}
+
 // Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
-bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
-                    uint32_t* consumers) {
+OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
+                             uint32_t* consumers) {
   thread.ready_for = 0;
   uint32_t wanted = wanting(thread, active, args.scope_mask);
   if (wanted == 0) return false;
   repair_stack(thread);
   if (is_second_call(thread, args)) return false;
-  if (thread.depth.get() >= OTP_MAX_DEPTH) {
-    count_too_deep(thread, wanted);
+  if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread, active)) {
+    count_too_deep(thread, wanted, args);
     return false;
   }
   *consumers = wanted & thread.accepted;
@@ -84,7 +93,7 @@ bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t a
   return true;
 }
 
-uint32_t remember_name(ThreadBuffer& thread, const otp_begin_args& args) {
+OTP_COLD uint32_t remember_name(ThreadBuffer& thread, const otp_begin_args& args) {
   bool stable = args.name_generation != 0 && args.name_is_stable(args.key) != 0;
   uint32_t generation = stable ? args.name_generation : 0;
   return thread.names.remember(registry().interner, args.name, args.name_size, generation);
@@ -109,7 +118,7 @@ inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32
   thread.publish();
 }
 
-uint32_t begin(const otp_begin_args* args) {
+OTP_HOT uint32_t begin(const otp_begin_args* args) {
   // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
   // remembers of the bit's last owner for the new one's.
   uint32_t active = g_shared.active.load(std::memory_order_acquire);
@@ -118,7 +127,7 @@ uint32_t begin(const otp_begin_args* args) {
   if (thread == nullptr) return 0;
   uint32_t consumers = active;
   uint32_t bytes = begin_bytes(*args);
-  bool ready = active == thread->ready_for && is_current(*thread) && thread->fits(bytes) &&
+  bool ready = active == thread->ready_for && is_current(*thread) && thread->at + bytes <= Chunk::kCapacity &&
                thread->depth.get() < OTP_MAX_DEPTH && thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
   if (__builtin_expect(!ready, 0)) {
     if (!begin_slowpath(*thread, *args, active, bytes, &consumers)) return 0;
@@ -139,7 +148,8 @@ uint32_t begin(const otp_begin_args* args) {
 }
 
 // Writes the end of an event of this thread, whatever has changed since its begin.
-void end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags, uint32_t error) {
+OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags,
+                                 uint32_t error) {
   uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
   if (consumers == 0) return;
   uint64_t distance = thread.next_index - event.index.get();
@@ -161,32 +171,38 @@ void end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, 
   if (here != consumers) end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
 }
 
-int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
+// Misnested, suspended, left by an exception, or with sessions that have come or gone since its begin.
+OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks, uint8_t flags, const char* error_type,
+                          uint32_t error_type_size) {
+  repair_stack(thread);
+  if (key == thread.too_deep) thread.too_deep = nullptr;
+  OpenEvent event;
+  if (!take_open(thread, key, &event) && !take_suspended(thread, key, &event)) return 0;
+  write_end_slowpath(thread, event, ticks, flags, intern_error(error_type, error_type_size));
+  return 1;
+}
+
+OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
   uint64_t ticks = ticks_now();
-  repair_stack(*thread);
   uint32_t depth = thread->depth.get();
-  if (__builtin_expect(depth > 0 && error_type == nullptr, 1)) {
-    const OpenEvent& top = thread->open[depth - 1];
-    uint64_t distance = thread->next_index - top.index.get();
-    // Plain and innermost, for sessions that all run and hold the chunk: the usual case.
-    if (__builtin_expect(top.key.get() == key && top.consumers.get() == thread->ready_for && thread->ready_for != 0 &&
-                             thread->ready_for == g_shared.active.load(std::memory_order_relaxed) &&
-                             thread->fits(sizeof(otp_record)) && distance <= UINT32_MAX,
-                         1)) {
-      auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
-      record->ticks = ticks;
-      write_head(record, OTP_RECORD_END, flags, top.consumers.get(), static_cast<uint32_t>(distance));
-      thread->at += sizeof *record;
-      thread->publish();
-      thread->depth.set(depth - 1);
-      return 1;
-    }
-  }
-  OpenEvent event;
-  if (!take_open(*thread, key, &event) && !take_suspended(*thread, key, &event)) return 0;
-  end_slowpath(*thread, event, ticks, flags, intern_error(error_type, error_type_size));
+  if (__builtin_expect(depth == 0, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
+  const OpenEvent& top = thread->open[depth - 1];
+  uint64_t distance = thread->next_index - top.index.get();
+  uint32_t ready_for = thread->ready_for;
+  // Plain and innermost, for sessions that all run and hold the chunk.
+  bool usual = top.key.get() == key && top.consumers.get() == ready_for && ready_for != 0 &&
+               ready_for == g_shared.active.load(std::memory_order_relaxed) &&
+               thread->at + sizeof(otp_record) <= Chunk::kCapacity && distance <= UINT32_MAX && error_type == nullptr &&
+               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
+  if (__builtin_expect(!usual, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
+  auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
+  record->ticks = ticks;
+  write_head(record, OTP_RECORD_END, flags, ready_for, static_cast<uint32_t>(distance));
+  thread->at += sizeof *record;
+  thread->publish();
+  thread->depth.set(depth - 1);
   return 1;
 }
 

@@ -4,6 +4,11 @@
 
 #include "core/registry.h"
 
+// Where the compiler puts what is seldom run, and what is run at every event: close together, so that inside a model,
+// where torch's own code fills the caches, fewer lines and pages have to come back.
+#define OTP_COLD __attribute__((noinline, cold))
+#define OTP_HOT __attribute__((hot))
+
 namespace otp {
 
 // ---- room.cc ----
@@ -11,8 +16,8 @@ namespace otp {
 // Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
 uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted);
 
-// Counts an event that has too many around it.
-void count_too_deep(ThreadBuffer& thread, uint32_t consumers);
+// Counts an event that has too many around it; once, however many of torch's callbacks tell of it.
+void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_args& args);
 
 // ---- elsewhere.cc ----
 

@@ -15,7 +15,7 @@ SharedState g_shared;
 // initial-exec: the address is a constant distance from the thread pointer. The default model of a shared library calls
 // __tls_get_addr for every access, twice per event. It takes 8 bytes of the static space that the C library keeps for
 // libraries loaded late.
-thread_local ThreadBuffer* t_buffer = nullptr;
+__thread ThreadBuffer* t_buffer = nullptr;
 
 namespace {
 

@@ -66,6 +66,7 @@ Registry& registry() noexcept;
 
 // The calling thread's buffer, made on first use; null while the thread is being torn down or memory is short.
 ThreadBuffer* this_thread_slowpath();
-extern thread_local ThreadBuffer* t_buffer __attribute__((tls_model("initial-exec")));
+// __thread, since a thread_local of another file is asked first whether it wants to be initialised.
+extern __thread ThreadBuffer* t_buffer __attribute__((tls_model("initial-exec")));
 
 }  // namespace otp

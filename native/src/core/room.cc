@@ -79,7 +79,9 @@ uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t byte
   return room.sessions;
 }
 
-void count_too_deep(ThreadBuffer& thread, uint32_t consumers) {
+void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_args& args) {
+  if (args.nests == 0 && thread.too_deep == args.key) return;
+  thread.too_deep = args.key;
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
   if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);

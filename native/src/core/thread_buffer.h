@@ -93,7 +93,8 @@ struct alignas(64) ThreadBuffer {
   uint32_t at = 0;                     // bytes written into the chunk
   std::atomic<uint32_t> published{0};  // of them, what readers may see; of a sealed chunk, Chunk::size
   uint64_t next_index = 0;
-  uint32_t ready_for = 0;  // the running sessions for which a begin needs no more than room in the chunk; 0: ask
+  uint32_t ready_for = 0;  // the running sessions for which a begin needs no more than room in the chunk, which is
+                           // there then; 0: ask
   uint32_t epoch = 0;      // of the registry, when `accepted` and `refused` were true
   Shown<uint32_t> depth;
   std::atomic<uint32_t> ended_elsewhere_flag{0};
@@ -106,6 +107,7 @@ struct alignas(64) ThreadBuffer {
   std::atomic<uint32_t> local{0};            // sessions that were started on this thread and follow it
   OpenEvent open[OTP_MAX_DEPTH];
   NameCache names;
+  const void* too_deep = nullptr;  // the last event that had too many around it, until it ends
 
   otp_thread info{};
   uint32_t references = 1;  // the thread itself, and one per cursor
