@@ -185,8 +185,8 @@ typedef struct {
   uint32_t input_words;
   const int64_t* inputs; /* copied */
   /* A source that knows when a name's memory is given up vouches for names: it passes a number that is not 0 and that
-   * it raises whenever one is given up, and answers whether the name of the event with this key is such a one (asked
-   * when a thread first meets the name). 0 and null: nobody vouches, names are compared by content each time. */
+   * it raises whenever one is given up, and answers whether the name of the event with this key is such a one: 1 yes; 0
+   * no; -1 no, and no other name at this address will be. 0 and null: nobody vouches, names are found by content. */
   uint32_t name_generation;
   int (*name_is_stable)(const void* key);
 } otp_begin_args;

@@ -93,10 +93,14 @@ OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, u
   return true;
 }
 
-OTP_COLD uint32_t remember_name(ThreadBuffer& thread, const otp_begin_args& args) {
-  bool stable = args.name_generation != 0 && args.name_is_stable(args.key) != 0;
-  uint32_t generation = stable ? args.name_generation : 0;
-  return thread.names.remember(registry().interner, args.name, args.name_size, generation);
+__attribute__((noinline)) uint32_t name_slowpath(ThreadBuffer& thread, const otp_begin_args& args) {
+  uint32_t id = thread.names.id_of(registry().interner, args.name, args.name_size);
+  uint32_t generation = args.name_generation;
+  if (generation == 0 || thread.names.is_unstable(args.name, generation)) return id;
+  int stable = args.name_is_stable(args.key);
+  if (stable > 0) thread.names.keep(args.name, generation, id);
+  if (stable < 0) thread.names.keep_unstable(args.name, generation);
+  return id;
 }
 
 // The record is written field by field into the chunk. Made on the stack and copied, its small stores would be read
@@ -104,8 +108,8 @@ OTP_COLD uint32_t remember_name(ThreadBuffer& thread, const otp_begin_args& args
 // event).
 inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers, uint64_t visible) {
   uint32_t name;
-  if (__builtin_expect(!thread.names.find(args.name, args.name_size, args.name_generation, &name), 0))
-    name = remember_name(thread, args);
+  if (args.name_generation == 0 || !thread.names.find(args.name, args.name_generation, &name))
+    name = name_slowpath(thread, args);
   auto* record = reinterpret_cast<otp_record_begin*>(thread.chunk->data() + thread.at);
   write_head(&record->head, OTP_RECORD_BEGIN, args.scope | args.kind << 4, consumers, name);
   record->parent = visible == 0 ? 0 : distance_to(thread.next_index + 1, visible);

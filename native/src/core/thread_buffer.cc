@@ -1,14 +1,30 @@
 #include "core/thread_buffer.h"
 
+#include <functional>
+#include <string_view>
+
 namespace otp {
 
-uint32_t NameCache::remember(Interner& interner, const char* name, uint32_t size, uint32_t generation) {
+bool NameCache::is_unstable(const char* address, uint32_t generation) const {
+  for (const Address& entry : d_addresses[set_of(address)])
+    if (entry.address == address && entry.generation == generation) return entry.id == kUnstable;
+  return false;
+}
+
+// The newer of the two stays beside the new one.
+void NameCache::keep(const char* address, uint32_t generation, uint32_t id) {
+  Address* pair = d_addresses[set_of(address)];
+  pair[1] = pair[0];
+  pair[0] = {address, id, generation};
+}
+
+uint32_t NameCache::id_of(Interner& interner, const char* name, uint32_t size) {
   std::string_view wanted = size == UINT32_MAX ? std::string_view(name) : std::string_view(name, size);
+  Text& entry = d_texts[std::hash<std::string_view>{}(wanted) % kTexts];
+  if (entry.text != nullptr && std::string_view(entry.text, entry.size) == wanted) return entry.id;
   InternedName interned = interner.intern(wanted);
   // A refused name comes back as another text: remembering it would make the next lookup wrong, not only slow.
-  if (std::string_view(interned.text, interned.size) == wanted) {
-    d_entries[slot(name)] = {name, interned.id, generation, interned.text, interned.size};
-  }
+  if (std::string_view(interned.text, interned.size) == wanted) entry = {interned.text, interned.size, interned.id};
   return interned.id;
 }
 

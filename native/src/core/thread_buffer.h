@@ -49,41 +49,51 @@ struct EndedElsewhere {
   }
 };
 
-// Finds again what a thread has interned, by address. An address can be used again for another name (an operator that
-// was deregistered, a label's string that was freed), so the text is compared too, unless the source vouches for the
-// address: then it says by a generation that it raises whenever a name of its goes. Vouched for, a name's text is not
-// even looked at; inside a real model, where caches are cold, that is three pages less to touch per operator.
+// Finds again what a thread has interned, without the interner's lock.
+//
+// By address, where the source vouches for it: an operator's name lies where it lies until the operator is
+// deregistered, and the source raises its generation when that happens. The text is then not even looked at, which
+// inside a real model, where caches are cold, is a tenth of a microsecond per operator. By content otherwise: the same
+// address can hold another name the next time (a backward function's lies in a string on the stack), and remembering
+// such addresses would only drive the operators out.
 class NameCache {
  public:
-  // True and the id where the thread knows the name; else call remember.
-  bool find(const char* name, uint32_t size, uint32_t generation, uint32_t* id) const {
-    const Entry& entry = d_entries[slot(name)];
+  bool find(const char* address, uint32_t generation, uint32_t* id) const {
+    const Address* pair = d_addresses[set_of(address)];
+    const Address& entry = pair[0].address == address ? pair[0] : pair[1];
     *id = entry.id;
-    if (entry.source != name) return false;
-    return (generation != 0 && entry.generation == generation) || same(entry, name, size);
+    return entry.address == address && entry.generation == generation && entry.id != kUnstable;
   }
-  // `generation`: 0 where nobody vouches for the address.
-  uint32_t remember(Interner& interner, const char* name, uint32_t size, uint32_t generation);
+  // Whether it is known that nobody vouches for the address.
+  bool is_unstable(const char* address, uint32_t generation) const;
+  void keep(const char* address, uint32_t generation, uint32_t id);
+  void keep_unstable(const char* address, uint32_t generation) { keep(address, generation, kUnstable); }
+
+  // The id of a name by its content; asks the interner for one that this thread has not met. size UINT32_MAX: up to the
+  // 0.
+  uint32_t id_of(Interner& interner, const char* name, uint32_t size);
 
  private:
-  struct Entry {
-    const char* source = nullptr;
+  struct Address {
+    const char* address = nullptr;
     uint32_t id = 0;
     uint32_t generation = 0;
-    const char* text = "";
-    uint32_t size = 0;
   };
-  static constexpr size_t kEntries = 256;
+  struct Text {
+    const char* text = nullptr;
+    uint32_t size = 0;
+    uint32_t id = 0;
+  };
+  static constexpr uint32_t kUnstable = UINT32_MAX;
+  static constexpr uint32_t kSets = 256, kTexts = 512;
 
-  static size_t slot(const char* name) {
-    auto address = reinterpret_cast<uintptr_t>(name);
-    return ((address >> 3) ^ (address >> 11)) % kEntries;
+  // The upper bits of a product: the addresses are those of a few kinds of objects, alike in their lower bits.
+  static size_t set_of(const char* address) {
+    return static_cast<size_t>(reinterpret_cast<uintptr_t>(address) * 0x9E3779B97F4A7C15u >> 56);
   }
-  static bool same(const Entry& entry, const char* name, uint32_t size) {
-    return size == UINT32_MAX ? std::strcmp(entry.text, name) == 0
-                              : entry.size == size && std::memcmp(entry.text, name, size) == 0;
-  }
-  Entry d_entries[kEntries];
+
+  Address d_addresses[kSets][2];
+  Text d_texts[kTexts];
 };
 
 // Fields up to `names` belong to the owning thread, except that others read those of type Shown or atomic. The rest

@@ -91,15 +91,16 @@ void watch_operators() {
   }
 }
 
-// Whether the name is that of a registered operator, in the dispatcher's own memory. Backward functions and labels
-// carry theirs in the RecordFunction itself, whose address says nothing.
+// Whether the name is that of a registered operator, in the dispatcher's own memory (1). Backward functions and labels
+// carry theirs in the RecordFunction itself, whose address says nothing (0); TorchScript's own operators have theirs in
+// a schema that the dispatcher does not watch (-1).
 int name_is_stable(const void* key) {
   const auto& fn = *static_cast<const at::RecordFunction*>(key);
   try {
     std::optional<c10::OperatorName> name = fn.operator_name();
     if (!name.has_value()) return 0;
     std::optional<c10::OperatorHandle> found = c10::Dispatcher::singleton().findSchema(*name);
-    return found.has_value() && found->schema().name().c_str() == fn.name() ? 1 : 0;
+    return found.has_value() && found->schema().name().c_str() == fn.name() ? 1 : -1;
   } catch (...) {  // then its text is compared each time, which is right too
     return 0;
   }
