@@ -76,8 +76,8 @@ def _added_up(view: TreeView, groups: _Groups | Array, bound: int) -> tuple[Arra
         group = groups[block]
         new = np.flatnonzero(first[group] < 0)
         if new.size:
-            found, at = np.unique(group[new], return_index=True)
-            first[found] = new[at] + begin
+            # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
+            first[group[new[::-1]]] = new[::-1] + begin
         count += np.bincount(group, minlength=bound)
         np.add.at(total, group, view.duration[block])
         np.add.at(own, group, view.self_time[block])
