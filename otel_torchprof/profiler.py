@@ -46,8 +46,9 @@ class profile:  # noqa: N801 - torch's name
 
     Inside a span of the application, its spans join that trace (see ``docs/spans.md``).
 
-    Costs some 40 ns per operator while it runs, over the 50 ns that torch needs to call any observer; nothing before and after.
-    Reading costs some 50 ns per event the first time, whatever is read.
+    Costs some 25 ns per operator while it runs, over what torch needs to call any observer (40 to 70), and more where caches
+    are cold; nothing before and after. Reading costs some 30 ns per event the first time, whatever is read (see
+    ``docs/benchmarks.md``).
 
     Args:
         enabled: False: nothing is recorded, everything else works.
