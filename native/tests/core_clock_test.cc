@@ -185,7 +185,10 @@ void a_vouched_name_is_known_by_its_address() {
   CHECK(cache.find(add, 1, &id));
   CHECK_EQ(id, 7u);
   CHECK(!cache.find(add, 2, &id));
-  CHECK(!cache.is_unstable(add, 1));
+  cache.keep(add, 2, 8);
+  CHECK(cache.find(add, 2, &id) && id == 8);
+  CHECK(!cache.find(add, 1, &id));  // what the address meant before is gone
+  CHECK(!cache.is_unstable(add, 2));
   cache.keep_unstable(label, 1);
   CHECK(!cache.find(label, 1, &id));
   CHECK(cache.is_unstable(label, 1));

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from otel_torchprof._model.units import AttributeColumn, SpanTable
 
 DEFAULT_MAX_BYTES = 1024 * 1024
-"""Receivers refuse gRPC messages over 4 MiB by default. A quarter of that costs no more per span on the way, and half as much
-to make: the buffer stays warm from one message to the next (measured: 136 against 80 ns per span)."""
+"""Receivers refuse gRPC messages over 4 MiB by default. A quarter of that is cheaper to make, since the buffer stays
+warm from one message to the next (measured: 107 against 136 ns per span), and leaves a Collector room to add to it."""
 PROTOBUF_MAX_BYTES = 2**31 - 1
 """Protobuf's own limit of a message."""
 

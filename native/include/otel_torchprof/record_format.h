@@ -47,7 +47,7 @@ enum otp_event_kind {
   OTP_EVENT_LABEL = 2,
 };
 
-/* Event flags: column `flags`; END, LONG_END and INPUTS carry those that they know of. */
+/* Event flags: column `flags`; END, ERROR_END and INPUTS carry those that they know of. */
 enum otp_event_flag {
   OTP_FLAG_ASYNC = 1,
   OTP_FLAG_UNFINISHED = 2,

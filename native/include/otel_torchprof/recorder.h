@@ -176,7 +176,7 @@ typedef struct {
   uint32_t name_size; /* UINT32_MAX: zero-terminated */
   uint8_t scope;      /* at::RecordScope */
   uint8_t kind;       /* otp_event_kind */
-  uint8_t flags;      /* otp_event_flag, those known at the begin */
+  uint8_t flags;      /* OTP_FLAG_INPUTS_CUT or 0; the other flags are known at the end */
   uint8_t nests;      /* 1: the same key may be open several times on a thread (labels); 0: a second begin is ignored */
   int64_t sequence_nr;
   uint32_t fwd_thread;
@@ -195,7 +195,7 @@ typedef struct {
   uint32_t abi_version;
   uint32_t record_format_version;
 
-  /* Bits of the running sessions, and of those among them that want every thread; read relaxed on the fast path. */
+  /* Bits of the running sessions, and of those among them that want inputs; read relaxed on the fast path. */
   const volatile uint32_t* active;
   const volatile uint32_t* wants_inputs;
 

@@ -11,10 +11,10 @@ bool NameCache::is_unstable(const char* address, uint32_t generation) const {
   return false;
 }
 
-// The newer of the two stays beside the new one.
+// The newer of the two stays beside the new one; what an address meant before goes.
 void NameCache::keep(const char* address, uint32_t generation, uint32_t id) {
   Address* pair = d_addresses[set_of(address)];
-  pair[1] = pair[0];
+  if (pair[0].address != address) pair[1] = pair[0];
   pair[0] = {address, id, generation};
 }
 
