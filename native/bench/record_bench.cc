@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
 
 namespace {
@@ -27,8 +28,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-otp_session* start(uint64_t budget, uint32_t all_threads, uint32_t inputs) {
-  otp_session_options options{budget, OTP_FULL_DROP_NEWEST, all_threads, inputs};
+otp_session* start(uint64_t budget, uint32_t all_threads, uint32_t inputs, uint32_t contexts = 0) {
+  otp_session_options options{budget, OTP_FULL_DROP_NEWEST, all_threads, inputs, 0, contexts};
   otp_session* session = nullptr;
   if (otp_session_new(&options, &session) != OTP_OK || otp_session_start(session) != OTP_OK) std::abort();
   return session;
@@ -42,6 +43,7 @@ void record(int count, uint32_t input_words) {
   args.key = inputs;
   args.name = "aten::add";
   args.name_size = UINT32_MAX;
+  args.kind = OTP_EVENT_OPERATOR;
   args.sequence_nr = -1;
   args.inputs = inputs;
   args.input_words = input_words;
@@ -78,6 +80,19 @@ double recorded(int threads, uint32_t input_words, int sessions, uint64_t budget
   for (int i = 0; i < sessions; ++i) running.push_back(start(budget, 1, input_words != 0));
   double ns = record_on(threads, input_words);
   for (otp_session* session : running) otp_session_free(session);
+  return ns;
+}
+
+// For a session that follows contexts, where every event begins outermost and the context stays.
+double followed(uint32_t context) {
+  static uint32_t here;
+  here = context;
+  static const otp_context_source source{[]() -> uint64_t { return 1; }, []() -> uint32_t { return here; }};
+  otp_get_api()->set_context_source(&source);
+  otp_session* session = start(1u << 30, 1, 0, 1);
+  double ns = record_on(1, 0);
+  otp_session_free(session);
+  otp_get_api()->set_context_source(nullptr);
   return ns;
 }
 
@@ -121,6 +136,9 @@ int main() {
   add("  4 threads at once, each", [] { return recorded(4, 0, 1, kPlenty); });
   add("  for two sessions", [] { return recorded(1, 0, 2, kPlenty); });
   add("  with 12 words of inputs", [] { return recorded(1, 12, 1, kPlenty); });
+  add("  followed: in a context", [] { return followed(1); });
+  add("  followed: outside of any", [] { return followed(0); });
+  add("  followed: muted", [] { return followed(OTP_CONTEXT_MUTED); });
   add("  dropped at the budget", [] { return recorded(1, 0, 1, OTP_CHUNK_BYTES); });
   add("  session of another thread", not_wanted);
   add("  no session", [] { return record_on(1, 0); });

@@ -1,9 +1,9 @@
 // Any bytes as the records of two threads, drained twice and once more for what is open then: the decoder must stay
 // inside its memory, and what it makes of them must be a sound batch.
 //
-// The first bytes choose: how the rest is cut into chunks, inputs kept or not, evictions, late ends, whether the second
-// drain is the last. The others are records; half of the inputs have their kinds and consumers put right first, since
-// random bytes rarely get past the second record.
+// The first bytes choose: how the rest is cut into chunks, inputs and contexts kept or not, evictions, late ends,
+// whether the second drain is the last. The others are records; half of the inputs have their kinds and consumers put
+// right first, since random bytes rarely get past the second record.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +29,7 @@ constexpr uint32_t kConsumer = 1;
 constexpr uint64_t kStart = 1000, kStop = uint64_t{1} << 62;
 
 struct Choices {
-  bool inputs, repair, final, loss;
+  bool inputs, repair, final, loss, contexts;
   uint8_t cut, late;
 };
 
@@ -38,7 +38,7 @@ void repair(std::vector<uint8_t>* bytes) {
   for (size_t at = 0; at + sizeof(otp_record) <= bytes->size();) {
     otp_record head;
     std::memcpy(&head, bytes->data() + at, sizeof head);
-    head.kind = static_cast<uint8_t>(OTP_RECORD_BEGIN + head.kind % 5);
+    head.kind = static_cast<uint8_t>(OTP_RECORD_BEGIN + head.kind % 6);
     if (head.detail % 8 != 0) head.consumers |= kConsumer;
     if (head.kind == OTP_RECORD_END) head.value %= 8;
     if (head.kind == OTP_RECORD_INPUTS) head.ticks %= 16;
@@ -52,13 +52,14 @@ void repair(std::vector<uint8_t>* bytes) {
   }
 }
 
-void check(const otp_batch& batch, uint64_t max_rows, uint64_t max_words, const std::set<uint32_t>& names,
+void check(const otp_batch& batch, uint64_t max_rows, uint64_t max_words, const std::set<uint32_t>& words,
            std::set<uint64_t>* seen) {
   REQUIRE(batch.rows <= max_rows && batch.input_word_count <= max_words);
   for (uint64_t i = 0; i < batch.rows; ++i) {
     REQUIRE(batch.thread[i] < batch.thread_count && batch.end_thread[i] < batch.thread_count);
     REQUIRE(batch.end[i] >= batch.start[i]);
-    REQUIRE(names.count(batch.name[i]) == 1);
+    REQUIRE(words.count(batch.name[i]) == 1);
+    if (batch.context != nullptr) REQUIRE(batch.context[i] == 0 || words.count(batch.context[i]) == 1);
     REQUIRE(seen->insert(batch.id[i]).second);  // every event once
     REQUIRE(batch.parent[i] < static_cast<int64_t>(i));
     if (batch.parent[i] >= 0) REQUIRE(batch.thread[batch.parent[i]] == batch.thread[i]);
@@ -72,6 +73,16 @@ void check(const otp_batch& batch, uint64_t max_rows, uint64_t max_words, const 
   }
 }
 
+// What is open at a drain has not been a row, stands after its parent, and comes with a context where there are any.
+void check_open(const otp_batch& batch, const std::set<uint32_t>& words, const std::set<uint64_t>& seen) {
+  for (uint64_t i = 0; i < batch.open_count; ++i) {
+    REQUIRE(batch.open_id[i] != 0 && seen.count(batch.open_id[i]) == 0);
+    REQUIRE(batch.open_parent[i] < batch.open_id[i]);
+    REQUIRE(i == 0 || batch.open_id[i] > batch.open_id[i - 1]);
+    REQUIRE(batch.open_context[i] == 0 || (batch.context != nullptr && words.count(batch.open_context[i]) == 1));
+  }
+}
+
 // A thread of the recorder, as far as the decoder sees it.
 struct Source {
   otp_thread info{};
@@ -82,7 +93,7 @@ struct Source {
 struct Fuzz {
   Choices choices;
   Source sources[2];
-  std::set<uint32_t> names;
+  std::set<uint32_t> words;
   std::set<uint64_t> seen;
 
   void add_chunk(size_t source, std::vector<uint8_t> chunk);
@@ -90,11 +101,11 @@ struct Fuzz {
 };
 
 void Fuzz::add_chunk(size_t source, std::vector<uint8_t> chunk) {
-  // A name is whatever a BEGIN says: any four bytes at a multiple of four.
+  // A name is whatever a BEGIN says, a context what a CONTEXT says: any four bytes at a multiple of four.
   for (size_t at = 0; at + 4 <= chunk.size(); at += 4) {
-    uint32_t name;
-    std::memcpy(&name, chunk.data() + at, sizeof name);
-    names.insert(name);
+    uint32_t word;
+    std::memcpy(&word, chunk.data() + at, sizeof word);
+    words.insert(word);
   }
   sources[source].chunks.push_back(std::move(chunk));
 }
@@ -108,7 +119,7 @@ void Fuzz::drain(bool final) {
     for (auto& event : source.decoder.pending) pending_words += event.inputs.size();
   }
   uint64_t max_rows = bytes / sizeof(otp_record_begin) + pending, max_words = bytes / 8 + pending_words;
-  otp::BatchBuilder builder(max_rows, max_words, choices.inputs);
+  otp::BatchBuilder builder(max_rows, max_words, choices.inputs, choices.contexts);
   REQUIRE(builder.ok());
   static const otp::Clock clock;
   otp::ClockReader reader(clock);
@@ -144,7 +155,9 @@ void Fuzz::drain(bool final) {
   builder.remove_rows(open);
   otp_batch* batch = builder.finish();
   REQUIRE(batch != nullptr);
-  check(*batch, max_rows, max_words, names, &seen);
+  check(*batch, max_rows, max_words, words, &seen);
+  check_open(*batch, words, seen);
+  REQUIRE(batch->open_count == open.size());
   otp_batch_free(batch);
 }
 
@@ -152,8 +165,8 @@ void Fuzz::drain(bool final) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) return 0;
-  Fuzz fuzz{{(data[0] & 1) != 0, (data[0] & 2) != 0, (data[0] & 4) != 0, (data[0] & 8) != 0, data[1],
-             static_cast<uint8_t>(data[2] % 16)},
+  Fuzz fuzz{{(data[0] & 1) != 0, (data[0] & 2) != 0, (data[0] & 4) != 0, (data[0] & 8) != 0, (data[0] & 16) != 0,
+             data[1], static_cast<uint8_t>(data[2] % 16)},
             {},
             {},
             {}};

@@ -23,7 +23,7 @@ constexpr uint64_t kPlenty = 256u << 20;
 
 inline otp_session_options options(uint64_t budget = kPlenty, uint32_t policy = OTP_FULL_DROP_NEWEST,
                                    uint32_t all_threads = 1, uint32_t inputs = 0) {
-  return {budget, policy, all_threads, inputs};
+  return {budget, policy, all_threads, inputs, 0, 0};
 }
 
 inline const otp_api& api() { return *otp_get_api(); }
@@ -93,6 +93,10 @@ inline void Batch::check_sound() const {
     CHECK(b.outer_row[i] < b.rows && b.outer_parent[i] != 0);
     CHECK(outer.emplace(b.outer_row[i], b.outer_parent[i]).second);
     CHECK_EQ(b.parent[b.outer_row[i]], -1);
+  }
+  for (uint64_t i = 0; i < b.open_count; ++i) {
+    CHECK(b.open_id[i] > b.open_parent[i]);
+    if (i > 0) CHECK(b.open_id[i] > b.open_id[i - 1]);  // by thread, and within one as they began
   }
   for (uint64_t i = 0; i < b.rows; ++i) {
     CHECK(b.end[i] >= b.start[i]);

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLUMNS, INPUTS
+from .schema import COLUMNS, OPTIONAL
 
 Array = npt.NDArray[Any]
 
@@ -74,6 +74,36 @@ class Names(Sequence[str]):
 
 
 @dataclass(frozen=True)
+class OpenEvents:
+    """Events that were open at a drain, and so are no rows yet: by thread, outermost first.
+
+    Only a drain of a running recording has any; each comes as a row, with the same id and start, of the drain after its
+    end. Immutable.
+    """
+
+    id: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    parent: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Ids of the events around them, 0 for none; one that has ended may be a row of this batch or of an earlier one."""
+    start: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """When they began, Unix ns."""
+    context: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Numbers of the spans that they began in; 0 for none, and where the recording follows no spans."""
+    name: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Indices into ``Batch.names``."""
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def chosen(self, mask: Array) -> OpenEvents:
+        """Those where the mask is true."""
+        return OpenEvents(*(getattr(self, f.name)[mask] for f in fields(self)))
+
+    def joined(self, other: OpenEvents) -> OpenEvents:
+        """These, then the others."""
+        return OpenEvents(*(np.concatenate((getattr(self, f.name), getattr(other, f.name))) for f in fields(self)))
+
+
+@dataclass(frozen=True)
 class Batch:
     """The events of one drain as columns (see :data:`~otel_torchprof._columns.schema.COLUMNS`).
 
@@ -94,6 +124,8 @@ class Batch:
     """Rows whose parent is not in this batch (still open when it was made, or in an earlier one), ascending ..."""
     outer_parents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """... and the ids of these parents."""
+    opens: OpenEvents = field(default_factory=OpenEvents)
+    """What was open when it was made."""
 
     def __len__(self) -> int:
         return len(self.columns["start"])
@@ -113,7 +145,7 @@ class Batch:
         neutral = {"sequence_nr": -1, "parent": -1, "kind": 1}
         full = {c.name: np.full(rows, neutral.get(c.name, 0), dtype=c.dtype) for c in COLUMNS}
         full["id"] = np.arange(1, rows + 1, dtype=np.uint64)
-        types = {c.name: c.dtype for c in (*COLUMNS, INPUTS)}
+        types = {c.name: c.dtype for c in (*COLUMNS, *OPTIONAL)}
         full.update({name: np.asarray(values, dtype=types[name]) for name, values in columns.items()})
         if "end_thread" not in columns:
             full["end_thread"] = full["thread"]

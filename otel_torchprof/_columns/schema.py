@@ -20,6 +20,8 @@ class Kind(enum.IntEnum):
     """A RecordFunction of torch: operator, backward function, TorchScript function, torch's own label."""
     LABEL = 2
     """A label written by this package's ``record_function``."""
+    MODULE = 3
+    """The forward pass of a module, told of by torch's module hooks; its name is the module's full name in its root."""
 
 
 class Scope(enum.IntEnum):
@@ -83,6 +85,12 @@ COLUMNS: tuple[Column, ...] = (
 """Every column that is always there, widest first (so that no padding is needed when they share one allocation)."""
 
 INPUTS = _column("inputs", np.int64, "words", "offset of its inputs in Batch.inputs, -1 where none were recorded")
-"""The one optional column: present when the recording had ``record_shapes``."""
+"""Optional: present when the recording had ``record_shapes``."""
+
+CONTEXT = _column("context", np.uint32, "", "number of the span that its thread was in when it began, 0 for none")
+"""Optional: present when the recording follows the service's spans."""
+
+OPTIONAL: tuple[Column, ...] = (INPUTS, CONTEXT)
+"""The columns that are there for some recordings only."""
 
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

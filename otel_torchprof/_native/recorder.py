@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.batch import Array, Batch, Names, Thread
-from otel_torchprof._columns.schema import COLUMNS, INPUTS
+from otel_torchprof._columns.batch import Array, Batch, Names, OpenEvents, Thread
+from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_torchprof._columns.schema import Kind
 
 LOSS_REASONS: tuple[str, ...] = ("budget", "evicted", "depth", "no_memory")
 """Names of ``otp_loss``, in its order."""
 
 CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 """The unit in which memory budgets are charged."""
+
+CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
+"""The context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation)."""
 
 
 def check(status: int, what: str) -> None:
@@ -144,6 +152,8 @@ def _batch(raw: Any) -> Batch:
     if raw.inputs != ffi.NULL:
         columns[INPUTS.name] = _view(raw.inputs, raw.rows, INPUTS.dtype, raw)
         words = _view(raw.input_words, raw.input_word_count, np.int64, raw)
+    if raw.context != ffi.NULL:
+        columns[CONTEXT.name] = _view(raw.context, raw.rows, CONTEXT.dtype, raw)
     return Batch(
         columns,
         _names(),
@@ -152,6 +162,13 @@ def _batch(raw: Any) -> Batch:
         dropped=_by_reason(raw.dropped),
         outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, raw),
         outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, raw),
+        opens=OpenEvents(
+            id=_view(raw.open_id, raw.open_count, np.uint64, raw),
+            parent=_view(raw.open_parent, raw.open_count, np.uint64, raw),
+            start=_view(raw.open_start, raw.open_count, np.int64, raw),
+            context=_view(raw.open_context, raw.open_count, np.uint32, raw),
+            name=_view(raw.open_name, raw.open_count, np.uint32, raw),
+        ),
     )
 
 
@@ -170,18 +187,30 @@ class Session:
         keep_newest: at the budget, throw away the oldest events instead of refusing new ones.
         all_threads: every thread, instead of the one that starts it and what sources add.
         inputs: keep what sources tell of inputs (shapes).
+        kinds: of events that it wants; none named: every kind.
+        contexts: follow the spans that threads are in: batches have the column ``context``, and what begins in
+            :data:`CONTEXT_MUTED` is left out.
     """
 
     _unread: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
     def __init__(
-        self, budget_bytes: int, *, keep_newest: bool = False, all_threads: bool = False, inputs: bool = False
+        self,
+        budget_bytes: int,
+        *,
+        keep_newest: bool = False,
+        all_threads: bool = False,
+        inputs: bool = False,
+        kinds: Iterable[Kind] = (),
+        contexts: bool = False,
     ) -> None:
         options = ffi.new("otp_session_options *")
         options.budget_bytes = budget_bytes
         options.full_policy = lib.OTP_FULL_DROP_OLDEST if keep_newest else lib.OTP_FULL_DROP_NEWEST
         options.all_threads = all_threads
         options.inputs = inputs
+        options.kinds = sum(1 << kind for kind in set(kinds))
+        options.contexts = contexts
         out = ffi.new("otp_session **")
         check(lib.otp_session_new(options, out), f"a recording with a budget of {budget_bytes} bytes")
         self._native = ffi.gc(out[0], lib.otp_session_free)
@@ -210,6 +239,16 @@ class Session:
             return True
         return False
 
+    def mute_roots(self, muted: bool) -> None:
+        """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.
+
+        What is open goes on to its end. Any thread; does nothing where the session follows no contexts or has stopped.
+
+        Raises:
+            NativeError: the session belongs to the parent of this forked process.
+        """
+        check(lib.otp_session_mute_roots(self._native, muted), "muting what has no span around it")
+
     @property
     def consumer(self) -> int:
         """Its bit in the masks that sources use; 0 before the start."""
@@ -234,6 +273,7 @@ class Session:
         _thread_names.refresh()
         out = ffi.new("otp_batch **")
         check(lib.otp_session_drain(self._native, out), "reading a recording")
+        self._unread.discard(self)  # if it has stopped, that was all of it
         return _batch(ffi.gc(out[0], lib.otp_batch_free))
 
     def final_batch(self) -> Batch:
@@ -241,7 +281,6 @@ class Session:
         with self._lock:
             if self._final is None:
                 self._final = self.drain()
-                self._unread.discard(self)
             return self._final
 
     def stats(self) -> SessionStats:

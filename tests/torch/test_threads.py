@@ -120,7 +120,7 @@ def test_a_callback_in_a_running_fork_records_nothing_after_the_stop(forks):
     def start_forking():
         first.start()
         running.set()
-        forks(X, 100_000)
+        forks(X, 500_000)
 
     thread = threading.Thread(target=start_forking)
     thread.start()
@@ -134,7 +134,7 @@ def test_a_callback_in_a_running_fork_records_nothing_after_the_stop(forks):
     assert recorded_names(second) == ["aten::neg"]
     thread.join()
     assert (first.columns["end"] <= first._require().times()[1]).all()
-    assert 0 < recorded_names(first).count("aten::add") < 200_000
+    assert 0 < recorded_names(first).count("aten::add") < 1_000_000
 
 
 def test_two_threads_profile_themselves():

@@ -102,6 +102,19 @@ def test_activities(caplog):
     assert [record.getMessage().startswith("activity CUDA is not recorded") for record in caplog.records] == [True]
 
 
+def test_span_limits(monkeypatch):
+    """The limits of the TracerProvider in use hold for the spans of a profile."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+
+    provider = TracerProvider(span_limits=SpanLimits(max_span_attributes=2, max_span_attribute_length=4))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    spans = recorded().spans()
+    assert [span.attributes.get("torch.op.scope") for span in spans] == [None, "user"]
+    assert [len(span.attributes) for span in spans] == [0, 2]
+    assert spans[0].dropped_attributes == 0 < spans[1].dropped_attributes
+
+
 def test_unknown_arguments():
     """A misspelt argument is an error."""
     with pytest.raises(TypeError, match="record_shape"):
@@ -174,7 +187,7 @@ def test_texts_of_a_profile():
 
 def test_a_small_memory_limit(tmp_path):
     """What does not fit is counted: recorded + dropped is what was produced, and every output says that some is missing."""
-    whole, small = otp.profile(operators=False), otp.profile(operators=False, memory_limit=CHUNK)
+    whole, small = otp.profile(operators=False), otp.profile(operators=False, memory_limit=2 * CHUNK)
     with whole, small, otp.record_function("around everything"):
         for _ in range(5000):
             with otp.record_function("outer"), otp.record_function("inner"):
@@ -185,7 +198,7 @@ def test_a_small_memory_limit(tmp_path):
     assert 500 < kept < 5000
     assert kept + health.dropped["budget"] == 10_001
     assert health.recorded == kept
-    assert health.memory_bytes <= CHUNK == health.memory_limit
+    assert health.memory_bytes <= 2 * CHUNK == health.memory_limit
     assert f"{health.dropped['budget']} (budget)" in str(health)
     assert (small.columns["flags"] == 0).all()
     by_id = dict(zip(whole.columns["id"].tolist(), whole.columns["end"].tolist(), strict=True))

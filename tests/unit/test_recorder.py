@@ -6,10 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+from fake_contexts import FakeContexts
 
 import otel_torchprof as otp
-from otel_torchprof._columns.schema import COLUMN_NAMES, Flag
-from otel_torchprof._native.recorder import CHUNK_BYTES, Session, now_ns, recorder_stats
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import COLUMN_NAMES, CONTEXT, Flag, Kind
+from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.recorder import CHUNK_BYTES, CONTEXT_MUTED, Session, now_ns, recorder_stats
 from otel_torchprof.errors import NativeError
 
 
@@ -181,3 +184,103 @@ def test_sixteen_that_have_stopped_make_room():
         session.stop()
         sessions.append(session)
     assert [names(session.final_batch()) for session in sessions] == [[f"{number}"] for number in range(20)]
+
+
+def test_schema_and_header_agree_on_kinds():
+    """The kinds of events are those of the C header."""
+    assert {kind.name: int(kind) for kind in Kind} == {
+        name.removeprefix("OTP_EVENT_"): getattr(lib, name)
+        for name in dir(lib)
+        if name.startswith("OTP_EVENT_") and name != "OTP_EVENT_KINDS"
+    }
+    assert max(Kind) + 1 == lib.OTP_EVENT_KINDS
+
+
+def module(name):
+    """Records one event of the kind MODULE."""
+    api, key = lib.otp_get_api(), ffi.new("char[]", name.encode())
+    args = ffi.new(
+        "otp_begin_args *", {"key": key, "name": key, "name_size": len(name), "kind": Kind.MODULE, "nests": 1}
+    )
+    api.begin(args)
+    api.end(key, 0, ffi.NULL, 0)
+
+
+def test_kinds():
+    """A session gets the kinds that it wants; without any named, all."""
+    wanted = [(), (Kind.LABEL,), (Kind.MODULE, Kind.LABEL), (Kind.OPERATOR,), (Kind.MODULE,)]
+    sessions = [Session(1 << 20, kinds=kinds) for kinds in wanted]
+    for session in sessions:
+        session.start()
+    label()
+    module("module")
+    for session in sessions:
+        session.stop()
+    found = [names(session.final_batch()) for session in sessions]
+    assert found == [["label", "module"], ["label"], ["label", "module"], [], ["module"]]
+
+
+def test_contexts():
+    """A session that follows contexts has each event's; muted ones are left out there, and only there."""
+    following, other = Session(1 << 20, contexts=True), Session(1 << 20)
+    with FakeContexts().installed() as contexts:
+        following.start()
+        other.start()
+        for number in (0, 7, 7, CONTEXT_MUTED, 8, CONTEXT_MUTED - 1):
+            contexts.enter(number)
+            label(f"{number}")
+        following.stop()
+        other.stop()
+    batch = following.final_batch()
+    assert batch[CONTEXT.name].tolist() == [0, 7, 7, 8, CONTEXT_MUTED - 1]
+    assert batch[CONTEXT.name].dtype == CONTEXT.dtype
+    assert names(batch) == ["0", "7", "7", "8", f"{CONTEXT_MUTED - 1}"]
+    assert batch.dropped == {}
+    assert len(other.final_batch()) == 6
+    assert CONTEXT.name not in other.final_batch().columns
+
+
+def test_muted_roots():
+    """What begins outside of any context can be left out, from the start and at any time; what is open goes on."""
+    session = Session(1 << 20, contexts=True)
+    session.mute_roots(True)
+    with FakeContexts().installed() as contexts:
+        session.start()
+        label("muted")
+        contexts.enter(1)
+        label("in a context")
+        contexts.enter(0)
+        session.mute_roots(False)
+        with otp.record_function("root"):
+            session.mute_roots(True)
+            label("muted in root")
+        session.stop()
+    session.mute_roots(False)
+    batch = session.final_batch()
+    assert names(batch) == ["in a context", "root"]
+    assert batch["flags"].tolist() == [0, 0]
+
+
+def test_open_events():
+    """A drain of a running session tells what is open, with the ids that the rows have later; the last has none."""
+    session = Session(1 << 20, contexts=True)
+    with FakeContexts().installed() as contexts:
+        session.start()
+        contexts.enter(3)
+        with otp.record_function("outer"):
+            contexts.enter(4)
+            with otp.record_function("inner"):
+                label("leaf")
+                first = session.drain()
+            second = session.drain()
+        session.stop()
+    last = session.final_batch()
+    assert len(first.opens) == 2
+    assert first.opens.parent.tolist() == [0, first.opens.id[0]]
+    assert first.opens.context.tolist() == [3, 4]
+    assert first.outer_parents.tolist() == [first.opens.id[1]]
+    assert (second["id"][0], second["start"][0]) == (first.opens.id[1], first.opens.start[1])
+    assert second.opens.id.tolist() == [first.opens.id[0]]
+    assert last["id"].tolist() == [first.opens.id[0]]
+    assert last[CONTEXT.name].tolist() == [3]
+    assert len(last.opens) == len(Batch.of({"start": [1], "end": [2], "name": [0], "thread": [0]}, [""]).opens) == 0

@@ -8,6 +8,7 @@
  *   ERR_END  | ticks  |k |f | for | error  | event                  |
  *   INPUTS   | words  |k |f | for | -      | words * int64 ...
  *   LOSS     | count  |k |- | for | -      |
+ *   CONTEXT  | -      |k |- | for | context|
  *
  *   k  record kind          s  at::RecordScope (low 4 bits) and event kind (high 4 bits)
  *   f  flags                for  bit mask of the consumers that the record is for
@@ -15,6 +16,9 @@
  * Ids are never written where they can be counted: the i-th BEGIN behind a place is event Held::next_index + i of its
  * thread. `parent` and `event` are distances backwards from the next event's index, so that 32 bits are enough for a
  * recording of any length. Ends that come from another thread are not in a chunk: see Session::late_ends.
+ *
+ * A CONTEXT record tells in which context the events behind it begin, until the next one; a session that follows
+ * contexts has one at the head of what it holds of every chunk.
  *
  * Records hold no pointers and no absolute ids: a chunk means the same in another process.
  */
@@ -31,7 +35,7 @@
 #endif
 
 /* Raised whenever a record's layout or meaning changes; compared when the parts are put together (see otp_api). */
-#define OTP_RECORD_FORMAT_VERSION 1
+#define OTP_RECORD_FORMAT_VERSION 2
 
 enum otp_record_kind {
   OTP_RECORD_BEGIN = 1,
@@ -39,12 +43,15 @@ enum otp_record_kind {
   OTP_RECORD_ERROR_END = 3,
   OTP_RECORD_INPUTS = 4,
   OTP_RECORD_LOSS = 5,
+  OTP_RECORD_CONTEXT = 6,
 };
 
 /* Event kinds: column `kind`. */
 enum otp_event_kind {
   OTP_EVENT_OPERATOR = 1,
   OTP_EVENT_LABEL = 2,
+  OTP_EVENT_MODULE = 3,
+  OTP_EVENT_KINDS = 4, /* one more than the last */
 };
 
 /* Event flags: column `flags`; END, ERROR_END and INPUTS carry those that they know of. */
@@ -69,7 +76,8 @@ typedef struct {
   uint8_t kind;
   uint8_t detail; /* BEGIN: scope | event kind << 4; ends and INPUTS: flags */
   uint16_t consumers;
-  uint32_t value; /* BEGIN: name; END: distance to the event; ERROR_END: error type (a name) */
+  uint32_t value; /* BEGIN: name; END: distance to the event; ERROR_END: error type (a name);
+                     CONTEXT: context */
 } otp_record;
 
 typedef struct {

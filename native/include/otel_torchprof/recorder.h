@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 1
+#define OTP_ABI_VERSION 2
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -64,7 +64,13 @@ typedef struct {
   uint32_t full_policy;  /* otp_full_policy */
   uint32_t all_threads;  /* 1: every thread; 0: the thread that starts it, and those that a source's scope hook names */
   uint32_t inputs;       /* 1: keep the INPUTS records */
+  uint32_t kinds;        /* bits 1 << otp_event_kind of what it wants; 0: every kind */
+  uint32_t contexts;     /* 1: follow contexts: fill the column `context`, and leave out what is muted */
 } otp_session_options;
+
+/* A context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation).
+ */
+#define OTP_CONTEXT_MUTED 4294967295u
 
 /* Size of a chunk, the unit in which budgets are charged. */
 #define OTP_CHUNK_BYTES 65536
@@ -83,6 +89,10 @@ int otp_session_start(otp_session* session);
 /* Stops it, from any thread. Events still open end now, marked unfinished. What was recorded stays until drained or
  * freed. */
 int otp_session_stop(otp_session* session);
+
+/* While `muted`, a session that follows contexts leaves out what begins outside of any context (a step that is not
+ * sampled). What is open goes on to its end. From any thread. */
+int otp_session_mute_roots(otp_session* session, int muted);
 
 /* The session's bit in record masks; for sources. 0 before the start. */
 uint32_t otp_session_consumer(const otp_session* session);
@@ -118,7 +128,8 @@ typedef struct {
   int64_t* start;
   int64_t* end;
   int64_t* sequence_nr;
-  int64_t* inputs; /* null when the session keeps none */
+  int64_t* inputs;   /* null when the session keeps none */
+  uint32_t* context; /* null when the session does not follow contexts */
   uint32_t* name;
   int32_t* parent;
   uint32_t* thread;
@@ -133,6 +144,12 @@ typedef struct {
   uint64_t* outer_row;    /* rows whose parent is not in this batch (still open, or drained before) ... */
   uint64_t* outer_parent; /* ... and the id of that parent */
   uint64_t outer_count;
+  uint64_t* open_id;      /* events that were open when this was drained, and so are no rows yet, outermost first ... */
+  uint64_t* open_parent;  /* ... the ids of their parents, 0 for none, ... */
+  int64_t* open_start;    /* ... when they began, Unix ns, ... */
+  uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */
+  uint32_t* open_name;    /* ... and their names */
+  uint64_t open_count;
   otp_thread* threads;
   uint64_t thread_count;
   uint64_t dropped[4]; /* by otp_loss, since the last drain */
@@ -191,11 +208,33 @@ typedef struct {
   int (*name_is_stable)(const void* key);
 } otp_begin_args;
 
+/* Tells in which context the calling thread is. A context is whatever the source numbers, from 1: the spans of a
+ * service. Asked only where a running session follows contexts, and not for an operator (scope FUNCTION or
+ * BACKWARD_FUNCTION) that begins directly inside another: there Python has not changed the context, and the thread may
+ * hold what must not be waited with. */
+typedef struct {
+  /* A number that is another one whenever the calling thread's context may be another one; 0 on a thread that the
+   * source cannot tell of. Never waits: called before every such event. */
+  uint64_t (*version)(void);
+  /* The context; 0: none; OTP_CONTEXT_MUTED. May wait, and may run anything, operators too: called when the version has
+   * changed. */
+  uint32_t (*resolve)(void);
+} otp_context_source;
+
+/* Takes contexts along to threads that the source cannot tell of (autograd's own, those of jit.fork). */
+typedef struct {
+  /* Lets the calling thread's state carry its context from now on; `thread` is its id in the recorder. */
+  void (*carry)(uint32_t context, uint32_t thread);
+  /* The context that the calling thread's state carries (0: none), and which thread put it there. Never waits. */
+  uint32_t (*carried)(uint32_t* thread);
+} otp_context_carrier;
+
 typedef struct {
   uint32_t abi_version;
   uint32_t record_format_version;
 
-  /* Bits of the running sessions, and of those among them that want inputs; read relaxed on the fast path. */
+  /* Bits of the running sessions: [0] of all, [kind] of those that want that kind of event. And of those among all that
+   * want inputs. Read relaxed on the fast path. */
   const volatile uint32_t* active;
   const volatile uint32_t* wants_inputs;
 
@@ -217,6 +256,10 @@ typedef struct {
   /* A source that knows which sessions want the calling thread (torch's thread-local state) tells so here; null: none.
    */
   void (*set_scope_hook)(uint32_t (*hook)(void));
+
+  /* Static memory both; null: none. Threads that are in a call into the old one may still be when this returns. */
+  void (*set_context_source)(const otp_context_source* source);
+  void (*set_context_carrier)(const otp_context_carrier* carrier);
 } otp_api;
 
 /* Static memory; valid as long as the process. */

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/batch_builder.h"
 #include "core/clock.h"
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
@@ -29,6 +30,7 @@ struct PendingEvent {
   int64_t sequence_nr;
   uint32_t name;
   uint32_t fwd_thread;
+  uint32_t context;
   uint8_t kind, scope, flags;
   std::vector<int64_t> inputs;
 };
@@ -42,39 +44,9 @@ struct ThreadDecoder {
   uint64_t next_index = 0;
   int64_t last_ns = 0;     // of its records: later ones are not earlier, whatever was learnt of the clock since
   bool mark_loss = false;  // on the next event
+  uint32_t context = 0;    // of the next events
   std::vector<Open> open;
   std::vector<PendingEvent> pending;
-};
-
-// The rows of a batch while they are being made: arrays at their full size from the start (an upper bound is known, and
-// pages that are not touched cost nothing).
-class BatchBuilder {
- public:
-  BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs);
-  ~BatchBuilder();
-  BatchBuilder(const BatchBuilder&) = delete;
-  BatchBuilder& operator=(const BatchBuilder&) = delete;
-
-  bool ok() const { return d_ok; }
-  otp_batch* batch() { return d_batch; }
-  uint32_t thread_index(const otp_thread& thread);
-  void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
-  uint64_t outer_parent(uint64_t row) const;
-  // Takes rows out; their children keep the id of their parent as an outer one. `rows` ascending.
-  void remove_rows(const std::vector<uint64_t>& rows);
-  // Hands the batch over; null when memory was short.
-  otp_batch* finish();
-
- private:
-  struct Outer {
-    uint64_t row, parent;
-  };
-  void move_row(uint64_t from, uint64_t to);
-
-  otp_batch* d_batch;
-  bool d_ok;
-  std::vector<otp_thread> d_threads;
-  std::vector<Outer> d_outer;
 };
 
 struct DecodeLimits {

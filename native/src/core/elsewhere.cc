@@ -119,7 +119,7 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
   }
   otp_thread ended_on = here->info;
   ended_on.source_tid = here->source_tid.get();
-  uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
+  uint32_t consumers = event.consumers.get() & g_shared.running();
   auto late_flags = static_cast<uint8_t>(flags | OTP_FLAG_ASYNC);
   add_late_end(all, consumers, {other->id, event.index.get(), ticks, error, late_flags, ended_on});
   return 1;

@@ -10,6 +10,11 @@ void append_loss_mark(ThreadBuffer& thread, uint32_t consumers) {
   thread.loss_pending &= ~consumers;
 }
 
+void append_context(ThreadBuffer& thread, uint32_t consumers) {
+  thread.append(otp_record{0, OTP_RECORD_CONTEXT, 0, static_cast<uint16_t>(consumers), thread.context});
+  thread.context_pending &= ~consumers;
+}
+
 uint32_t distance_to(uint64_t from, uint64_t to) {
   uint64_t distance = from - to;
   return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
@@ -29,8 +34,7 @@ inline bool is_current(const ThreadBuffer& thread) {
 }
 
 // Torch calls once per registered callback; whichever comes first has written the event.
-inline bool is_second_call(const ThreadBuffer& thread, const otp_begin_args& args) {
-  uint32_t depth = thread.depth.get();
+inline bool is_second_call(const ThreadBuffer& thread, const otp_begin_args& args, uint32_t depth) {
   return args.nests == 0 && depth > 0 && thread.open[depth - 1].key.get() == args.key;
 }
 
@@ -42,7 +46,7 @@ inline void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint3
 }
 
 // What a begin may need beside its inputs.
-constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + sizeof(otp_record);  // a loss mark
+constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);  // a loss mark, a context
 constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
 
 // Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
@@ -65,22 +69,21 @@ inline uint32_t begin_bytes(const otp_begin_args& args) {
 
 // Events that nobody has ended, and whose sessions no longer run, go when they fill the stack: what a program forgets
 // to end in each of a thousand profiles must not end the recording of its thread. False: there are none.
-OTP_COLD bool drop_forgotten(ThreadBuffer& thread, uint32_t active) {
+OTP_COLD bool drop_forgotten(ThreadBuffer& thread) {
   uint32_t before = thread.depth.get();
   for (uint32_t i = before; i-- > 0;)
-    if ((thread.open[i].consumers.get() & active) == 0) thread.remove_open(static_cast<int>(i));
+    if ((thread.open[i].consumers.get() & g_shared.running()) == 0) thread.remove_open(static_cast<int>(i));
   return thread.depth.get() < before;
 }
 
 // Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
 OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
                              uint32_t* consumers) {
-  thread.ready_for = 0;
   uint32_t wanted = wanting(thread, active, args.scope_mask);
   if (wanted == 0) return false;
   repair_stack(thread);
-  if (is_second_call(thread, args)) return false;
-  if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread, active)) {
+  if (is_second_call(thread, args, thread.depth.get())) return false;
+  if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread)) {
     count_too_deep(thread, wanted, args);
     return false;
   }
@@ -88,8 +91,9 @@ OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, u
   if (*consumers != wanted || !thread.fits(bytes) || !is_current(thread))
     *consumers = make_room_slowpath(thread, wanted, bytes, true);
   if ((thread.loss_pending & *consumers) != 0) append_loss_mark(thread, thread.loss_pending & *consumers);
-  bool ready = *consumers == active && (known_scope(thread) & active) == active && thread.loss_pending == 0;
-  thread.ready_for = ready ? active : 0;
+  thread.context_pending &= g_shared.follows.load(std::memory_order_relaxed);  // a bit's last owner may have followed
+  if ((thread.context_pending & *consumers) != 0) append_context(thread, thread.context_pending & *consumers);
+  thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending;
   return true;
 }
 
@@ -122,29 +126,68 @@ inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32
   thread.publish();
 }
 
+inline uint16_t what_is(const otp_begin_args& args) { return static_cast<uint16_t>(args.scope | args.kind << 8); }
+
+// Whether no Python of the service runs directly inside the event. Operators proper, forwards and backwards: others
+// that torch tells of hold whatever a program does inside of a label, or stay open when their thread has gone on
+// (TorchScript functions that wait, communication).
+inline bool keeps_context(uint16_t what) {
+  constexpr uint16_t kFunction = 0, kBackwardFunction = 1;  // at::RecordScope
+  return what == (kFunction | OTP_EVENT_OPERATOR << 8) || what == (kBackwardFunction | OTP_EVENT_OPERATOR << 8);
+}
+
+// The sessions that want what begins here, of those that want its kind. The source is asked where the context can have
+// changed: not for an operator directly inside another.
+__attribute__((noinline)) OTP_HOT uint32_t wanting_in_context(ThreadBuffer& thread, uint32_t active,
+                                                              const otp_begin_args& args) {
+  repair_stack(thread);
+  uint32_t depth = thread.depth.get();
+  uint32_t epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
+  if (depth == 0 || !keeps_context(thread.open[depth - 1].what.get()) || !keeps_context(what_is(args))) {
+    const otp_context_source* source = g_shared.context_source.load(std::memory_order_acquire);
+    uint64_t version = source == nullptr ? 0 : source->version();
+    if (version == 0 || version != thread.context_version || epoch != thread.context_epoch || thread.own_context == 0) {
+      if (!refresh_context_slowpath(thread, source, version)) return 0;
+      active = g_shared.active[args.kind].load(std::memory_order_acquire);  // asking may have taken its time
+      epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
+    }
+  }
+  if (__builtin_expect(epoch != thread.context_epoch, 0)) note_followers_slowpath(thread);
+  uint32_t muted = thread.context_unknown;
+  if (thread.context == 0) muted |= g_shared.muted_roots.load(std::memory_order_relaxed);
+  if (thread.context == OTP_CONTEXT_MUTED) muted = UINT32_MAX;
+  return active & ~(muted & g_shared.follows.load(std::memory_order_relaxed));
+}
+
 OTP_HOT uint32_t begin(const otp_begin_args* args) {
   // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
   // remembers of the bit's last owner for the new one's.
-  uint32_t active = g_shared.active.load(std::memory_order_acquire);
+  uint32_t active = g_shared.active[args->kind].load(std::memory_order_acquire);
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
+  if ((active & g_shared.follows.load(std::memory_order_relaxed)) != 0) {
+    active = wanting_in_context(*thread, active, *args);
+    if (active == 0) return 0;
+  }
   uint32_t consumers = active;
   uint32_t bytes = begin_bytes(*args);
-  bool ready = active == thread->ready_for && is_current(*thread) && thread->at + bytes <= Chunk::kCapacity &&
-               thread->depth.get() < OTP_MAX_DEPTH && thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
+  uint32_t depth = thread->depth.get();
+  bool ready = (active & thread->not_ready) == 0 && is_current(*thread) && thread->at + bytes <= Chunk::kCapacity &&
+               depth < OTP_MAX_DEPTH && thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
   if (__builtin_expect(!ready, 0)) {
     if (!begin_slowpath(*thread, *args, active, bytes, &consumers)) return 0;
-  } else if (is_second_call(*thread, *args)) {
+    depth = thread->depth.get();
+  } else if (is_second_call(*thread, *args, depth)) {
     return 0;
   }
 
-  uint32_t depth = thread->depth.get();
-  uint64_t visible = thread->visible_parent();
+  uint64_t visible = thread->visible_parent(depth);
   OpenEvent& open = thread->open[depth];
   open.key.set(args->key);
   open.index.set(thread->next_index);
   open.consumers.set(consumers);
+  open.what.set(what_is(*args));
   if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
   if (__builtin_expect(consumers != 0, 1)) write_begin(*thread, *args, consumers, visible);
   thread->depth.set(depth + 1);
@@ -154,7 +197,7 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
 // Writes the end of an event of this thread, whatever has changed since its begin.
 OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags,
                                  uint32_t error) {
-  uint32_t consumers = event.consumers.get() & g_shared.active.load(std::memory_order_relaxed);
+  uint32_t consumers = event.consumers.get() & g_shared.running();
   if (consumers == 0) return;
   uint64_t distance = thread.next_index - event.index.get();
   bool is_long = error != 0 || distance > UINT32_MAX;
@@ -186,24 +229,30 @@ OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks,
   return 1;
 }
 
+// Where no event is on the stack: whether there is none elsewhere either that could end. Then the end is that of an
+// event that no session wanted, such as all those of a muted context.
+inline bool is_idle(const ThreadBuffer& thread) {
+  return thread.suspended_count.load(std::memory_order_relaxed) == 0 && thread.too_deep == nullptr;
+}
+
 OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
   ThreadBuffer* thread = t_buffer;
   if (thread == nullptr) return 0;
-  uint64_t ticks = ticks_now();
   uint32_t depth = thread->depth.get();
+  if (depth == 0 && is_idle(*thread)) return 0;
+  uint64_t ticks = ticks_now();
   if (__builtin_expect(depth == 0, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
   const OpenEvent& top = thread->open[depth - 1];
   uint64_t distance = thread->next_index - top.index.get();
-  uint32_t ready_for = thread->ready_for;
+  uint32_t consumers = top.consumers.get();
   // Plain and innermost, for sessions that all run and hold the chunk.
-  bool usual = top.key.get() == key && top.consumers.get() == ready_for && ready_for != 0 &&
-               ready_for == g_shared.active.load(std::memory_order_relaxed) &&
+  bool usual = top.key.get() == key && consumers != 0 && (consumers & (thread->not_ready | ~g_shared.running())) == 0 &&
                thread->at + sizeof(otp_record) <= Chunk::kCapacity && distance <= UINT32_MAX && error_type == nullptr &&
                thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
   if (__builtin_expect(!usual, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
   auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
   record->ticks = ticks;
-  write_head(record, OTP_RECORD_END, flags, ready_for, static_cast<uint32_t>(distance));
+  write_head(record, OTP_RECORD_END, flags, consumers, static_cast<uint32_t>(distance));
   thread->at += sizeof *record;
   thread->publish();
   thread->depth.set(depth - 1);
@@ -211,6 +260,15 @@ OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t
 }
 
 void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }
+
+void set_context_source(const otp_context_source* source) {
+  g_shared.context_source.store(source, std::memory_order_release);
+  g_shared.follow_epoch.fetch_add(1, std::memory_order_release);
+}
+
+void set_context_carrier(const otp_context_carrier* carrier) {
+  g_shared.context_carrier.store(carrier, std::memory_order_release);
+}
 
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
 const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
@@ -224,13 +282,15 @@ const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
 extern "C" const otp_api* otp_get_api(void) {
   static const otp_api api = {OTP_ABI_VERSION,
                               OTP_RECORD_FORMAT_VERSION,
-                              otp::as_word(otp::g_shared.active),
+                              otp::as_word(otp::g_shared.active[0]),
                               otp::as_word(otp::g_shared.wants_inputs),
                               otp::begin,
                               otp::end,
                               otp::end_elsewhere,
                               otp::suspend,
                               otp::resume,
-                              otp::set_scope_hook};
+                              otp::set_scope_hook,
+                              otp::set_context_source,
+                              otp::set_context_carrier};
   return &api;
 }

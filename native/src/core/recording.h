@@ -1,5 +1,5 @@
-// What the recording threads' side is made of: recorder.cc (begin and end), room.cc (a chunk to write to) and
-// elsewhere.cc (ends from other threads, coroutines that wait).
+// What the recording threads' side is made of: recorder.cc (begin and end), room.cc (a chunk to write to), elsewhere.cc
+// (ends from other threads, coroutines that wait) and context.cc (the span that work belongs to).
 #pragma once
 
 #include "core/registry.h"
@@ -41,7 +41,19 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
 int suspend(const void* key);
 int resume(const void* key);
 
-// ---- for all three ----
+// ---- context.cc ----
+
+// Finds out in which context the thread is: by asking the source, unless this version of it is known, and where that
+// knows of none by what was carried here. Called where Python may have run since the last event. False: the process was
+// forked meanwhile, and this is the child.
+bool refresh_context_slowpath(ThreadBuffer& thread, const otp_context_source* source, uint64_t version);
+
+// Sessions have come to follow contexts while an operator of this thread is open, or the source was being asked. It
+// cannot be asked before the operator ends: it may wait for Python, and the thread may hold what Python waits for. They
+// get nothing until then.
+void note_followers_slowpath(ThreadBuffer& thread);
+
+// ---- for all of them ----
 
 inline ThreadBuffer* this_thread() {
   ThreadBuffer* thread = t_buffer;

@@ -11,6 +11,7 @@
 namespace otp {
 
 SharedState g_shared;
+std::atomic<uint32_t> g_generation{0};
 
 // initial-exec: the address is a constant distance from the thread pointer. The default model of a shared library calls
 // __tls_get_addr for every access, twice per event. It takes 8 bytes of the static space that the C library keeps for
@@ -36,7 +37,7 @@ struct ThreadGuard {
     ThreadBuffer* buffer = t_buffer;
     t_buffer = nullptr;
     t_gone = true;
-    if (buffer == nullptr || generation != g_shared.generation.load(std::memory_order_relaxed)) return;
+    if (buffer == nullptr || generation != g_generation.load(std::memory_order_relaxed)) return;
     Registry& all = registry();
     std::lock_guard<std::mutex> hold(all.mutex);
     buffer->exited = true;
@@ -50,11 +51,13 @@ thread_local ThreadGuard t_guard;
 // here.
 void after_fork_in_child() {
   if (g_registry.load(std::memory_order_relaxed) == nullptr) return;
-  g_shared.active.store(0, std::memory_order_relaxed);
+  for (auto& kind : g_shared.active) kind.store(0, std::memory_order_relaxed);
   g_shared.all_threads.store(0, std::memory_order_relaxed);
   g_shared.wants_inputs.store(0, std::memory_order_relaxed);
+  g_shared.follows.store(0, std::memory_order_relaxed);
+  g_shared.muted_roots.store(0, std::memory_order_relaxed);
   g_shared.epoch.fetch_add(1, std::memory_order_relaxed);
-  g_shared.generation.fetch_add(1, std::memory_order_relaxed);
+  g_generation.fetch_add(1, std::memory_order_relaxed);
   t_buffer = nullptr;
   g_registry.store(new Registry, std::memory_order_release);
 }
@@ -84,7 +87,7 @@ ThreadBuffer* this_thread_slowpath() {
   Registry& all = registry();
   std::unique_ptr<ThreadBuffer> buffer(new (std::nothrow) ThreadBuffer);
   if (buffer == nullptr) return nullptr;
-  t_guard.generation = g_shared.generation.load(std::memory_order_relaxed);
+  t_guard.generation = g_generation.load(std::memory_order_relaxed);
   std::lock_guard<std::mutex> hold(all.mutex);
   try {
     all.threads.push_back(buffer.get());
@@ -205,6 +208,7 @@ bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   }
   std::swap(session->held.back().after_loss, cursor->after_loss);
   ++cursor->chunks;
+  if (session->options.contexts != 0) chunk->owner->context_pending |= session->mask();
   chunk->holders |= session->mask();
   session->bytes_held += OTP_CHUNK_BYTES;
   session->bytes_held_max = std::max(session->bytes_held_max, session->bytes_held);

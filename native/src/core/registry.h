@@ -17,14 +17,25 @@ namespace otp {
 
 // What every begin reads: its own cache line, written only when a session starts or stops or space comes free.
 struct alignas(64) SharedState {
-  std::atomic<uint32_t> active{0};        // running sessions
+  // Running sessions: [0] all, [kind] those that want that kind of event. A session enters [0] first, so that an event
+  // that it has finds it there at its end.
+  std::atomic<uint32_t> active[OTP_EVENT_KINDS] = {};
   std::atomic<uint32_t> all_threads{0};   // those of them that want every thread
   std::atomic<uint32_t> wants_inputs{0};  // those of them that want inputs
   std::atomic<uint32_t> epoch{1};         // raised whenever a thread must ask again which sessions hold its chunk
-  std::atomic<uint32_t> generation{0};    // raised in a forked child
+  std::atomic<uint32_t> follows{0};       // of the running sessions, those that follow contexts
+  std::atomic<uint32_t> muted_roots{0};   // those of them that leave out what begins outside of any context
+  std::atomic<uint32_t> follow_epoch{1};  // raised whenever a thread must ask for its context anew
   std::atomic<uint32_t (*)()> scope_hook{nullptr};
+  std::atomic<const otp_context_source*> context_source{nullptr};
+  std::atomic<const otp_context_carrier*> context_carrier{nullptr};
+
+  uint32_t running() const { return active[0].load(std::memory_order_relaxed); }
 };
+static_assert(sizeof(SharedState) == 64, "one cache line");
 extern SharedState g_shared;
+
+extern std::atomic<uint32_t> g_generation;  // raised in a forked child
 
 // Lives as long as the process. A forked child gets a new, empty one and never touches the old (whose lock may be held
 // by a thread that the child does not have); what the old one owns stays where it is, unwritten and hence unshared.
@@ -46,8 +57,8 @@ struct Registry {
   // The rest is for callers that hold the lock.
   ThreadBuffer* find_thread(uint32_t id, uint32_t source_tid);
   void release_reference(ThreadBuffer* thread);
-  // Charges the chunk to the session, making room where its policy allows. False: it is full. std::bad_alloc leaves all
-  // as it was, but for what was thrown away to make room.
+  // On the chunk's own thread. Charges the chunk to the session, making room where its policy allows. False: it is
+  // full. std::bad_alloc leaves all as it was, but for what was thrown away to make room.
   bool hold(otp_session* session, Chunk* chunk, uint32_t read_from);
   void release(otp_session* session, Chunk* chunk);
   // The thread goes on to another chunk, or ends.

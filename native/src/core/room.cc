@@ -59,7 +59,7 @@ Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint
 
 uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
   Registry& all = registry();
-  thread.ready_for = 0;  // whatever changes here, the next begin looks at it
+  thread.not_ready = UINT32_MAX;  // whatever changes here, the next begin looks at it
   bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
   uint32_t possible = current ? wanted & ~thread.refused : wanted;
   Room room{0, 0};
@@ -87,6 +87,7 @@ void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_ar
   if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
   all.count_loss(consumers, OTP_LOSS_DEPTH);
   thread.loss_pending |= consumers;
+  thread.not_ready |= consumers;
 }
 
 }  // namespace otp

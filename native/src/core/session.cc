@@ -7,6 +7,7 @@
 
 using otp::Chunk;
 using otp::Cursor;
+using otp::g_generation;
 using otp::g_shared;
 using otp::Registry;
 using otp::registry;
@@ -30,16 +31,24 @@ bool take_bit(Registry& all, otp_session* session) {
   return false;
 }
 
-bool forked(const otp_session* session) {
-  return session->generation != g_shared.generation.load(std::memory_order_relaxed);
+bool forked(const otp_session* session) { return session->generation != g_generation.load(std::memory_order_relaxed); }
+
+// Before its bit in `active`: who sees that one sees these.
+void enter_contexts_locked(otp_session* session) {
+  if (session->options.contexts == 0) return;
+  g_shared.follows.fetch_or(session->mask(), std::memory_order_relaxed);
+  if (session->roots_muted) g_shared.muted_roots.fetch_or(session->mask(), std::memory_order_relaxed);
+  session->follow_epoch = g_shared.follow_epoch.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 void stop_locked(Registry& all, otp_session* session) {
   session->stop_ticks = ticks_now();
   session->state = State::kStopped;
-  g_shared.active.fetch_and(~session->mask(), std::memory_order_relaxed);
+  for (auto& kind : g_shared.active) kind.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.all_threads.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.wants_inputs.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_shared.follows.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (ThreadBuffer* thread : all.threads) thread->local.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (uint32_t i = 0; i < OTP_LOSS_REASONS; ++i) session->losses[i] = all.losses[session->bit][i].load();
 }
@@ -149,7 +158,7 @@ otp_batch* Drain::decode() {
     for (const PendingEvent& event : thread.decoder.pending) pending_words += event.inputs.size();
   }
   BatchBuilder builder(d_bytes / sizeof(otp_record_begin) + pending, d_bytes / 8 + pending_words,
-                       d_session->options.inputs != 0);
+                       d_session->options.inputs != 0, d_session->options.contexts != 0);
   if (!builder.ok()) return nullptr;
   ClockReader clock(registry().clock);
   std::vector<ThreadDecode> decodes;
@@ -247,7 +256,7 @@ int otp_session_new(const otp_session_options* options, otp_session** out) try {
   registry();  // made before the first fork handler could be needed
   auto* session = new otp_session;
   session->options = *options;
-  session->generation = g_shared.generation.load(std::memory_order_relaxed);
+  session->generation = g_generation.load(std::memory_order_relaxed);
   *out = session;
   return OTP_OK;
 } catch (const std::bad_alloc&) {
@@ -272,9 +281,13 @@ int otp_session_start(otp_session* session) {
   } else {
     thread->local.fetch_or(mask, std::memory_order_relaxed);
   }
+  otp::enter_contexts_locked(session);
   session->start_epoch = g_shared.epoch.fetch_add(1, std::memory_order_release) + 1;
   session->start_ticks = otp::ticks_now();
-  g_shared.active.fetch_or(mask, std::memory_order_release);
+  for (uint32_t kind = 0; kind < OTP_EVENT_KINDS; ++kind) {
+    bool wanted = kind == 0 || session->options.kinds == 0 || (session->options.kinds >> kind & 1) != 0;
+    if (wanted) g_shared.active[kind].fetch_or(mask, std::memory_order_release);
+  }
   return OTP_OK;
 }
 
@@ -287,6 +300,19 @@ int otp_session_stop(otp_session* session) {
     otp::stop_locked(all, session);
   }
   all.clock.calibrate();
+  return OTP_OK;
+}
+
+int otp_session_mute_roots(otp_session* session, int muted) {
+  if (otp::forked(session)) return OTP_E_FORKED;
+  std::lock_guard<std::mutex> hold(registry().mutex);
+  session->roots_muted = muted != 0;
+  if (session->state != State::kRunning || session->options.contexts == 0) return OTP_OK;
+  if (session->roots_muted) {
+    g_shared.muted_roots.fetch_or(session->mask(), std::memory_order_relaxed);
+  } else {
+    g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
+  }
   return OTP_OK;
 }
 

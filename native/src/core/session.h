@@ -40,9 +40,11 @@ struct otp_session {
   otp_session_options options{};
   State state = State::kNew;
   uint32_t bit = 0;
-  uint32_t generation = 0;   // of the registry: tells a forked child
-  uint32_t start_epoch = 0;  // of the registry: tells what a thread knew before
+  uint32_t generation = 0;    // of the registry: tells a forked child
+  uint32_t start_epoch = 0;   // of the registry: tells what a thread knew before
+  uint32_t follow_epoch = 0;  // the same for contexts
   bool draining = false;
+  bool roots_muted = false;  // kept for the start, where it is said before
   uint64_t start_ticks = 0;
   uint64_t stop_ticks = UINT64_MAX;
   uint64_t bytes_held = 0;

@@ -41,8 +41,8 @@ void otp_get_recorder_stats(otp_recorder_stats* out) {
   out->clock_steps = all.clock.steps();
   out->unmatched_ends = all.unmatched_ends.load(std::memory_order_relaxed);
   out->clock_is_tsc = otp::g_clock_is_tsc ? 1 : 0;
-  out->forks = otp::g_shared.generation.load(std::memory_order_relaxed);
-  out->sessions = static_cast<uint32_t>(__builtin_popcount(otp::g_shared.active.load(std::memory_order_relaxed)));
+  out->forks = otp::g_generation.load(std::memory_order_relaxed);
+  out->sessions = static_cast<uint32_t>(__builtin_popcount(otp::g_shared.running()));
   std::lock_guard<std::mutex> hold(all.mutex);
   out->threads = static_cast<uint32_t>(all.threads.size());
   out->chunk_bytes = all.pool.mapped_bytes();

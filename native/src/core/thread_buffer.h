@@ -35,6 +35,7 @@ struct OpenEvent {
   Shown<const void*> key;
   Shown<uint64_t> index;      // of this event on its thread; meaningless when no session took it
   Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack
+  Shown<uint16_t> what;       // at::RecordScope | otp_event_kind << 8
 };
 
 // An event on a thread's stack that another thread has ended. Its index alone would not tell it from the next recorded
@@ -103,9 +104,9 @@ struct alignas(64) ThreadBuffer {
   uint32_t at = 0;                     // bytes written into the chunk
   std::atomic<uint32_t> published{0};  // of them, what readers may see; of a sealed chunk, Chunk::size
   uint64_t next_index = 0;
-  uint32_t ready_for = 0;  // the running sessions for which a begin needs no more than room in the chunk, which is
-                           // there then; 0: ask
-  uint32_t epoch = 0;      // of the registry, when `accepted` and `refused` were true
+  uint32_t not_ready = UINT32_MAX;  // sessions that a begin or an end has to ask for: all but those that hold the
+                                    // chunk, know this thread as theirs, and have no mark to get
+  uint32_t epoch = 0;               // of the registry, when `accepted` and `refused` were true
   Shown<uint32_t> depth;
   std::atomic<uint32_t> ended_elsewhere_flag{0};
   Shown<uint32_t> source_tid;
@@ -115,15 +116,25 @@ struct alignas(64) ThreadBuffer {
   uint32_t loss_pending = 0;                 // sessions that lost events since the last event that they got
   std::atomic<uint32_t> suspended_count{0};  // the cache line ends here
   std::atomic<uint32_t> local{0};            // sessions that were started on this thread and follow it
+  // In which context the next event begins, where sessions follow contexts: what the source said at that version, or
+  // where it said 0, what the carrier brought.
+  uint32_t context = 0;
+  uint64_t context_version = 0;
+  uint32_t own_context = 0;        // the source's
+  uint32_t context_epoch = 0;      // of following sessions, when it was asked
+  uint32_t context_unknown = 0;    // following sessions that are younger than what is known
+  uint32_t context_pending = 0;    // following sessions that have not been told `context` in this chunk
+  const void* too_deep = nullptr;  // the last event that had too many around it, until it ends
   OpenEvent open[OTP_MAX_DEPTH];
   NameCache names;
-  const void* too_deep = nullptr;  // the last event that had too many around it, until it ends
 
   otp_thread info{};
   uint32_t references = 1;  // the thread itself, and one per cursor
   bool exited = false;
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
+
+  static constexpr uint32_t kResolving = UINT32_MAX;  // `context_unknown` while the source is being asked
 
   bool fits(uint32_t bytes) const { return chunk != nullptr && at + bytes <= Chunk::kCapacity; }
 
@@ -147,9 +158,9 @@ struct alignas(64) ThreadBuffer {
     depth.set(at_depth + 1);
   }
   void remove_open(int position);
-  // 1 + index of the nearest recorded event on the stack: what a child has as parent; 0: none.
-  uint64_t visible_parent() const {
-    for (uint32_t i = depth.get(); i-- > 0;)
+  // 1 + index of the nearest recorded event on the stack: what a child at that depth has as parent; 0: none.
+  uint64_t visible_parent(uint32_t of_depth) const {
+    for (uint32_t i = of_depth; i-- > 0;)
       if (open[i].consumers.get() != 0) return open[i].index.get() + 1;
     return 0;
   }

@@ -11,6 +11,7 @@
 #include <atomic>
 
 #include "otel_torchprof/record_format.h"
+#include "torch_context.h"
 #include "torch_inputs.h"
 
 namespace otp {
@@ -35,7 +36,7 @@ const otp_api* g_api = nullptr;
 std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
 
 // Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
-std::atomic<bool> g_forked{false};
+bool is_forked() { return g_forks.load(std::memory_order_relaxed) != 0; }
 
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn);
 
@@ -57,7 +58,7 @@ uint32_t carried_sessions() {
     if (consumer == 0) left_over = entry.handle_;
     found |= consumer;
   }
-  if (left_over != 0 && !g_forked.load(std::memory_order_relaxed)) at::removeCallback(left_over);
+  if (left_over != 0 && !is_forked()) at::removeCallback(left_over);
   return found;
 }
 
@@ -69,7 +70,7 @@ bool carried_here(uint64_t handle) {
 
 // What the parent had registered is left where it is: the child's recorder is empty, and its handles mean nothing.
 void after_fork_in_child() {
-  g_forked.store(true, std::memory_order_relaxed);
+  g_forks.fetch_add(1, std::memory_order_relaxed);
   for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
 }
 
@@ -106,12 +107,28 @@ int name_is_stable(const void* key) {
   }
 }
 
+// The words are the thread's. Before the recorder has copied them it may ask for the context, and that may run
+// operators, which then go without.
+void begin_with_inputs(const at::RecordFunction& fn, otp_begin_args* args) {
+  static thread_local InputWords words;
+  static thread_local bool in_use = false;
+  if (!in_use) {
+    if (!words.collect(fn.inputs())) args->flags |= OTP_FLAG_INPUTS_CUT;
+    args->inputs = words.data();
+    args->input_words = words.size();
+  }
+  bool was_in_use = in_use;
+  in_use = true;
+  g_hot.begin(args);
+  in_use = was_in_use;
+}
+
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
 // Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
 // address), and a context would be an allocation per operator.
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
-  if (__builtin_expect(*g_hot.active == 0, 0)) {
-    if (!g_forked.load(std::memory_order_relaxed)) carried_sessions();
+  if (__builtin_expect(g_hot.active[OTP_EVENT_OPERATOR] == 0, 0)) {
+    if (!is_forked()) carried_sessions();
     return nullptr;
   }
   otp_begin_args args;
@@ -128,15 +145,13 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.scope_mask = 0;
   args.input_words = 0;
   args.inputs = nullptr;
-  if (__builtin_expect(fn.needsInputs(), 0) && *g_hot.wants_inputs != 0) {
-    static thread_local InputWords words;
-    if (!words.collect(fn.inputs())) args.flags |= OTP_FLAG_INPUTS_CUT;
-    args.inputs = words.data();
-    args.input_words = words.size();
-  }
   args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
   args.name_is_stable = name_is_stable;
-  g_hot.begin(&args);
+  if (__builtin_expect(fn.needsInputs(), 0) && *g_hot.wants_inputs != 0) {
+    begin_with_inputs(fn, &args);
+  } else {
+    g_hot.begin(&args);
+  }
   return nullptr;
 }
 
@@ -165,6 +180,7 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
   otp::watch_operators();
   pthread_atfork(nullptr, nullptr, otp::after_fork_in_child);
   api->set_scope_hook(otp::carried_sessions);
+  api->set_context_carrier(&otp::kContextCarrier);
   return OTP_OK;
 }
 

@@ -1,0 +1,51 @@
+// Columns while they are being filled.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "otel_torchprof/recorder.h"
+
+namespace otp {
+
+// The rows of a batch while they are being made: arrays at their full size from the start (an upper bound is known, and
+// pages that are not touched cost nothing).
+class BatchBuilder {
+ public:
+  // An event that is no row, since it has not ended.
+  struct Open {
+    uint64_t id, parent;
+    int64_t start;
+    uint32_t context, name;
+  };
+
+  BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs, bool with_contexts);
+  ~BatchBuilder();
+  BatchBuilder(const BatchBuilder&) = delete;
+  BatchBuilder& operator=(const BatchBuilder&) = delete;
+
+  bool ok() const { return d_ok; }
+  otp_batch* batch() { return d_batch; }
+  uint32_t thread_index(const otp_thread& thread);
+  void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
+  uint64_t outer_parent(uint64_t row) const;
+  void add_open(const Open& open) { d_open.push_back(open); }
+  // Takes rows out; their children keep the id of their parent as an outer one. `rows` ascending.
+  void remove_rows(const std::vector<uint64_t>& rows);
+  // Hands the batch over; null when memory was short.
+  otp_batch* finish();
+
+ private:
+  struct Outer {
+    uint64_t row, parent;
+  };
+  void move_row(uint64_t from, uint64_t to);
+
+  otp_batch* d_batch;
+  bool d_ok;
+  std::vector<otp_thread> d_threads;
+  std::vector<Outer> d_outer;
+  std::vector<Open> d_open;
+};
+
+}  // namespace otp
