@@ -8,7 +8,7 @@ import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
-from ._compile import teach
+from ._compile import teach_label
 from ._native.ffi import Label
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,4 +164,4 @@ class _Steps:
         self.close: Callable[[], Any] = getattr(iterator, "close", lambda: None)
 
 
-teach(record_function)
+teach_label(record_function)

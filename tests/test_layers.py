@@ -97,10 +97,11 @@ def test_torch_is_never_imported_at_module_level(path):
     assert "torch" not in top(imports_at_import(path.read_text(), path))
 
 
-def test_only_ffi_imports_the_compiled_core():
-    """Exactly one module imports the compiled core; everything else sees typed wrappers."""
-    core = "otel_torchprof._native._core"
-    assert [dotted(path) for path in MODULES if core in all_imports(path.read_text(), path)] == ["_native.ffi"]
+@pytest.mark.parametrize("compiled", ["_core", "_python"])
+def test_only_ffi_imports_what_is_compiled(compiled):
+    """Exactly one module imports each compiled one; everything else gets it from there, attached to the core."""
+    name = f"otel_torchprof._native.{compiled}"
+    assert [dotted(path) for path in MODULES if name in all_imports(path.read_text(), path)] == ["_native.ffi"]
 
 
 @pytest.mark.parametrize(

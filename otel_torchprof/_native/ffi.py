@@ -1,4 +1,4 @@
-"""The only importer of the compiled modules: ``ffi`` and ``lib`` of the core, and ``Label``.
+"""The only importer of the compiled modules: ``ffi`` and ``lib`` of the core, and what needs Python's API.
 
 Everything else sees the typed wrappers beside it. The handshake happens here, once.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_torchprof.version import __version__
 
-from . import _core, _labels  # type: ignore[attr-defined]
+from . import _core, _python  # type: ignore[attr-defined]
 
 ffi: Any = _core.ffi
 lib: Any = _core.lib
@@ -20,5 +20,7 @@ if _built != __version__:
         f"the native core was built for otel-torchprof {_built}, the Python part is {__version__}: an old build was left in "
         "place; reinstall with `pip install --force-reinstall otel-torchprof` (or `pip install -e .` in a checkout)"
     )
-_labels.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
-Label = _labels.Label
+_python.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
+Label = _python.Label
+python_sources = _python
+"""Functions of the other sources that need Python's API; their types are in ``_python.pyi``."""

@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+from opentelemetry import context
 
 from otel_torchprof.errors import TorchLibraryError
 
@@ -100,6 +101,8 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     found: list[Any] = []
 
     def record() -> None:
+        # Not for others who record: in this thread's context, which ends with it.
+        context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
         session = Session(CHUNK_BYTES, inputs=True)
         session.start()
         observation = library.observe(session)

@@ -1,23 +1,13 @@
-// Labels: the class that record_function derives from.
-//
-// Written in C for its cost (a class in Python is three times as slow), and with Python's API because of the
-// interpreter's lock: cffi gives it up around every call, which hands it to any busy thread twice per label (measured:
-// 0.12 us alone, 177 us beside one busy Python thread). These functions take nanoseconds and never wait, so they keep
-// it.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+// Labels: the class that record_function derives from. A class in Python is three times as slow.
+#include "python_source.h"
+
 #include <structmember.h>
 
 #include <cstddef>
 
-#include "otel_torchprof/record_format.h"
-#include "otel_torchprof/recorder.h"
+namespace otp_python {
 
 namespace {
-
-const otp_api* g_api = nullptr;
-constexpr uint8_t kUserScope = 7;  // at::RecordScope::USER_SCOPE
 
 // The object's address is the event's identity. One object can be entered several times at once, on one thread (each
 // exit then ends the innermost) and on several (each ends its own).
@@ -34,19 +24,6 @@ constexpr int64_t kClosed = -1;
 constexpr int64_t kShared = -2;
 
 Label* as_label(PyObject* self) { return reinterpret_cast<Label*>(self); }
-
-// UTF-8 of a str. A str with lone surrogates has none: it is encoded as Python's "surrogatepass" does, into *owner.
-const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner) {
-  *owner = nullptr;
-  const char* data = PyUnicode_AsUTF8AndSize(text, size);
-  if (data != nullptr) return data;
-  PyErr_Clear();
-  *owner = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");
-  if (*owner == nullptr) return nullptr;
-  char* bytes = nullptr;
-  if (PyBytes_AsStringAndSize(*owner, &bytes, size) != 0) return nullptr;
-  return bytes;
-}
 
 // Label(name, args=None). The usual call has one positional argument; the general parser costs more than all the rest.
 int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
@@ -100,33 +77,22 @@ int64_t begin(Label* label) {
   event.kind = OTP_EVENT_LABEL;
   event.nests = 1;
   event.sequence_nr = -1;
+  // Beginning may ask Python for the context, and what runs there may give the label another name.
+  PyObject* kept = label->name;
+  Py_INCREF(kept);
   int64_t thread = g_api->begin(&event);
+  Py_DECREF(kept);
   Py_XDECREF(owner);
   return thread;
 }
 
 PyObject* label_enter(PyObject* self, PyObject*) {
   Label* label = as_label(self);
-  int64_t thread = label->name != nullptr && *g_api->active == 0 ? 0 : begin(label);
+  int64_t thread = label->name != nullptr && g_api->active[OTP_EVENT_LABEL] == 0 ? 0 : begin(label);
   if (thread < 0) return nullptr;
   label->state = label->state == kClosed ? thread : kShared;
   Py_INCREF(self);
   return self;
-}
-
-// A class's name as OpenTelemetry's error.type wants it: qualified, but for builtins. Null with an exception set on
-// failure.
-PyObject* class_name(PyObject* type) {
-  PyObject* module = PyObject_GetAttrString(type, "__module__");
-  PyObject* name = module == nullptr ? nullptr : PyObject_GetAttrString(type, "__qualname__");
-  PyObject* full = nullptr;
-  if (name != nullptr) {
-    bool builtin = PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") == 0;
-    full = builtin ? PyUnicode_FromFormat("%S", name) : PyUnicode_FromFormat("%S.%S", module, name);
-  }
-  Py_XDECREF(module);
-  Py_XDECREF(name);
-  return full;
 }
 
 void end(Label* label, uint8_t flags, const char* error, uint32_t error_size) {
@@ -183,29 +149,16 @@ PyType_Slot g_label_slots[] = {{Py_tp_init, reinterpret_cast<void*>(label_init)}
                                {Py_tp_members, g_label_members},
                                {0, nullptr}};
 
-PyType_Spec g_label_spec = {"otel_torchprof._native._labels.Label", sizeof(Label), 0,
+PyType_Spec g_label_spec = {"otel_torchprof._native._python.Label", sizeof(Label), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, g_label_slots};
-
-// attach(address): of the recorder's otp_api. Raises ImportError when the two were built from different sources. Before
-// it there is no Label: the class appears here, so that no label can be without a recorder.
-PyObject* attach(PyObject* module, PyObject* address) {
-  auto* api = static_cast<const otp_api*>(PyLong_AsVoidPtr(address));
-  if (api == nullptr) return nullptr;
-  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
-    return PyErr_Format(PyExc_ImportError,
-                        "the label module was built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
-                        OTP_ABI_VERSION, api->abi_version);
-  g_api = api;
-  PyObject* type = PyType_FromSpec(&g_label_spec);
-  if (type == nullptr || PyObject_SetAttrString(module, "Label", type) != 0) return nullptr;
-  Py_DECREF(type);
-  Py_RETURN_NONE;
-}
-
-PyMethodDef g_methods[] = {{"attach", attach, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-
-PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_labels", nullptr, -1, g_methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) PyObject* PyInit__labels() { return PyModule_Create(&g_module); }
+int add_labels(PyObject* module) {
+  PyObject* type = PyType_FromSpec(&g_label_spec);
+  int status = type == nullptr ? -1 : PyObject_SetAttrString(module, "Label", type);
+  Py_XDECREF(type);
+  return status;
+}
+
+}  // namespace otp_python

@@ -1,0 +1,83 @@
+// The extension module: what of the recorder's sources needs Python.h. Its parts are in the other python_*.cc.
+//
+// In C for its cost, and with Python's API because of the interpreter's lock: cffi gives it up around every call, which
+// hands it to any busy thread twice per event (measured for a label: 0.12 us alone, 177 us beside one busy Python
+// thread). These functions take nanoseconds and never wait, so they keep it.
+#include "python_source.h"
+
+namespace otp_python {
+
+const otp_api* g_api = nullptr;
+
+const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner) {
+  *owner = nullptr;
+  const char* data = PyUnicode_AsUTF8AndSize(text, size);
+  if (data != nullptr) return data;
+  PyErr_Clear();
+  *owner = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");
+  if (*owner == nullptr) return nullptr;
+  char* bytes = nullptr;
+  if (PyBytes_AsStringAndSize(*owner, &bytes, size) != 0) return nullptr;
+  return bytes;
+}
+
+PyObject* class_name(PyObject* type) {
+  PyObject* module = PyObject_GetAttrString(type, "__module__");
+  PyObject* name = module == nullptr ? nullptr : PyObject_GetAttrString(type, "__qualname__");
+  PyObject* full = nullptr;
+  if (name != nullptr) {
+    bool builtin = PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") == 0;
+    full = builtin ? PyUnicode_FromFormat("%S", name) : PyUnicode_FromFormat("%S.%S", module, name);
+  }
+  Py_XDECREF(module);
+  Py_XDECREF(name);
+  return full;
+}
+
+namespace {
+
+uint64_t g_errors = 0;
+
+}  // namespace
+
+Unraising::~Unraising() {
+  if (PyErr_Occurred() != nullptr) {
+    ++g_errors;
+    PyErr_Clear();
+  }
+  PyErr_Restore(type_, value_, traceback_);
+}
+
+namespace {
+
+// errors() -> int: exceptions that Python code raised which was run for the recorder.
+PyObject* errors(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(g_errors); }
+
+// attach(address): of the recorder's otp_api. Raises ImportError when the two were built from different sources. Before
+// it there is nothing else here: what records appears now, so that none of it can be without a recorder.
+PyObject* attach(PyObject* module, PyObject* address) {
+  auto* api = static_cast<const otp_api*>(PyLong_AsVoidPtr(address));
+  if (api == nullptr) return nullptr;
+  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
+    return PyErr_Format(
+        PyExc_ImportError,
+        "the Python sources were built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
+        OTP_ABI_VERSION, api->abi_version);
+  bool again = g_api != nullptr;
+  g_api = api;
+  if (again) Py_RETURN_NONE;  // dynamo knows the functions by their addresses, so they are made once
+  if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef g_methods[] = {
+    {"attach", attach, METH_O, nullptr}, {"errors", errors, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_python", nullptr, -1, g_methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace otp_python
+
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__python() {
+  return PyModule_Create(&otp_python::g_module);
+}

@@ -1,0 +1,137 @@
+"""What has to wait until a module is imported, without importing it: torch is optional, heavy, and may come later or never."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import types
+    from importlib.machinery import ModuleSpec
+
+_logger = logging.getLogger("otel_torchprof")
+
+Action = Callable[[Any], None]
+
+
+def when_imported(module_name: str, action: Action) -> Callable[[], None]:
+    """Runs ``action(module)`` once: now if the module is imported, else in the thread that imports it, right after.
+
+    Nothing that the action raises gets to the import, or to the caller: it is logged. A module that another thread is just
+    importing is waited for. Thread-safe; until then it costs other imports a look into a dictionary each.
+
+    Args:
+        module_name: dotted, ``torch._dynamo``.
+        action: gets the module.
+
+    Returns:
+        Calls it off; without effect once the action has begun.
+    """
+    entry = _Entry(action)
+    with _lock:
+        _waiting.setdefault(module_name, []).append(entry)
+        # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    module = _imported(module_name)
+    if module is not None:
+        _run_waiting(module_name, module)
+    return entry.call_off
+
+
+class _Entry:
+    """An action, until it is called off."""
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def call_off(self) -> None:
+        self.action = None
+
+
+_lock = threading.Lock()
+_waiting: dict[str, list[_Entry]] = {}
+
+
+def _imported(name: str) -> types.ModuleType | None:
+    module = sys.modules.get(name)
+    if module is None or not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return module
+    try:
+        return importlib.import_module(name)  # waits for the thread that is at it
+    except Exception:  # noqa: BLE001 - raised there too, where somebody asked for the module
+        return None
+
+
+def _run_waiting(name: str, module: types.ModuleType) -> None:
+    with _lock:
+        entries = _waiting.pop(name, [])
+    for entry in entries:
+        action, entry.action = entry.action, None
+        if action is None:
+            continue
+        try:
+            action(module)
+        except Exception:  # whoever imports the module has asked for nothing of ours
+            _logger.warning("what was to be done once %s is imported was not: %r", name, action, exc_info=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Has the loaders of awaited modules tell when they are done; otherwise imports go on as if it were not there."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # The others are asked in turn, and one of them may do the same: then it is not this one's turn again.
+        if fullname not in _waiting or getattr(self._asking, "name", None) == fullname:
+            return None
+        self._asking.name = fullname
+        try:
+            spec = self._found_by_others(fullname, path, target)
+        finally:
+            self._asking.name = None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, and what waits for the module after it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        created: types.ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # Not when the module is found: who only looks for it (importlib.util.find_spec) does not import it.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _run_waiting(module.__name__, module)
+
+
+_finder = _Finder()

@@ -1,0 +1,145 @@
+"""What torch calls for us: hooks of modules, which become events, and of optimizers, which tell of steps."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ._compile import leave_out_of_graphs
+from ._module_names import ModuleNames
+from ._native.ffi import python_sources
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+_logger = logging.getLogger("otel_torchprof")
+
+_FIRES_TWICE = "Using `torch.compile(module)` when there are global hooks on modules"
+"""What torch warns of: the hooks are called for the wrapper too. These two calls are one event here."""
+
+leave_out_of_graphs(python_sources.module_begin, python_sources.module_end)
+
+
+class ModuleHooks:
+    """Calls of modules as events (kind MODULE), from before a module's own forward hooks to after them.
+
+    An event has the full name of the module in the outermost one that its thread is in, the root
+    (``encoder.layers.2.linear1``); the root has the name of its class. Wrappers of torch's (``torch.compile``,
+    ``DataParallel``, ``DistributedDataParallel``) and what they wrap are one module, named as if it were not wrapped. A
+    module that raises an Exception is marked with its class; one that something else leaves (KeyboardInterrupt) ends,
+    unfinished, when the next module of the thread begins. Inside a compiled graph there are no modules any more, so there are no
+    events: the module that was compiled is one. TorchScript's inner modules are none either. A model that was compiled with
+    the hooks there is compiled once more when it is called without them. Torch cannot ``export(strict=True)`` while there
+    are hooks of this kind, whoever's they are.
+
+    One at a time in a process. Installing and removing is for one thread; modules may run in others meanwhile. A call of a
+    module costs 1.4 us for torch's way to call hooks, 0.1 us more while a session wants modules and only the outermost are
+    events, 0.25 us where all are (measured).
+    """
+
+    def __init__(self) -> None:
+        self.names = ModuleNames()
+        """Names of the modules that were called since the hooks are there."""
+        self._handles: list[Any] = []
+        self._filter: Any = None
+
+    def install(self, *, outermost_only: bool) -> None:
+        """Registers the hooks; where they are there already, changes which modules become events.
+
+        Args:
+            outermost_only: only modules that are not called inside another one.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        from torch.nn.modules import module as torch_modules
+
+        python_sources.follow_modules(self.names.tables, self.names.find, _running, outermost_only)
+        if self._handles:
+            return
+        self._handles = [
+            torch_modules.register_module_forward_pre_hook(python_sources.module_begin),
+            torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True),
+        ]
+        warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
+        self._filter = warnings.filters[0]
+
+    def remove(self) -> None:
+        """Takes the hooks out of torch; without effect where there are none. Modules that are open end no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        # Not there where the program has put other filters in place since then.
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        self._filter = None
+        python_sources.leave_modules()
+        self.names = ModuleNames()
+
+
+def _running() -> list[int]:
+    """Ids of the modules in whose calls this thread is, outermost first, without the innermost, which has not begun yet."""
+    found = []
+    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            found.append(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found[:0:-1]
+
+
+class OptimizerHooks:
+    """Tells of every optimizer that has finished a step.
+
+    One callback at a time; installing and removing is for one thread. Called by torch inside its own label for the step
+    (``Optimizer.step#...``), before that ends.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def install(self, callback: Callable[[Any], None]) -> None:
+        """Registers ``callback(optimizer)``, in place of one registered before. What it raises is logged, once.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        self.install_bare(_post_hook(callback))
+
+    def install_bare(self, hook: Callable[[Any, Any, Any], None]) -> None:
+        """Registers ``hook(optimizer, args, kwargs)`` with nothing around it, in place of one registered before.
+
+        For one that cannot raise: what it raises would reach the training loop.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        from torch.optim import optimizer as torch_optimizers
+
+        self.remove()
+        self._handle = torch_optimizers.register_optimizer_step_post_hook(hook)
+
+    def remove(self) -> None:
+        """Takes the hook out of torch; without effect where there is none."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+
+def _post_hook(callback: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
+    failed = False
+
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        nonlocal failed
+        try:
+            callback(optimizer)
+        except Exception:  # the training loop goes on
+            if not failed:
+                _logger.warning("the step of an optimizer was not taken as a step", exc_info=True)
+            failed = True
+
+    return after_step

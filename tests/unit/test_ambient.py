@@ -1,0 +1,210 @@
+"""Numbers of the spans that are current: who gets which, who is muted, and when an entry goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from otel_torchprof import _ambient
+from otel_torchprof._ambient import MUTED, NONE, AmbientTable
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def tracer():
+    """A tracer that samples everything."""
+    return TracerProvider().get_tracer("test")
+
+
+@pytest.fixture
+def table():
+    return AmbientTable()
+
+
+def drain(table, still_open=()):
+    table.begin_drain()
+    table.end_drain(still_open)
+
+
+def remote(traceparent=TRACEPARENT):
+    """A context with a parent in another process."""
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent}, otel_context.Context())
+
+
+def resolve_in(table, context):
+    token = otel_context.attach(context)
+    try:
+        return table.resolve()
+    finally:
+        otel_context.detach(token)
+
+
+def test_no_span(table):
+    """Where no span is current there is no number and no entry."""
+    assert table.resolve() == NONE
+    assert table.get(NONE) is None
+    assert table.size == 0
+
+
+def test_a_span_has_one_number(table, tracer):
+    """The same span has the same number whenever it is current, another one the next number."""
+    with tracer.start_as_current_span("outer") as outer:
+        first = table.resolve()
+        with tracer.start_as_current_span("inner") as inner:
+            second = table.resolve()
+        assert [table.resolve(), first, second] == [1, 1, 2]
+    ambient = table.get(1)
+    assert (ambient.span_context, ambient.start_ns) == (outer.get_span_context(), outer.start_time)
+    assert table.get(2).span_context == inner.get_span_context()
+
+
+def test_a_remote_parent(table):
+    """A parent in another process is one too; it tells no time."""
+    context = remote()
+    number = resolve_in(table, context)
+    assert resolve_in(table, context) == number == 1
+    ambient = table.get(number)
+    assert ambient.span_context.is_remote
+    assert f"{ambient.span_context.span_id:016x}" in TRACEPARENT
+    assert ambient.start_ns is None
+
+
+@pytest.mark.parametrize("key", _ambient.SUPPRESSION_KEYS, ids=["the API's key", "the plain key"])
+def test_suppressed_instrumentation_is_muted(table, tracer, key):
+    """With instrumentation suppressed, in either way, nothing is recorded, with a span and without."""
+    assert resolve_in(table, otel_context.set_value(key, True, otel_context.Context())) == MUTED
+    with tracer.start_as_current_span("span"):
+        assert resolve_in(table, otel_context.set_value(key, True)) == MUTED
+        assert resolve_in(table, otel_context.set_value(key, False)) == 1
+    assert table.get(MUTED) is None
+
+
+def test_what_is_not_sampled_is_muted(table):
+    """A span of a trace that is not sampled mutes, whether it is local or remote."""
+    with TracerProvider(sampler=ALWAYS_OFF).get_tracer("test").start_as_current_span("span"):
+        assert table.resolve() == MUTED
+    assert resolve_in(table, remote(TRACEPARENT[:-1] + "0")) == MUTED
+    assert table.size == 0
+
+
+def test_an_invalid_span_is_none(table):
+    """A current span whose ids are no ids counts as none."""
+    assert resolve_in(table, trace.set_span_in_context(trace.INVALID_SPAN, otel_context.Context())) == NONE
+
+
+def test_tasks_get_the_numbers_of_their_spans(table, tracer):
+    """Tasks that take turns each get the number of their own span at every turn."""
+
+    async def task(name):
+        with tracer.start_as_current_span(name) as span:
+            numbers = set()
+            for _ in range(5):
+                numbers.add(table.resolve())
+                await asyncio.sleep(0)
+            (number,) = numbers
+            assert table.get(number).span_context == span.get_span_context()
+            return number
+
+    async def all_tasks():
+        return await asyncio.gather(*(task(str(i)) for i in range(4)))
+
+    assert sorted(asyncio.run(all_tasks())) == [1, 2, 3, 4]
+
+
+def test_an_entry_stays_while_its_span_lives(table, tracer):
+    """A span that has ended but is still there keeps its entry through any number of drains."""
+    with tracer.start_as_current_span("span") as span:
+        table.resolve()
+    for _ in range(3):
+        drain(table)
+    assert table.get(1).span_context == span.get_span_context()
+
+
+def test_an_entry_goes_after_the_next_whole_drain(table, tracer):
+    """A span that goes during a drain is still known after it, for what this drain came too early for, and gone after the next."""
+    with tracer.start_as_current_span("span") as span:
+        table.resolve()
+    table.begin_drain()
+    del span
+    gc.collect()
+    table.end_drain()
+    assert table.get(1) is not None
+    drain(table)
+    assert table.get(1) is None
+    assert table.size == 0
+
+
+def test_an_entry_stays_for_open_events(table, tracer):
+    """Events that are open at a drain come with a later one: the numbers that they have stay until then."""
+    with tracer.start_as_current_span("span"):
+        table.resolve()
+    gc.collect()
+    drain(table, still_open=[1])
+    assert table.get(1) is not None
+    drain(table)
+    assert table.get(1) is None
+
+
+def test_a_new_span_at_an_old_address(table, tracer):
+    """However often a span comes to stand where another one was, it gets a number of its own."""
+    numbers = set()
+    for count in range(1, 500):
+        with tracer.start_as_current_span("span") as span:
+            number = table.resolve()
+            assert table.get(number).span_context == span.get_span_context()
+        numbers.add(number)
+        del span
+        assert len(numbers) == count
+        drain(table)
+    drain(table)
+    assert table.size == 0
+
+
+def test_threads_that_ask_at_once_get_one_number(table, tracer):
+    """Threads that come upon a new span at the same time all get its one number."""
+    barrier = threading.Barrier(8)
+    for _ in range(20):
+        span = tracer.start_span("span")
+        context = trace.set_span_in_context(span)
+        numbers = []
+
+        def ask(context=context, numbers=numbers):
+            barrier.wait()
+            numbers.append(resolve_in(table, context))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(numbers)) == 1
+        assert table.get(numbers[0]).span_context == span.get_span_context()
+    assert table.size == 20
+
+
+def test_numbers_start_again(table, tracer):
+    """When the numbers are used up they start again, without those that are still there, and never with a reserved one."""
+    with tracer.start_as_current_span("first"):
+        assert table.resolve() == 1
+        table._last = MUTED - 2
+        with tracer.start_as_current_span("last"):
+            assert table.resolve() == MUTED - 1
+            with tracer.start_as_current_span("again"):
+                assert table.resolve() == 2
+
+
+def test_other_kinds_of_context_are_asked_every_time(table, monkeypatch):
+    """Where OpenTelemetry keeps its context elsewhere than in context variables, their identity tells nothing."""
+    assert table.follow() is True
+    monkeypatch.setattr(_ambient, "_runtime_context", object)
+    assert table.follow() is False
+    table.unfollow()

@@ -1,0 +1,153 @@
+"""The source of module events without torch: what it makes of the order of calls, on every interpreter."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from otel_torchprof import _torch_hooks
+from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native.recorder import Session
+
+
+class Module:
+    """Calls the hooks around its forward, as deep in Python's and C's stacks as torch does."""
+
+    def __init__(self, name, *children, then=None):
+        self.name, self.children, self.then = name, children, then
+
+    def wrapped(self, *args, **kwargs):
+        return self._call_impl(*args, **kwargs)
+
+    __call__ = wrapped
+
+    def _call_impl(self, *args, **kwargs):
+        def inner():
+            python_sources.module_begin(self, args)
+            result = self.forward(*args, **kwargs)
+            python_sources.module_end(self, args, result)
+            return result
+
+        try:
+            return inner()
+        except Exception:
+            python_sources.module_end(self, args, None)
+            raise
+
+    def forward(self, x):
+        for child in self.children:
+            x = child(x)
+        if self.then is not None:
+            self.then()
+        return x
+
+
+@pytest.fixture(params=[False, True], ids=["every module", "outermost only"])
+def follow(request):
+    """Follows modules by a table of all that are asked for."""
+    names, table = {}, {}
+
+    def find(module, _):
+        table[id(module)] = module.name
+        names[id(module)] = table
+        return table
+
+    python_sources.follow_modules(names, find, _torch_hooks._running, request.param)
+    yield request.param
+    python_sources.leave_modules()
+
+
+def recorded(body):
+    """Path of every module, with ``...`` where it is unfinished."""
+    session = Session(1 << 22, all_threads=True, kinds=[Kind.MODULE])
+    session.start()
+    try:
+        body()
+    finally:
+        session.stop()
+    batch = session.final_batch()
+    paths = []
+    for name, parent, flags in zip(*(batch[column].tolist() for column in ("name", "parent", "flags")), strict=True):
+        path = f"{paths[parent].split()[0]}/{batch.names[name]}" if parent >= 0 else batch.names[name]
+        paths.append(f"{path} ..." if flags & Flag.UNFINISHED else path)
+    return paths
+
+
+def outer_if(outermost_only, *paths):
+    return [path for path in paths if "/" not in path] if outermost_only else list(paths)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_modules_in_modules(follow):
+    """A module that is called in another one is inside it, however deep; one that is called after it is not."""
+    model = Module("a", Module("b", Module("c")), Module("d"))
+    paths = outer_if(follow, "a", "a/b", "a/b/c", "a/d")
+    assert recorded(lambda: [model(1), model(2)]) == paths * 2
+
+
+def test_very_deep(follow):
+    """A hundred modules inside one another are a hundred levels."""
+    model = Module("m0")
+    for level in range(1, 100):
+        model = Module(f"m{level}", model)
+    levels = [path.count("/") for path in recorded(lambda: model(1))]
+    assert levels == ([0] if follow else list(range(100)))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_after_an_interrupt(follow, depth):
+    """Modules that an interrupt has left do not hold what comes after, be it called as deep, deeper or less deep than they."""
+    model = Module("a", Module("b", then=interrupt))
+
+    def deeper(levels, function):
+        return max([levels], key=lambda level: deeper(level - 1, function) if level else function(1))
+
+    def stopped():
+        with pytest.raises(KeyboardInterrupt):
+            deeper(depth, model)
+
+    def body():
+        stopped()
+        model.children[0].then = None
+        model(1)
+        model.children[0].then = interrupt
+        stopped()
+        stopped()
+
+    left = outer_if(follow, "a ...", "a/b ...")
+    assert recorded(body) == [*left, *outer_if(follow, "a", "a/b"), *left, *left]
+
+
+def test_a_thread_that_ends_within_a_module(follow):
+    """A thread that an interrupt ends leaves its modules unfinished, and the next thread starts anew."""
+
+    def run():
+        with pytest.raises(KeyboardInterrupt):
+            Module("a", then=interrupt)(1)
+
+    def body():
+        for _ in range(2):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+    assert recorded(body) == ["a ..."] * 2
+
+
+def test_hooks_swallow_what_find_raises(follow):
+    """When no name can be found the module is no event, nothing is raised, and it is counted."""
+
+    def fail(*_):
+        raise RuntimeError("no name")
+
+    before = python_sources.errors()
+    python_sources.follow_modules({}, fail, list, False)
+    assert recorded(lambda: Module("a")(1)) == []
+    python_sources.follow_modules({}, lambda *_: "no table", list, False)
+    assert recorded(lambda: Module("a")(1)) == []
+    assert python_sources.errors() == before + 2
