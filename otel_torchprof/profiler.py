@@ -12,6 +12,7 @@ from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export import file, sdk
+from ._model.limits import limited
 from ._model.units import SpanTable, Step, span_table
 from ._native.recorder import now_ns
 from ._recording import Recording
@@ -258,7 +259,9 @@ class profile:  # noqa: N801 - torch's name
         return SpanList(self._span_table(), resource=found, scope=sdk.instrumentation_scope())
 
     def export(self, exporter: SpanExporter, *, batch_size: int = 512) -> int:
-        """Sends all spans to a SpanExporter, ``batch_size`` at a time; returns their number. The exporter stays open.
+        """Sends all spans to a SpanExporter; returns their number. The exporter stays open.
+
+        :class:`OTLPExporter` and :class:`ChromeTraceExporter` take them as columns, any other as objects, ``batch_size`` at a time.
 
         Raises:
             ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
@@ -312,7 +315,13 @@ class profile:  # noqa: N801 - torch's name
             trace_ids=ids.generate_trace_id,
             span_ids=ids.generate_span_id,
         )
-        return add_attributes(table, batch)
+        limits = sdk.span_limits()
+        return limited(
+            add_attributes(table, batch),
+            max_attributes=limits.max_span_attributes,
+            max_links=limits.max_links,
+            max_attribute_length=limits.max_span_attribute_length,
+        )
 
 
 def _check_activities(activities: Iterable[Any]) -> None:

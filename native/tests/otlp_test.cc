@@ -24,6 +24,11 @@ struct Spans {
   std::vector<uint8_t> error;
   std::vector<otp_attribute> attributes;
   std::vector<otp_link> links;
+  // Left empty: null.
+  std::vector<uint32_t> trace_state;
+  std::vector<uint8_t> remote;
+  std::vector<uint32_t> dropped_attributes;
+  std::vector<uint32_t> dropped_links;
 
   uint32_t intern(const std::string& text) {
     names += text;
@@ -41,14 +46,32 @@ struct Spans {
     error.push_back(0);
   }
 
+  template <typename T>
+  static const T* or_null(const std::vector<T>& column) {
+    return column.empty() ? nullptr : column.data();
+  }
+
   otp_spans view() const {
-    return {name.size(),       name.data(),
-            start.data(),      end.data(),
-            trace.data(),      trace_ids.data(),
-            span_id.data(),    parent.data(),
-            error.data(),      attributes.data(),
-            attributes.size(), links.data(),
-            links.size(),      {reinterpret_cast<const uint8_t*>(names.data()), ends.data(), ends.size()}};
+    otp_spans spans{};
+    spans.count = name.size();
+    spans.name = name.data();
+    spans.start = start.data();
+    spans.end = end.data();
+    spans.trace = trace.data();
+    spans.trace_ids = trace_ids.data();
+    spans.trace_state = or_null(trace_state);
+    spans.span_id = span_id.data();
+    spans.parent_span_id = parent.data();
+    spans.parent_is_remote = or_null(remote);
+    spans.error = error.data();
+    spans.attributes = attributes.data();
+    spans.attribute_count = attributes.size();
+    spans.dropped_attributes = or_null(dropped_attributes);
+    spans.links = links.data();
+    spans.link_count = links.size();
+    spans.dropped_links = or_null(dropped_links);
+    spans.names = {reinterpret_cast<const uint8_t*>(names.data()), ends.data(), ends.size()};
+    return spans;
   }
 };
 
@@ -59,13 +82,18 @@ struct Message {
   int64_t next;
 };
 
-Message encode(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t max_bytes) {
+Message encode_rows(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t end,
+                    uint64_t max_bytes) {
   otp_buffer buffer{nullptr, 0, 0};
   const otp_spans view = spans.view();
-  const int64_t next = otp_encode_otlp(&view, &common, first, max_bytes, &buffer);
+  const int64_t next = otp_encode_otlp(&view, &common, first, end, max_bytes, &buffer);
   Message message{std::string(reinterpret_cast<char*>(buffer.data), buffer.size), next};
   otp_buffer_free(&buffer);
   return message;
+}
+
+Message encode(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t max_bytes) {
+  return encode_rows(spans, common, first, spans.name.size(), max_bytes);
 }
 
 // A string literal with its NUL bytes.
@@ -105,7 +133,11 @@ void every_field() {
                       {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
                       {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
   spans.links = {{0, {0xA0, 0xA1}, {0xB0}}};
-  const otp_otlp_common common{bytes("R"), bytes("ru"), bytes("S"), bytes("su"), bytes("k=v"), 0x1112131415161718};
+  spans.trace_state = {spans.intern("k=v")};
+  spans.remote = {1};
+  spans.dropped_attributes = {300};
+  spans.dropped_links = {7};
+  const otp_otlp_common common{bytes("R"), bytes("ru"), bytes("S"), bytes("su")};
   const std::string span = literal(
       "\x0A\x10\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0A\x0B\x0C\x0D\x0E\x0F\x10"
       "\x12\x08\x01\x02\x03\x04\x05\x06\x07\x08"
@@ -122,15 +154,17 @@ void every_field() {
       "\x4A\x07\x0A\x01"
       "b\x12\x02\x10\x01"                                                                 // bool
       "\x4A\x08\x0A\x01s\x12\x03\x0A\x01v"                                                // string
+      "\x50\xAC\x02"                                                                      // dropped_attributes_count
       "\x6A\x21\x0A\x10\xA0\xA1\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"  // link: trace_id
       "\x12\x08\xB0\x00\x00\x00\x00\x00\x00\x00"                                          // link: span_id
       "\x35\x00\x01\x00\x00"                                                              // link: flags
+      "\x70\x07"                                                                          // dropped_links_count
       "\x7A\x02\x18\x02"                                                                  // status ERROR
       "\x85\x01\x00\x03\x00\x00");                                                        // flags: parent is remote
-  CHECK_EQ(span.size(), 168u);
-  const std::string scope_spans = literal("\x0A\x01S\x12\xA8\x01") + span + literal("\x1A\x02su");
-  const std::string resource_spans = literal("\x0A\x01R\x12\xB2\x01") + scope_spans + literal("\x1A\x02ru");
-  CHECK_EQ(encode(spans, common, 0, 4096).bytes, literal("\x0A\xBC\x01") + resource_spans);
+  CHECK_EQ(span.size(), 173u);
+  const std::string scope_spans = literal("\x0A\x01S\x12\xAD\x01") + span + literal("\x1A\x02su");
+  const std::string resource_spans = literal("\x0A\x01R\x12\xB7\x01") + scope_spans + literal("\x1A\x02ru");
+  CHECK_EQ(encode(spans, common, 0, 4096).bytes, literal("\x0A\xC1\x01") + resource_spans);
 }
 
 void messages_keep_the_limit() {
@@ -177,8 +211,8 @@ void a_message_is_appended_after_what_the_buffer_holds() {
   otp_buffer buffer{nullptr, 0, 0};
   const otp_spans view = spans.view();
   const otp_otlp_common common{};
-  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1000, &buffer), 1);
-  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1000, &buffer), 1);
+  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1, 1000, &buffer), 1);
+  CHECK_EQ(otp_encode_otlp(&view, &common, 0, 1, 1000, &buffer), 1);
   CHECK_EQ(std::string(reinterpret_cast<char*>(buffer.data), buffer.size), alone + alone);
   otp_buffer_free(&buffer);
 }
@@ -195,6 +229,41 @@ void links_are_found_from_any_first_row() {
                                    "c"));
   CHECK(last.find("\x12\x08"
                   "c") != std::string::npos);
+}
+
+void each_span_has_the_state_and_parent_of_its_own_trace() {
+  Spans spans;
+  spans.intern("");
+  for (uint64_t id = 1; id <= 4; ++id) spans.add("span", id, id == 4 ? 0 : 9);
+  spans.trace_ids.resize(3 * 16);
+  spans.trace = {2, 0, 1, 1};
+  spans.trace_state = {spans.intern("a=1"), 0, spans.intern("b=2")};
+  spans.remote = {0, 1, 0, 1};
+  spans.dropped_attributes = spans.dropped_links = {0, 0, 0, 0};
+  const auto alone = [&](uint64_t row) { return encode_rows(spans, {}, row, row + 1, 1000).bytes; };
+  const std::string remote = literal("\x85\x01\x00\x03\x00\x00"), local = literal("\x85\x01\x00\x01\x00\x00");
+  CHECK(alone(0).find("\x1A\x03"
+                      "b=2") != std::string::npos);
+  CHECK(alone(0).find(local) != std::string::npos);
+  CHECK(alone(1).find("\x1A\x03"
+                      "a=1") != std::string::npos);
+  CHECK(alone(1).find(remote) != std::string::npos);
+  CHECK(alone(2).find("=") == std::string::npos);
+  CHECK(alone(3).find(local) != std::string::npos);  // without a parent nothing is remote
+}
+
+void rows_from_first_to_end_are_encoded() {
+  Spans spans;
+  for (uint64_t id = 1; id <= 4; ++id) spans.add("span", id, 0);
+  spans.links = {{1, {0}, {'a'}}, {3, {0}, {'b'}}};
+  const Message middle = encode_rows(spans, {}, 1, 3, 1000);
+  CHECK_EQ(middle.next, 3);
+  Spans two = spans;
+  two.name.resize(3);
+  CHECK_EQ(middle.bytes, encode(two, {}, 1, 1000).bytes);
+  CHECK(middle.bytes != encode(spans, {}, 1, 1000).bytes);
+  CHECK_EQ(encode_rows(spans, {}, 2, 2, 1000).bytes, "");
+  CHECK_EQ(encode_rows(spans, {}, 2, 2, 1000).next, 2);
 }
 
 std::string repaired(const std::string& text) {
@@ -227,6 +296,8 @@ int main() {
   RUN(nothing_left_appends_nothing);
   RUN(a_message_is_appended_after_what_the_buffer_holds);
   RUN(links_are_found_from_any_first_row);
+  RUN(each_span_has_the_state_and_parent_of_its_own_trace);
+  RUN(rows_from_first_to_end_are_encoded);
   RUN(ill_formed_utf8_is_replaced);
   return 0;
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._model.inputs import shape_keys
 from otel_torchprof._model.units import AttributeColumn, AttributeType, SpanTable, extend_names
 
@@ -35,20 +35,23 @@ _TYPE_NAMES = {
 class Source:
     """What attributes are computed from: a batch, its span table, and strings added on the way."""
 
-    def __init__(self, batch: Batch, table: SpanTable) -> None:
+    def __init__(self, batch: Batch, table: SpanTable, *, dropped_on: int | None, self_time: Array | None) -> None:
         self.batch = batch
         self.table = table
+        self.dropped_on = dropped_on
+        self.self_time = self_time
         self.is_event: npt.NDArray[np.bool_] = table.row >= 0
         self.strings: list[str] = []
-        # One root, then the events as they are in the batch: the usual recording without steps. Copying is then a third of
-        # the cost of gathering.
-        rows = np.arange(-1, len(batch))
-        self._in_order = len(batch) > 0 and np.array_equal(table.row, rows)
+        # The events as they are in the batch, after one root (the usual recording without steps) or none (the usual drain):
+        # copying is then a third of the cost of gathering.
+        self._roots = len(table) - len(batch)
+        in_order = len(batch) > 0 and self._roots in (0, 1)
+        self._in_order = in_order and np.array_equal(table.row, np.arange(-self._roots, len(batch)))
 
     def spread(self, per_event: Array) -> Array:
         """One value per row of the batch as one per span; synthetic spans get any of them."""
         if self._in_order:
-            return np.concatenate((per_event[:1], per_event))
+            return np.concatenate((per_event[: self._roots], per_event))
         return per_event[self.table.row] if len(per_event) else np.zeros(len(self.table), dtype=per_event.dtype)
 
     def column(self, name: str) -> Array:
@@ -75,19 +78,35 @@ class Attribute:
     """Its values and where they are present; None when no span can have it."""
 
 
-def add_attributes(table: SpanTable, batch: Batch) -> SpanTable:
-    """The same spans with their attributes; ``table`` is what :func:`span_table` made of ``batch``.
+def add_attributes(
+    table: SpanTable, batch: Batch, *, dropped_on: int | None = None, self_time: npt.NDArray[np.int64] | None = None
+) -> SpanTable:
+    """The same spans with their attributes after those that they already have.
 
-    An attribute that no span has is left out. Costs a few numpy passes per attribute, and about 0.3 µs per event for
-    shapes, of which equal ones are formatted once. Thread-safe.
+    ``table`` holds spans of events of ``batch`` (``table.row``) and synthetic ones (row -1) in any order; its names begin
+    with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
+    last synthetic span, and no span where there is none. ``self_time`` are nanoseconds per row of the batch, for batches
+    that do not hold all children of their events; default: computed from the batch.
+
+    An attribute that no span has is left out; one that a span already has stays as it is. Costs a few numpy passes per
+    attribute, and about 0.3 µs per event for shapes, of which equal ones are formatted once. Thread-safe.
     """
-    source = Source(batch, table)
-    columns = []
+    source = Source(batch, table, dropped_on=dropped_on, self_time=self_time)
+    columns = list(table.attributes)
     for attribute in ATTRIBUTES:
         computed = attribute.compute(source)
-        if computed is None or not computed[1].any():
+        if computed is None:
             continue
         values, present = computed
+        for column in [c for c in columns if c.key == attribute.key]:
+            here = np.ones(len(table), dtype=bool) if column.present is None else column.present != 0
+            if column.type is attribute.type:  # one column then, as readers of a column expect
+                columns.remove(column)
+                values, present = np.where(here, column.values, values), present | here
+            else:
+                present = present & ~here
+        if not present.any():
+            continue
         columns.append(
             AttributeColumn(
                 attribute.key,
@@ -110,7 +129,16 @@ def _scope(source: Source) -> Values:
     names = source.add([scope.name.lower() for scope in Scope])
     scope = source.column("scope")
     known = scope < len(names)
-    return names[np.where(known, scope, 0)], known & source.is_event
+    return names[np.where(known, scope, 0)], known & source.is_event & ~_is_module(source)
+
+
+def _is_module(source: Source) -> Array:
+    found: Array = source.column("kind") == Kind.MODULE
+    return found
+
+
+def _module(source: Source) -> Values:
+    return source.table.name, _is_module(source) & source.is_event
 
 
 def _sequence_nr(source: Source) -> Values:
@@ -132,25 +160,26 @@ def _input_shapes(source: Source) -> Values | None:
 
 
 def _self_duration(source: Source) -> Values:
-    batch = source.batch
-    duration = batch["end"] - batch["start"]
-    own = duration.copy()
-    child = np.flatnonzero(batch["parent"] >= 0)
-    np.subtract.at(own, batch["parent"][child], duration[child])
+    batch, own = source.batch, source.self_time
+    if own is None:
+        duration = batch["end"] - batch["start"]
+        own = duration.copy()
+        child = np.flatnonzero(batch["parent"] >= 0)
+        np.subtract.at(own, batch["parent"][child], duration[child])
     return source.spread(np.maximum(own, 0) / 1e9), source.is_event
 
 
 def _thread_id(source: Source) -> Values:
     idents = np.array([thread.ident for thread in source.batch.threads], dtype=np.int64)
-    return idents[source.column("thread")], source.is_event
+    return source.spread(idents[source.batch["thread"]]), source.is_event
 
 
 def _thread_name(source: Source) -> Values:
     threads = source.batch.threads
-    named = np.array([bool(thread.name) for thread in threads])
+    named = np.array([bool(thread.name) for thread in threads], dtype=bool)
     names = source.add([thread.name for thread in threads])
-    thread = source.column("thread")
-    return names[thread], named[thread] & source.is_event
+    thread = source.batch["thread"]
+    return source.spread(names[thread]), source.spread(named[thread]) & source.is_event
 
 
 def _error_type(source: Source) -> Values:
@@ -170,18 +199,25 @@ def _step(source: Source) -> Values:
 
 
 def _dropped_events(source: Source) -> Values | None:
-    """On the last root only, so that a sum over roots is right; a profile that is full drops at its end."""
+    """On one span only, so that a sum over spans is right; a profile that is full drops at its end, hence the last root."""
     dropped = sum(source.batch.dropped.values())
-    last_root = np.zeros(len(source.table), dtype=bool)
-    last_root[np.flatnonzero(~source.is_event)[-1:]] = True
-    return (np.full(len(source.table), dropped), last_root) if dropped else None
+    if not dropped:
+        return None
+    chosen = np.zeros(len(source.table), dtype=bool)
+    chosen[np.flatnonzero(~source.is_event)[-1:] if source.dropped_on is None else source.dropped_on] = True
+    return np.full(len(source.table), dropped), chosen
 
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 
 ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute("torch.module", _NAME, "full name of the module, `encoder.layers.2.linear1`", "on modules", _module),
     Attribute(
-        "torch.op.scope", _NAME, "kind of RecordFunction: torch's `RecordScope` in lower case", "on events", _scope
+        "torch.op.scope",
+        _NAME,
+        "kind of RecordFunction: torch's `RecordScope` in lower case",
+        "on operators and labels",
+        _scope,
     ),
     Attribute(
         "torch.op.sequence_nr",
@@ -236,7 +272,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "torch.dropped_events",
         _INT64,
         "events of the recording that were dropped",
-        "on the last root, if any were dropped",
+        "on the last root of what was recorded together, if any were dropped",
         _dropped_events,
     ),
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
 
 from otel_torchprof._model.units import AttributeType
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.util.types import AttributeValue
 
     from otel_torchprof._model.units import AttributeColumn, SpanTable
 
@@ -23,11 +28,12 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class SpanList(Sequence[ReadableSpan]):
     """The spans of a table as a sequence of ReadableSpan, each made when it is asked for (about 20 µs) and not kept.
 
-    They are what the OTLP encoder encodes: same ids, times, parents, links, attributes and status. A slice is a SpanList
-    over the same table. Immutable and thread-safe.
+    They are what the OTLP encoder encodes: same ids, times, parents, links, attributes, status, trace states and counts of
+    what was dropped. Contexts say that they are sampled, or the span would not be here; those of links carry no trace
+    state, which OpenTelemetry's encoder does not send. A slice is a SpanList over the same table. Immutable and thread-safe.
     """
 
-    __slots__ = ("_link_rows", "_resource", "_rows", "_scope", "_table")
+    __slots__ = ("_link_rows", "_resource", "_rows", "_scope", "_states", "_table")
 
     def __init__(
         self, table: SpanTable, *, resource: Resource, scope: InstrumentationScope, rows: range | None = None
@@ -38,6 +44,27 @@ class SpanList(Sequence[ReadableSpan]):
         self._rows = range(len(table)) if rows is None else rows
         # Contiguous and searched for its own type: else numpy would convert all links at every access.
         self._link_rows = np.ascontiguousarray(table.links["row"])
+        self._states: dict[int, TraceState] = {}
+
+    @property
+    def table(self) -> SpanTable:
+        """The table that the spans are read from."""
+        return self._table
+
+    @property
+    def rows(self) -> range:
+        """Which rows of the table these spans are, in this order."""
+        return self._rows
+
+    @property
+    def resource(self) -> Resource:
+        """The resource of all of them."""
+        return self._resource
+
+    @property
+    def scope(self) -> InstrumentationScope:
+        """The instrumentation scope of all of them."""
+        return self._scope
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -48,7 +75,9 @@ class SpanList(Sequence[ReadableSpan]):
     def __getitem__(self, index: slice) -> SpanList: ...
     def __getitem__(self, index: int | slice) -> ReadableSpan | SpanList:
         if isinstance(index, slice):
-            return SpanList(self._table, resource=self._resource, scope=self._scope, rows=self._rows[index])
+            part = copy.copy(self)
+            part._rows = self._rows[index]  # noqa: SLF001 - one of its own kind
+            return part
         try:
             row = self._rows[index]
         except IndexError:
@@ -57,41 +86,73 @@ class SpanList(Sequence[ReadableSpan]):
 
     def _span(self, row: int) -> ReadableSpan:
         table = self._table
-        trace_id = int.from_bytes(table.trace_ids[table.trace[row]].tobytes(), "big")
         parent_id = int(table.parent_span_id[row])
-        first, last = np.searchsorted(self._link_rows, np.array((row, row + 1), dtype=np.uint64)).tolist()
         return ReadableSpan(
             table.names[table.name[row]],
-            self._context(trace_id, int(table.span_id[row])),
-            parent=self._parent(trace_id, parent_id) if parent_id else None,
+            self._context(row, int(table.span_id[row])),
+            parent=self._context(row, parent_id, is_remote=_at(table.parent_is_remote, row) != 0)
+            if parent_id
+            else None,
             resource=self._resource,
-            attributes={c.key: self._value(c, row) for c in table.attributes if c.present is None or c.present[row]},
-            links=[
-                Link(self._context(int.from_bytes(link["trace_id"].tobytes(), "big"), int(link["span_id"])))
-                for link in table.links[first:last]
-            ],
+            attributes=self._attributes(row),
+            links=self._links(row),
             status=Status(StatusCode.ERROR if table.error[row] else StatusCode.UNSET),
             start_time=int(table.start[row]),
             end_time=int(table.end[row]),
             instrumentation_scope=self._scope,
         )
 
-    def _context(self, trace_id: int, span_id: int) -> SpanContext:
-        ambient = self._table.parent
+    def _context(self, row: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
+        """The context of a span of the trace of this row."""
+        entry = int(self._table.trace[row])
         return SpanContext(
-            trace_id,
+            _trace_id(self._table.trace_ids[entry]),
             span_id,
-            is_remote=False,
+            is_remote=is_remote,
             trace_flags=_SAMPLED,
-            trace_state=ambient.trace_state if ambient else None,
+            trace_state=self._state(entry) if self._table.trace_states else None,
         )
 
-    def _parent(self, trace_id: int, span_id: int) -> SpanContext:
-        ambient = self._table.parent
-        return ambient if ambient and ambient.span_id == span_id else self._context(trace_id, span_id)
+    def _state(self, entry: int) -> TraceState:
+        state = self._states.get(entry)
+        if state is None:
+            state = self._states[entry] = TraceState.from_header([self._table.trace_states[entry]])
+        return state
+
+    def _attributes(self, row: int) -> Mapping[str, AttributeValue]:
+        columns = self._table.attributes
+        found = {c.key: self._value(c, row) for c in columns if c.present is None or c.present[row]}
+        dropped = _at(self._table.dropped_attributes, row)
+        if not dropped:
+            return found
+        bounded = BoundedAttributes(attributes=found)
+        bounded.dropped = dropped
+        return bounded
+
+    def _links(self, row: int) -> Sequence[Link]:
+        first, last = np.searchsorted(self._link_rows, np.array((row, row + 1), dtype=np.uint64)).tolist()
+        links = [
+            Link(SpanContext(_trace_id(link["trace_id"]), int(link["span_id"]), is_remote=False, trace_flags=_SAMPLED))
+            for link in self._table.links[first:last]
+        ]
+        dropped = _at(self._table.dropped_links, row)
+        if not dropped:
+            return links
+        bounded = BoundedList.from_seq(len(links), links)
+        bounded.dropped = dropped
+        return bounded
 
     def _value(self, column: AttributeColumn, row: int) -> Any:
         value = column.values[row].item()
         if column.type == AttributeType.NAME:
             return self._table.names[value]
         return bool(value) if column.type == AttributeType.BOOL else value
+
+
+def _trace_id(raw: npt.NDArray[np.uint8]) -> int:
+    return int.from_bytes(raw.tobytes(), "big")
+
+
+def _at(column: npt.NDArray[Any] | None, row: int) -> int:
+    """The value of a column that need not be there."""
+    return 0 if column is None else int(column[row])

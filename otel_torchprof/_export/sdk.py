@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
@@ -10,14 +13,16 @@ from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext
+
+_logger = logging.getLogger("otel_torchprof")
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that the attribute names follow."""
@@ -52,8 +57,41 @@ def instrumentation_scope() -> InstrumentationScope:
     return InstrumentationScope("otel_torchprof", __version__, SCHEMA_URL)
 
 
+def span_limits(provider: Any = None) -> SpanLimits:
+    """The span limits of a TracerProvider of the SDK (default: the global one); with any other, the environment's.
+
+    Raises nothing: where the environment's are not valid, the defaults, with a warning.
+    """
+    from opentelemetry.sdk.trace import SpanLimits
+
+    found = getattr(provider or trace.get_tracer_provider(), "_span_limits", None)
+    if isinstance(found, SpanLimits):
+        return found
+    try:
+        return SpanLimits()
+    except ValueError as error:
+        _say_bad_limits(str(error))
+    count, none = 128, SpanLimits.UNSET
+    return SpanLimits(count, count, count, count, count, count, none, none)
+
+
+@functools.cache
+def _say_bad_limits(problem: str) -> None:
+    _logger.warning("%s: the span limits are OpenTelemetry's defaults", problem)
+
+
+@contextlib.contextmanager
+def suppressed() -> Iterator[None]:
+    """Nothing that the calling thread does in here is traced: not by instrumentations, not by this package."""
+    token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
 def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size: int) -> int:
-    """Hands spans to an exporter, ``batch_size`` at a time; returns their number.
+    """Hands spans to an exporter, ``batch_size`` at a time, or all at once to one that takes them so; returns their number.
 
     With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending.
 
@@ -63,12 +101,11 @@ def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size:
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
-    try:
+    if getattr(exporter, "takes_span_lists", False):
+        batch_size = max(len(spans), 1)
+    with suppressed():
         for first in range(0, len(spans), batch_size):
             _export_one(spans[first : first + batch_size], exporter, first, len(spans))
-    finally:
-        context.detach(token)
     return len(spans)
 
 

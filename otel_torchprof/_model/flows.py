@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,24 +31,61 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
     O(n log n) in the events that have a sequence number. Pure; safe from any thread.
     """
-    numbered = np.flatnonzero(batch["sequence_nr"] >= 0)
-    backward = batch["scope"][numbered] == Scope.BACKWARD_FUNCTION
-    torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
-    made_on = np.where(backward, batch["fwd_thread"][numbered], torch_tids[batch["thread"][numbered]])
-    known = made_on != 0
-    rows, backward, made_on = numbered[known], backward[known], made_on[known]
+    numbered = numbered_events(batch)
+    forward, backward = pair(numbered)
+    return numbered.row[forward], numbered.row[backward]
 
+
+class Numbered(NamedTuple):
+    """The events that have an autograd sequence number and a thread to go with it; one entry each."""
+
+    row: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+    made_on: npt.NDArray[np.int64]
+    """Torch's id of the thread on which the node of the graph was made."""
+    start: npt.NDArray[np.int64]
+    backward: npt.NDArray[np.bool_]
+
+    def at(self, which: npt.NDArray[Any]) -> Numbered:
+        """Those at some positions, or where a mask is true."""
+        return Numbered(
+            self.row[which], self.number[which], self.made_on[which], self.start[which], self.backward[which]
+        )
+
+    def followed_by(self, other: Numbered) -> Numbered:
+        """These, then the others."""
+        return Numbered(
+            np.concatenate((self.row, other.row)),
+            np.concatenate((self.number, other.number)),
+            np.concatenate((self.made_on, other.made_on)),
+            np.concatenate((self.start, other.start)),
+            np.concatenate((self.backward, other.backward)),
+        )
+
+
+def numbered_events(batch: Batch) -> Numbered:
+    """The events of a batch that can be one end of a pair, in the order of their rows."""
+    rows = np.flatnonzero(batch["sequence_nr"] >= 0)
+    backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
+    torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
+    made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])
+    known = made_on != 0
+    rows = rows[known]
+    return Numbered(rows, batch["sequence_nr"][rows], made_on[known], batch["start"][rows], backward[known])
+
+
+def pair(events: Numbered) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Positions of forward operators and of their backward functions, sorted by the latter."""
     # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
     # sort is stable, so of equal starts the later row, which is the deeper one, comes last.
-    order = np.lexsort((backward, batch["start"][rows], batch["sequence_nr"][rows], made_on))
-    rows, backward, made_on = rows[order], backward[order], made_on[order]
-    number = batch["sequence_nr"][rows]
-    positions = np.arange(len(rows))
+    order = np.lexsort((events.backward, events.start, events.number, events.made_on))
+    backward, number, made_on = events.backward[order], events.number[order], events.made_on[order]
+    positions = np.arange(len(order))
     last_forward = np.maximum.accumulate(np.where(backward, -1, positions))
 
     at = positions[backward & (last_forward >= 0)]
     to = last_forward[at]
     same = (number[to] == number[at]) & (made_on[to] == made_on[at])
-    forward_rows, backward_rows = rows[to[same]], rows[at[same]]
-    by_backward = np.argsort(backward_rows, kind="stable")
-    return forward_rows[by_backward], backward_rows[by_backward]
+    forward_at, backward_at = order[to[same]], order[at[same]]
+    by_backward = np.argsort(backward_at, kind="stable")
+    return forward_at[by_backward], backward_at[by_backward]

@@ -7,7 +7,7 @@ unit, so that no span is separated from its parent.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.schema import Flag
 
 from .flows import forward_backward
+from .forest import outermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ class Step(NamedTuple):
     """One step of a training or inference loop."""
 
     number: int
-    """Its number, from 0; shown as ``ProfilerStep#N`` as torch's profiler does."""
+    """Its number, from 0; the attribute ``torch.step`` of its span."""
     start: int
     """When it began, Unix ns."""
     end: int
@@ -74,12 +75,15 @@ class AttributeColumn:
 
 
 LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", ">u8")])
-"""``otp_link`` in ``encode.h``."""
+"""``otp_link`` in ``encode.h``. The span that it points to may be in another table."""
+
+STEP_NAME = "torch.step"
+"""Name of the spans of steps: one for all, since the number is an attribute."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpanTable:
-    """Spans as columns, laid out as ``otp_spans`` in ``encode.h``; one entry per span, trace by trace, each root first.
+    """Spans of any number of traces as columns, laid out as ``otp_spans`` in ``encode.h``; one entry per span.
 
     Immutable, hence safe to share between threads.
     """
@@ -91,9 +95,9 @@ class SpanTable:
     end: npt.NDArray[np.int64]
     """Unix ns."""
     trace: npt.NDArray[np.uint32]
-    """Index into ``trace_ids``."""
+    """Index into ``trace_ids`` and ``trace_states``."""
     trace_ids: npt.NDArray[np.uint8]
-    """Shape (traces, 16): big-endian ids."""
+    """Shape (traces, 16): big-endian ids; one that occurs with several states has an entry for each."""
     span_id: npt.NDArray[np.uint64]
     parent_span_id: npt.NDArray[np.uint64]
     """0 for the root of a trace."""
@@ -108,8 +112,23 @@ class SpanTable:
     names: Names
     """The names of the batch, with those of synthetic spans and of attributes after them."""
     attributes: tuple[AttributeColumn, ...] = ()
-    parent: SpanContext | None = None
-    """The ambient span that the roots are children of."""
+    trace_states: tuple[str, ...] = ()
+    """The W3C tracestate of each entry of ``trace_ids``, as ``TraceState.to_header`` gives it; empty where all are."""
+    parent_is_remote: npt.NDArray[np.uint8] | None = None
+    """1 where the parent is a span of another process; None where none is."""
+    dropped_attributes: npt.NDArray[np.uint32] | None = None
+    """How many more attributes the span would have without a limit; None where none was dropped."""
+    dropped_links: npt.NDArray[np.uint32] | None = None
+    """Likewise for links."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, those that it shares with the batch or with other tables among them."""
+        arrays = [value for field in fields(self) if isinstance(value := getattr(self, field.name), np.ndarray)]
+        arrays += [self.names.data, self.names.ends]
+        for column in self.attributes:
+            arrays += [column.values] if column.present is None else [column.values, column.present]
+        return sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
         return len(self.name)
@@ -137,9 +156,9 @@ def span_table(
 ) -> SpanTable:
     """Decides for every event of ``batch`` its trace, its parent and its ids.
 
-    Without ``parent`` each step is a trace of its own: a synthetic root span ``ProfilerStep#N`` that links to the root of the
+    Without ``parent`` each step is a trace of its own: a synthetic root span ``torch.step`` that links to the root of the
     step before it. Without steps there is one trace under a root called ``name`` from ``start`` to ``end`` (Unix ns). With
-    ``parent``, a valid SpanContext, all of it joins that trace and the roots are children of ``parent``.
+    ``parent``, a valid SpanContext, all of it joins that trace with its trace state, and the roots are children of ``parent``.
 
     A tree of events goes where its outermost event began; one that began in no step goes to the nearest. A root's interval
     is widened to hold its events. A backward function links to its forward operator (see
@@ -175,7 +194,7 @@ def span_table(
     has_parent = batch["parent"] >= 0
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
     table = SpanTable(
-        name=column(len(batch.names) + np.arange(len(units)), batch["name"]),
+        name=column(len(batch.names), batch["name"]),
         start=column(starts, batch["start"]),
         end=column(ends, batch["end"]),
         trace=column(unit_trace, unit_trace[unit]),
@@ -188,8 +207,9 @@ def span_table(
         row=np.maximum(order - len(units), -1),
         step=column([step.number for step in units], np.full(len(batch), -1, dtype=np.int64)),
         links=np.empty(0, dtype=LINK),
-        names=extend_names(batch.names, [f"ProfilerStep#{step.number}" for step in steps] or [name]),
-        parent=parent,
+        names=extend_names(batch.names, [STEP_NAME if steps else name]),
+        trace_states=(parent.trace_state.to_header(),) if parent else (),
+        parent_is_remote=column(1, np.zeros(len(batch), dtype=np.uint8)) if parent and parent.is_remote else None,
     )
     return replace(table, links=_links(table, order, len(units), *forward_backward(batch)))
 
@@ -224,25 +244,11 @@ def _check(start: int, end: int, steps: Sequence[Step], parent: SpanContext | No
         latest = step
 
 
-def _outermost(batch: Batch) -> npt.NDArray[np.int64]:
-    """For each event the row of its outermost ancestor, or its own.
-
-    Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
-    """
-    parent = batch["parent"].astype(np.int64)
-    outermost = np.where(parent >= 0, parent, np.arange(len(batch)))
-    while True:
-        further = outermost[outermost]
-        if np.array_equal(further, outermost):
-            return outermost
-        outermost = further
-
-
 def _units_of(batch: Batch, units: Sequence[Step]) -> npt.NDArray[np.int64]:
     """The unit of each event: that of its outermost ancestor."""
     if len(units) == 1:
         return np.zeros(len(batch), dtype=np.int64)
-    return _unit_of(batch["start"][_outermost(batch)], units)
+    return _unit_of(batch["start"][outermost(batch["parent"].astype(np.int64))], units)
 
 
 def _unit_of(began: npt.NDArray[np.int64], units: Sequence[Step]) -> npt.NDArray[np.int64]:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Batch, Thread
-from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
-from otel_torchprof._model.units import AttributeType, Step, span_table
+from otel_torchprof._model.units import AttributeColumn, AttributeType, Step, extend_names, span_table
 from otel_torchprof._native.ffi import lib
 
 TENSOR, LIST = 1, 2
 FLOAT = 7 << 8
 
 
-def attributes(batch, steps=()):
+def attributes(batch, steps=(), **options):
     """The attributes of every span as dicts, roots included, in the order of the table."""
     ids = itertools.count(1)
     table = span_table(batch, start=0, end=100, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
-    table = add_attributes(table, batch)
+    return shown_by(add_attributes(table, batch, **options))
+
+
+def shown_by(table):
+    """The attributes of every span of a table as dicts."""
     found = [{} for _ in range(len(table))]
     for column in table.attributes:
         assert column.values.dtype == column.type.dtype
@@ -37,6 +44,22 @@ def test_a_plain_operator():
         {},
         {"torch.op.scope": "function", "torch.self_duration": 2e-6, "thread.id": 140001, "thread.name": "trainer"},
     ]
+
+
+def test_a_module():
+    """A call of a module has its full name as an attribute and no operator's scope; nothing else has a module's name."""
+    columns = {
+        "start": [1, 1, 1],
+        "end": [2, 2, 2],
+        "name": [1, 2, 2],
+        "kind": [Kind.MODULE, Kind.OPERATOR, Kind.LABEL],
+    }
+    root, module, *others = attributes(Batch.of(columns, ["", "encoder.layers.2", "op"]))
+    assert not root
+    assert module["torch.module"] == "encoder.layers.2"
+    assert "torch.op.scope" not in module
+    assert all("torch.module" not in event and event["torch.op.scope"] == "function" for event in others)
+    assert module.keys() - {"torch.module"} == others[0].keys() - {"torch.op.scope"}
 
 
 def test_a_backward_function():
@@ -93,6 +116,81 @@ def test_roots_carry_step_and_loss():
     assert attributes(Batch.of(columns, [""], dropped={"budget": 0})) == [{}, event]
 
 
+def lossy_rows(*rows, steps=None):
+    """Spans of a batch of two events of which some were lost, in any order; -1 for a synthetic one."""
+    batch = Batch.of({"start": [1, 3], "end": [2, 5], "name": [1, 2]}, ["", "a", "b"], dropped={"evicted": 7})
+    table = span_rows(
+        [f"span {i}" for i in range(len(rows))],
+        row=np.array(rows, dtype=np.int64),
+        step=np.array(steps or [-1] * len(rows), dtype=np.int64),
+    )
+    return batch, replace(table, names=extend_names(batch.names, list(table.names)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dropped_on", "expected"),
+    [
+        ((0, 1), None, []),
+        ((0, -1, 1, -1, -1, 0), None, [4]),
+        ((-1, 0, 1), None, [0]),
+        ((0, 1), 1, [1]),
+        ((-1, 0, -1), 0, [0]),
+        ((-1, 0, -1), 1, [1]),
+    ],
+)
+def test_one_span_at_most_says_how_many_were_dropped(rows, dropped_on, expected):
+    """The last synthetic span wherever it stands, none where there is none, or the one that was asked for."""
+    batch, table = lossy_rows(*rows)
+    found = shown_by(add_attributes(table, batch, dropped_on=dropped_on))
+    assert {
+        i: span["torch.dropped_events"] for i, span in enumerate(found) if "torch.dropped_events" in span
+    } == dict.fromkeys(expected, 7)
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (-1, 0, 1), (1, -1, 0), (1,), (-1, 1, -1), (-1,), ()])
+def test_synthetic_spans_may_stand_anywhere(rows):
+    """Events have the attributes of their row of the batch in any order and selection, synthetic spans those of steps."""
+    batch, table = lossy_rows(*rows, steps=[3 if row < 0 else -1 for row in rows])
+    durations = {0: 1e-9, 1: 2e-9}
+    for row, span in zip(rows, shown_by(add_attributes(table, batch)), strict=True):
+        assert span.get("torch.self_duration") == durations.get(row)
+        assert span.get("torch.step") == (3 if row < 0 else None)
+        assert ("thread.id" in span) == (row >= 0)
+
+
+def test_attributes_that_are_there_stay():
+    """What a sampler set on roots is kept, and wins where it has the same key; each key has one column."""
+    batch, table = lossy_rows(-1, 0, -1, steps=[4, -1, 5])
+    names = extend_names(table.names, ["always"])
+    given = (
+        AttributeColumn("sampler", AttributeType.NAME, np.full(3, len(names) - 1, np.uint32)),
+        AttributeColumn("torch.step", AttributeType.INT64, np.array([40, 0, 0]), np.array([1, 0, 0], np.uint8)),
+        AttributeColumn("thread.id", AttributeType.INT64, np.array([9, 9, 9])),
+    )
+    table = add_attributes(replace(table, names=names, attributes=given), batch)
+    assert table.attributes[0] == given[0]
+    first, event, second = shown_by(table)
+    assert list(first.items()) == [("sampler", "always"), ("thread.id", 9), ("torch.step", 40)]
+    assert (event["sampler"], event["thread.id"]) == ("always", 9)
+    assert (second["torch.step"], second["torch.dropped_events"]) == (5, 7)
+    carried = [c.key for c in table.attributes for i in range(3) if c.present is None or c.present[i]]
+    assert len(carried) == sum(len(span) for span in (first, event, second))
+    assert len({column.key for column in table.attributes}) == len(table.attributes)
+
+
+def test_self_time_that_is_known_from_elsewhere():
+    """Given self times replace those of the batch's own parents, and are never shown below 0."""
+    batch = Batch.of({"start": [0, 10], "end": [100, 60], "parent": [-1, 0]}, [""])
+    _, *found = attributes(batch, self_time=np.array([30, -5]))
+    assert [event["torch.self_duration"] for event in found] == [30e-9, 0.0]
+
+
+def test_a_batch_without_threads():
+    """A drain in which nothing happened has no threads; its synthetic spans still get their attributes."""
+    batch = replace(Batch.of({"start": [], "end": []}, [""]), threads=())
+    assert attributes(batch, [Step(4, 0, 1)]) == [{"torch.step": 4}]
+
+
 def test_a_thread_without_a_name_has_none():
     """thread.name is left out for a nameless thread and stays on the others; each event has its own thread's id."""
     threads = (Thread(5, 1001, 1, ""), Thread(6, 1002, 2, "worker"))
@@ -132,8 +230,6 @@ def shown(words):
 
 def inputs_array(words):
     """Words as a batch holds them."""
-    import numpy as np
-
     return np.array(words, dtype=np.int64)
 
 

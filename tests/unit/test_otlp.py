@@ -15,39 +15,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceState
+from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.schema import Flag, Scope
+from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, SpanTable, Step, span_table
+from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, Step, span_table
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})
 BARE = {"resource": Resource({}), "scope": InstrumentationScope("")}
 FULL = {"resource": RESOURCE, "scope": SCOPE}
 AMBIENT = SpanContext(0xFEED << 96, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1"), ("other", "x")]))
-
-
-def span_rows(names, **columns):
-    """A table of independent spans with these names; every column can be replaced."""
-    count = len(names)
-    neutral = {
-        "name": np.arange(1, count + 1, dtype=np.uint32),
-        "start": np.arange(1, count + 1, dtype=np.int64),
-        "end": np.arange(1, count + 1, dtype=np.int64) * 3,
-        "trace": np.zeros(count, dtype=np.uint32),
-        "trace_ids": np.full((1, 16), 0xA5, dtype=np.uint8),
-        "span_id": np.arange(1, count + 1, dtype=np.uint64),
-        "parent_span_id": np.zeros(count, dtype=np.uint64),
-        "error": np.zeros(count, dtype=np.uint8),
-        "row": np.arange(count),
-        "step": np.full(count, -1),
-        "links": np.zeros(0, dtype=LINK),
-        "names": Names.of(["", *names]),
-    }
-    return SpanTable(**{**neutral, **columns})
 
 
 def official(table, **common):
@@ -64,16 +45,17 @@ def recorded():
     """A table made from a batch in which every attribute and every sort of link occurs."""
     batch = Batch.of(
         {
-            "start": [110, 120, 310, 330],
-            "end": [190, 130, 320, 340],
-            "name": [1, 2, 3, 1],
-            "parent": [-1, 0, -1, -1],
-            "sequence_nr": [4, -1, 4, 2**62],
-            "fwd_thread": [0, 0, 1, 0],
-            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0],
-            "error_type": [0, 4, 0, 0],
-            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0],
-            "inputs": [0, -1, 4, 4],
+            "start": [110, 120, 310, 330, 350],
+            "end": [190, 130, 320, 340, 360],
+            "name": [1, 2, 3, 1, 1],
+            "parent": [-1, 0, -1, -1, -1],
+            "sequence_nr": [4, -1, 4, 2**62, -1],
+            "fwd_thread": [0, 0, 1, 0, 0],
+            "kind": [Kind.OPERATOR] * 4 + [Kind.MODULE],
+            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0],
+            "error_type": [0, 4, 0, 0, 0],
+            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0],
+            "inputs": [0, -1, 4, 4, -1],
         },
         ["", "aten::mm", 'my "label"\n\0 für Größe', b"Mm\xff\xed\xa0\x80Backward", "ValueError"],
         (Thread(5, 140_001, 1, "träger"),),
@@ -101,57 +83,6 @@ def test_recorded_spans_are_the_bytes_of_the_official_encoder(table, common):
     assert message == theirs.SerializeToString()
 
 
-TEXT = st.one_of(st.text(), st.binary(max_size=20), st.sampled_from(["\0", '"', "\x1b[0m", b"\xf0\x9f\x94", "🔥" * 50]))
-INT64 = st.integers(-(2**63), 2**63 - 1)
-ID = st.integers(1, 2**64 - 1)
-
-
-@st.composite
-def tables(draw):
-    """Tables of any content: names of any bytes, attributes of every type with gaps, errors, parents and links."""
-    names = draw(st.lists(TEXT, max_size=6))
-    count = len(names)
-
-    def column(values, dtype):
-        return np.array(draw(st.lists(values, min_size=count, max_size=count)), dtype=dtype)
-
-    values = {
-        AttributeType.INT64: INT64,
-        AttributeType.DOUBLE: st.floats(allow_nan=False),
-        AttributeType.BOOL: st.integers(0, 1),
-        AttributeType.NAME: st.integers(0, count),
-    }
-    keys = draw(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=200), unique=True, max_size=5))
-    kinds = [draw(st.sampled_from(list(AttributeType))) for _ in keys]
-    links = (
-        draw(st.lists(st.tuples(st.integers(0, count - 1), st.binary(min_size=16, max_size=16), ID), max_size=4))
-        if count
-        else []
-    )
-    parent = draw(st.sampled_from([None, AMBIENT]))
-    return span_rows(
-        names,
-        start=column(st.integers(0, 2**63 - 1), np.int64),
-        end=column(st.integers(0, 2**63 - 1), np.int64),
-        trace=column(st.integers(0, 1), np.uint32),
-        trace_ids=np.array([[1] * 16, [255] * 16], dtype=np.uint8),
-        span_id=column(ID, np.uint64),
-        parent_span_id=column(st.one_of(st.just(0), st.just(AMBIENT.span_id), ID), np.uint64),
-        error=column(st.integers(0, 1), np.uint8),
-        attributes=tuple(
-            AttributeColumn(
-                key,
-                kind,
-                column(values[kind], kind.dtype),
-                draw(st.none() | st.just(column(st.integers(0, 1), np.uint8))),
-            )
-            for key, kind in zip(keys, kinds, strict=True)
-        ),
-        links=np.array([(row, np.frombuffer(t, np.uint8), s) for row, t, s in sorted(links)], dtype=LINK),
-        parent=parent,
-    )
-
-
 @given(tables(), st.sampled_from([FULL, BARE]))
 def test_any_table_is_the_bytes_of_the_official_encoder(table, common):
     """Whatever a table holds, the message is byte for byte what the official encoder and protobuf make of it."""
@@ -170,6 +101,26 @@ def test_messages_keep_the_limit_and_lose_nothing(table, max_bytes):
         spans += scope_spans.spans
     theirs = official(table, **FULL).resource_spans
     assert spans == (list(theirs[0].scope_spans[0].spans) if theirs else [])
+
+
+@given(tables(), st.data())
+def test_some_rows_are_the_bytes_of_a_slice(table, data):
+    """Any stretch of the rows, with the links that are its own, is what the official encoder makes of that slice."""
+    first = data.draw(st.integers(0, len(table)))
+    rows = range(first, data.draw(st.integers(first, len(table))))
+    part = SpanList(table, **FULL)[rows.start : rows.stop]
+    theirs = [encode_spans(part).SerializeToString()] if rows else []
+    assert list(encode(table, **FULL, rows=part.rows)) == theirs
+    apart = b"".join(encode(table, **FULL, rows=part.rows, max_bytes=1))
+    spans = [span for resource in decoded(apart).resource_spans for span in resource.scope_spans[0].spans]
+    assert spans == (list(decoded(theirs[0]).resource_spans[0].scope_spans[0].spans) if theirs else [])
+
+
+@pytest.mark.parametrize("rows", [range(3), range(-1, 1), range(1, -1, -1), range(0, 3, 2)])
+def test_rows_that_are_no_stretch_of_the_table_are_an_error(rows):
+    """Rows beyond the table, backwards or with gaps are refused at the call, with their value."""
+    with pytest.raises(ValueError, match=r"rows is range\(.* within the 2 of the table"):
+        encode(span_rows(["a", "b"]), **FULL, rows=rows)
 
 
 def test_not_a_number_stays_one():
@@ -225,6 +176,9 @@ def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
             {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(1, np.uint8), np.ones(2, np.uint8)),)},
             "column k holds 2 uint8, but must hold 1 uint8",
         ),
+        ({"trace_states": ("a=1", "b=2")}, "trace_states holds 2 states, but must hold 1 or none"),
+        ({"parent_is_remote": np.ones(1, bool)}, "column parent_is_remote holds 1 bool, but must hold 1 uint8"),
+        ({"dropped_links": np.ones(2, np.uint32)}, "column dropped_links holds 2 uint32, but must hold 1 uint32"),
         ({"trace_ids": np.zeros((1, 8), dtype=np.uint8)}, r"trace_ids has shape \(1, 8\)"),
         ({"links": np.array([(1, [0] * 16, 1), (0, [0] * 16, 1)], dtype=LINK)}, "links must be sorted by row"),
         ({"names": Names(np.zeros(1, np.uint8), np.array([0, 2], np.uint64))}, "names.ends must rise, .* the 1 bytes"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceState
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Scope
@@ -20,8 +22,9 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.units import Step, span_table
 
 RESOURCE = Resource({"service.name": "trainer"})
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope")
-AMBIENT = SpanContext(0xFEED, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1")]))
+AMBIENT = SpanContext(0xFEED, 0xBEEF, is_remote=True, trace_flags=SAMPLED, trace_state=TraceState([("vendor", "1")]))
 
 
 def views(parent=None):
@@ -88,12 +91,60 @@ def test_views_are_related_by_their_contexts():
 
 
 def test_under_an_ambient_span():
-    """Roots have the ambient context itself as parent, and its trace state is kept on all spans."""
+    """Roots have the ambient context as parent, in another process if it is, and its trace state is kept on all spans."""
     first, forward, *_ = views(AMBIENT)
-    assert first.parent is AMBIENT
+    assert first.parent == AMBIENT
+    assert first.parent.is_remote
     assert not forward.parent.is_remote
+    assert not first.context.is_remote
     assert first.context.trace_id == forward.context.trace_id == AMBIENT.trace_id
     assert first.context.trace_state == forward.context.trace_state == AMBIENT.trace_state
+
+
+def test_spans_of_many_traces():
+    """Each span has the state of its own entry, also where two entries share a trace id, and its own kind of parent."""
+    table = views().table
+    some = dataclasses.replace(
+        table,
+        trace=np.array([0, 1, 2, 2, 1], dtype=np.uint32),
+        trace_ids=np.array([[1] * 16, [2] * 16, [1] * 16], dtype=np.uint8),
+        trace_states=("", "a=1,b=2", "c=3"),
+        parent_is_remote=np.array([0, 1, 0, 1, 0], dtype=np.uint8),
+    )
+    spans = list(SpanList(some, resource=RESOURCE, scope=SCOPE))
+    assert [span.context.trace_state.to_header() for span in spans] == ["", "a=1,b=2", "c=3", "c=3", "a=1,b=2"]
+    assert [span.context.trace_id % 256 for span in spans] == [1, 2, 1, 1, 2]
+    assert [span.parent and span.parent.is_remote for span in spans] == [None, True, False, None, False]
+    assert spans[1].parent.trace_state == spans[1].context.trace_state
+    assert spans[1].context.trace_state is spans[4].context.trace_state
+
+
+def test_what_was_dropped_is_counted():
+    """The counts of a span's dropped attributes and links are those of the table, and what is left is still there."""
+    plain = views()
+    counted = dataclasses.replace(
+        plain.table,
+        dropped_attributes=np.array([0, 3, 0, 0, 0], dtype=np.uint32),
+        dropped_links=np.array([2, 0, 0, 1, 0], dtype=np.uint32),
+    )
+    spans = SpanList(counted, resource=RESOURCE, scope=SCOPE)
+    assert [span.dropped_attributes for span in spans] == [0, 3, 0, 0, 0]
+    assert [span.dropped_links for span in spans] == [2, 0, 0, 1, 0]
+    for span, before in zip(spans, plain, strict=True):
+        assert dict(span.attributes) == dict(before.attributes)
+        assert [link.context for link in span.links] == [link.context for link in before.links]
+        json.loads(span.to_json())
+
+
+def test_a_list_shows_what_it_is_made_of():
+    """Exporters that take columns read table, rows, resource and scope; a slice has the same but for its rows."""
+    spans = views()
+    assert spans.rows == range(5)
+    part = spans[1:4][1:]
+    assert part.rows == range(2, 4)
+    assert part.table is spans.table
+    assert (part.resource, part.scope) == (RESOURCE, SCOPE)
+    assert [span.context for span in part] == [spans[2].context, spans[3].context]
 
 
 def test_it_is_an_immutable_sequence():
@@ -121,4 +172,4 @@ def test_exporters_take_them():
     exporter = InMemorySpanExporter()
     exporter.export(views())
     finished = exporter.get_finished_spans()
-    assert [json.loads(span.to_json())["name"] for span in finished][:2] == ["ProfilerStep#0", "aten::mm"]
+    assert [json.loads(span.to_json())["name"] for span in finished][:2] == ["torch.step", "aten::mm"]

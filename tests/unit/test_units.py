@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import SpanContext, TraceState
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import Flag, Scope
-from otel_torchprof._model.units import Step, event_span_ids, extend_names, span_table
+from otel_torchprof._model.units import AttributeColumn, AttributeType, Step, event_span_ids, extend_names, span_table
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
 THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "autograd"))
@@ -67,9 +68,9 @@ def test_without_steps_everything_is_one_trace_under_one_root():
 
 
 def test_each_step_is_a_trace_linked_to_the_one_before():
-    """Steps get a root named as torch names them, a trace each, and a link to their predecessor's root."""
+    """Steps get a root of one name whatever their number, a trace each, and a link to their predecessor's root."""
     table = make(events((110, 120, -1), (310, 320, -1)), steps=STEPS)
-    assert [table.names[i] for i in table.name] == ["ProfilerStep#7", "op", "ProfilerStep#8", "op"]
+    assert [table.names[i] for i in table.name] == ["torch.step", "op", "torch.step", "op"]
     assert [trace_of(table, i) for i in range(4)] == [1, 1, 2, 2]
     assert table.step.tolist() == [7, -1, 8, -1]
     assert table.parent_span_id.tolist() == [0, ROOT, 0, ROOT + 1]
@@ -106,14 +107,17 @@ def test_roots_are_widened_to_hold_their_events():
 
 
 @pytest.mark.parametrize("steps", [(), STEPS])
-def test_with_an_ambient_span_everything_joins_its_trace(steps):
-    """Roots become children of the ambient span, in its trace; no trace id is drawn."""
-    parent = SpanContext(0xFEED, 0xBEEF, is_remote=True)
+@pytest.mark.parametrize("remote", [False, True])
+def test_with_an_ambient_span_everything_joins_its_trace(steps, remote):
+    """Roots become children of the ambient span, in its trace with its state; no trace id is drawn."""
+    parent = SpanContext(0xFEED, 0xBEEF, is_remote=remote, trace_state=TraceState([("vendor", "1")]))
     table = make(events((110, 120, -1), (310, 320, -1)), steps=steps, parent=parent, trace_ids=pytest.fail)
     roots = table.row < 0
     assert {trace_of(table, i) for i in range(len(table))} == {0xFEED}
     assert set(table.parent_span_id[roots].tolist()) == {0xBEEF}
-    assert table.parent is parent
+    assert table.trace_states == ("vendor=1",)
+    assert (table.parent_is_remote is not None) == remote
+    assert not remote or (table.parent_is_remote == roots).all()
     assert len(table.links) == max(len(steps) - 1, 0)
 
 
@@ -279,3 +283,14 @@ def test_extended_names_keep_their_indices():
     """Names keep their places and the extra ones follow, also behind a table without any."""
     assert list(extend_names(Names.of(["", "a"]), ["b", "ä"])) == ["", "a", "b", "ä"]
     assert list(extend_names(Names.of([]), ["b"])) == ["b"]
+
+
+def test_the_size_of_a_table_is_that_of_its_arrays():
+    """Every array counts, those of names, attributes and limits among them."""
+    table = make(events((1, 2, -1), (3, 4, -1)))
+    per_span = 4 + 8 + 8 + 4 + 8 + 8 + 1 + 8 + 8
+    plain = 3 * per_span + 16 + table.names.data.nbytes + table.names.ends.nbytes
+    assert table.nbytes == plain
+    column = AttributeColumn("k", AttributeType.DOUBLE, np.zeros(3), np.zeros(3, np.uint8))
+    full = replace(table, attributes=(column,), parent_is_remote=np.zeros(3, np.uint8))
+    assert full.nbytes == plain + 3 * (8 + 1 + 1)

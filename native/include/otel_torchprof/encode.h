@@ -55,21 +55,25 @@ typedef struct {
   uint8_t span_id[8];
 } otp_link;
 
-/* Spans as columns. `names` serves span names, string attributes and error types alike. */
+/* Spans as columns. `names` serves span names, string attributes, error types and trace states alike. */
 typedef struct {
   uint64_t count;
   const uint32_t* name;
-  const int64_t* start;           /* Unix ns */
-  const int64_t* end;             /* Unix ns */
-  const uint32_t* trace;          /* index into trace_ids */
-  const uint8_t* trace_ids;       /* 16 bytes each */
-  const uint64_t* span_id;        /* big-endian on the wire */
-  const uint64_t* parent_span_id; /* 0: a root */
-  const uint8_t* error;           /* 1: status ERROR; or null */
+  const int64_t* start;            /* Unix ns */
+  const int64_t* end;              /* Unix ns */
+  const uint32_t* trace;           /* index into trace_ids and trace_state */
+  const uint8_t* trace_ids;        /* 16 bytes each */
+  const uint32_t* trace_state;     /* W3C tracestate of the spans of each: index into names, 0: none; or null: none */
+  const uint64_t* span_id;         /* big-endian on the wire */
+  const uint64_t* parent_span_id;  /* 0: a root */
+  const uint8_t* parent_is_remote; /* 1: the parent is in another process; or null: none is */
+  const uint8_t* error;            /* 1: status ERROR; or null */
   const otp_attribute* attributes;
   uint64_t attribute_count;
+  const uint32_t* dropped_attributes; /* how many more the span would have; or null: none */
   const otp_link* links;
   uint64_t link_count;
+  const uint32_t* dropped_links; /* likewise */
   otp_names names;
 } otp_spans;
 

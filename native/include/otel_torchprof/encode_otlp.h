@@ -24,17 +24,17 @@ typedef struct {
   otp_bytes resource_schema_url;
   otp_bytes scope; /* serialized opentelemetry.proto.common.v1.InstrumentationScope */
   otp_bytes scope_schema_url;
-  otp_bytes trace_state;          /* W3C tracestate */
-  uint64_t remote_parent_span_id; /* the span that is in another process, if spans are its children; else 0 */
 } otp_otlp_common;
 
-/* Appends to `out` one message with the spans from row `first` on, as many as fit into `max_bytes`; one span that is
- * larger than that goes alone. Names that are not valid UTF-8 get U+FFFD where they are not.
+/* Appends to `out` one message with the spans from row `first` up to row `end` (not included), as many as fit into
+ * `max_bytes`; one span that is larger than that goes alone. Names that are not valid UTF-8 get U+FFFD where they are
+ * not.
  *
- * Returns the row to go on with (spans->count when all are done), or -1 when memory is short, with out->size as it was.
- * With first >= spans->count nothing is appended. The caller has checked that name and trace indices are in range. */
-int64_t otp_encode_otlp(const otp_spans* spans, const otp_otlp_common* common, uint64_t first, uint64_t max_bytes,
-                        otp_buffer* out);
+ * Returns the row to go on with (`end` when all are done), or -1 when memory is short, with out->size as it was. With
+ * first >= end nothing is appended and `end` is returned. The caller has checked that end <= spans->count, and that the
+ * indices into names and traces are in range. */
+int64_t otp_encode_otlp(const otp_spans* spans, const otp_otlp_common* common, uint64_t first, uint64_t end,
+                        uint64_t max_bytes, otp_buffer* out);
 
 #ifdef __cplusplus
 }

@@ -35,7 +35,9 @@ enum Tag : uint8_t {
   kSpanStart = 0x39,
   kSpanEnd = 0x41,
   kSpanAttribute = 0x4A,
+  kSpanDroppedAttributes = 0x50,
   kSpanLink = 0x6A,
+  kSpanDroppedLinks = 0x70,
   kSpanStatus = 0x7A,
   kLinkTraceId = 0x0A,
   kLinkSpanId = 0x12,
@@ -58,8 +60,9 @@ constexpr uint32_t kFlagsHasIsRemote = 0x100;
 constexpr uint32_t kFlagsIsRemote = 0x200;
 
 constexpr uint64_t kLinkSize = 18 + 10 + 5;
-// Everything of a span but texts, attributes and links: its tag and length, ids, kind, times, status, flags.
-constexpr uint64_t kSpanFixedSize = (1 + kMaxVarint) + 18 + 10 + 10 + 2 + 9 + 9 + 4 + 6;
+// Everything of a span but texts, attributes and links: its tag and length, ids, kind, times, two counts, status,
+// flags.
+constexpr uint64_t kSpanFixedSize = (1 + kMaxVarint) + 18 + 10 + 10 + 2 + 9 + 9 + 2 * 6 + 4 + 6;
 // Tags and lengths around one text, and around one attribute's key and value, at most.
 constexpr uint64_t kTextOverhead = 1 + kMaxVarint;
 constexpr uint64_t kAttributeOverhead = 5 * kTextOverhead;
@@ -94,12 +97,13 @@ class Encoder {
   ~Encoder() { otp_buffer_free(&heads_); }
 
   // See otp_encode_otlp.
-  int64_t encode(uint64_t first, uint64_t max_bytes);
+  int64_t encode(uint64_t first, uint64_t end, uint64_t max_bytes);
 
  private:
   bool prepare(uint64_t first);
   Text text(uint32_t name) const;
   uint64_t text_size(uint32_t name) const;
+  uint32_t trace_state(uint64_t row) const;
   uint64_t span_bound(uint64_t row, uint64_t links) const;
   bool append_span(uint64_t row);
   uint8_t* put_span(uint8_t* at, uint64_t row, uint64_t links);
@@ -124,13 +128,27 @@ uint8_t* put_optional_field(uint8_t* at, uint8_t tag, const otp_bytes& bytes) {
   return bytes.size == 0 ? at : put_field(at, tag, bytes.data, bytes.size);
 }
 
+// A text field that is left out when empty.
+uint8_t* put_optional_text(uint8_t* at, uint8_t tag, const Text& text) {
+  if (text.wire_size == 0) return at;
+  *at++ = tag;
+  return put_text(put_varint(at, text.wire_size), text);
+}
+
+// One count of a column that may be null; 0 is left out.
+uint8_t* put_count(uint8_t* at, uint8_t tag, const uint32_t* column, uint64_t row) {
+  if (column == nullptr || column[row] == 0) return at;
+  *at++ = tag;
+  return put_varint(at, column[row]);
+}
+
 bool Encoder::prepare(uint64_t first) {
   uint64_t heads = kHeadCopy;
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) heads += spans_.attributes[i].key_size + 2 + kMaxVarint;
   attributes_.reset(new (std::nothrow) Attribute[spans_.attribute_count]);
   if (attributes_ == nullptr || !buffer_reserve(&heads_, heads)) return false;
   uint8_t* at = heads_.data;
-  fixed_bound_ = kSpanFixedSize + 2 * kTextOverhead + common_.trace_state.size;
+  fixed_bound_ = kSpanFixedSize + 2 * kTextOverhead;
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
     const otp_attribute& column = spans_.attributes[i];
     uint8_t* head = at;
@@ -153,9 +171,15 @@ Text Encoder::text(uint32_t name) const {
   return text_of(spans_.names.data + spans_.names.ends[name] - size, size);
 }
 
+// Index into names; 0 where there is none.
+uint32_t Encoder::trace_state(uint64_t row) const {
+  return spans_.trace_state == nullptr ? 0 : spans_.trace_state[spans_.trace[row]];
+}
+
 // An upper bound: a byte of a name takes three as U+FFFD.
 uint64_t Encoder::span_bound(uint64_t row, uint64_t links) const {
-  uint64_t text_bytes = text_size(spans_.name[row]);
+  const uint32_t state = trace_state(row);
+  uint64_t text_bytes = text_size(spans_.name[row]) + (state == 0 ? 0 : text_size(state));
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
     const otp_attribute& column = spans_.attributes[i];
     if (column.type == OTP_ATTRIBUTE_NAME && (column.present == nullptr || column.present[row] != 0)) {
@@ -219,17 +243,14 @@ uint8_t* Encoder::put_span(uint8_t* at, uint64_t row, uint64_t links) {
   *at++ = kSpanSpanId;
   *at++ = 8;
   at = put_big_endian64(at, spans_.span_id[row]);
-  at = put_optional_field(at, kSpanTraceState, common_.trace_state);
+  const uint32_t state = trace_state(row);
+  if (state != 0) at = put_optional_text(at, kSpanTraceState, text(state));
   if (parent != 0) {
     *at++ = kSpanParentSpanId;
     *at++ = 8;
     at = put_big_endian64(at, parent);
   }
-  const Text name = text(spans_.name[row]);
-  if (name.wire_size != 0) {
-    *at++ = kSpanName;
-    at = put_text(put_varint(at, name.wire_size), name);
-  }
+  at = put_optional_text(at, kSpanName, text(spans_.name[row]));
   *at++ = kSpanKind;
   *at++ = kKindInternal;
   if (spans_.start[row] != 0) {
@@ -241,12 +262,14 @@ uint8_t* Encoder::put_span(uint8_t* at, uint64_t row, uint64_t links) {
     at = put_fixed64(at, static_cast<uint64_t>(spans_.end[row]));
   }
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) at = put_attribute(at, attributes_[i], row);
+  at = put_count(at, kSpanDroppedAttributes, spans_.dropped_attributes, row);
   at = put_links(at, links);
+  at = put_count(at, kSpanDroppedLinks, spans_.dropped_links, row);
   const bool error = spans_.error != nullptr && spans_.error[row] != 0;
   const uint8_t status[] = {kSpanStatus, static_cast<uint8_t>(error ? 2 : 0), kStatusCode, kStatusError};
   at = put_raw(at, status, error ? 4 : 2);
   at = put_raw(at, kSpanFlags, sizeof kSpanFlags);
-  const bool remote = parent != 0 && parent == common_.remote_parent_span_id;
+  const bool remote = parent != 0 && spans_.parent_is_remote != nullptr && spans_.parent_is_remote[row] != 0;
   return put_fixed32(at, kFlagsHasIsRemote | (remote ? kFlagsIsRemote : 0));
 }
 
@@ -297,7 +320,7 @@ bool Encoder::wrap(uint64_t begin, uint64_t room) {
   return true;
 }
 
-int64_t Encoder::encode(uint64_t first, uint64_t max_bytes) {
+int64_t Encoder::encode(uint64_t first, uint64_t end, uint64_t max_bytes) {
   const uint64_t begin = out_->size;
   const uint64_t lengths = 2 * (1 + varint_size(max_bytes));
   const uint64_t room = lengths + field_size(common_.resource.size) + field_size(common_.scope.size);
@@ -306,7 +329,7 @@ int64_t Encoder::encode(uint64_t first, uint64_t max_bytes) {
   bool done = prepare(first) && buffer_reserve(out_, room);
   if (done) out_->size += room;
   uint64_t row = first;
-  for (; done && row < spans_.count; ++row) {
+  for (; done && row < end; ++row) {
     const uint64_t before = out_->size;
     done = append_span(row);
     if (out_->size - begin - room > limit && row > first) {
@@ -322,8 +345,8 @@ int64_t Encoder::encode(uint64_t first, uint64_t max_bytes) {
 }  // namespace
 }  // namespace otp
 
-extern "C" int64_t otp_encode_otlp(const otp_spans* spans, const otp_otlp_common* common, uint64_t first,
+extern "C" int64_t otp_encode_otlp(const otp_spans* spans, const otp_otlp_common* common, uint64_t first, uint64_t end,
                                    uint64_t max_bytes, otp_buffer* out) {
-  if (first >= spans->count) return static_cast<int64_t>(spans->count);
-  return otp::Encoder(*spans, *common, out).encode(first, max_bytes);
+  if (first >= end) return static_cast<int64_t>(end);
+  return otp::Encoder(*spans, *common, out).encode(first, end, max_bytes);
 }

@@ -1,0 +1,172 @@
+"""The events of one live drain, and those still open around them, as one forest whose trees stay inside their context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """What a drain has found out about the events that were open then; one entry per event, ids of events or 0."""
+
+    id: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
+    parent: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
+    """What it hangs under, for good: children that were drained since then have been told so."""
+    around: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
+    """The nearest event around it that was still open, whatever its context."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Nodes: the rows of the batch, then the events that are open. One entry per node."""
+
+    rows: int
+    """How many of the nodes are rows."""
+    id: Ids
+    start: npt.NDArray[np.int64]
+    context: npt.NDArray[np.uint32]
+    name: npt.NDArray[np.uint32]
+    parent: npt.NDArray[np.int64]
+    """Node of its parent, -1 for none."""
+    beyond: Ids
+    """Where its parent ended in an earlier drain: the parent's id; else 0."""
+    outermost: npt.NDArray[np.int64]
+    """Node at the end of the chain of parents, or the node itself."""
+    decided: Decided
+    """For the next drain."""
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @property
+    def row_parent(self) -> npt.NDArray[np.int32]:
+        """For each row the row of its parent; -1 where that is none or outside of the batch."""
+        parent = self.parent[: self.rows]
+        return np.where(parent < self.rows, parent, -1).astype(np.int32)
+
+
+def contexts_of(batch: Batch) -> npt.NDArray[np.uint32]:
+    """The context of each row; 0 everywhere when the recording did not follow contexts."""
+    found = batch.columns.get("context")
+    return np.zeros(len(batch), dtype=np.uint32) if found is None else found
+
+
+def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array], Array]) -> Forest:
+    """Joins a batch with the events that are open, of which ``decided`` is known from the drain before.
+
+    The recorder's parent is what was open around an event on its thread. That can be another task's label, where tasks take
+    turns on a thread, or a label around many steps. So an event goes to the nearest one outwards that began in its own
+    context, had not ended yet and, if it lasted for more than a whole step, began in the same step; to none where there is no
+    such. What was decided for an open event stays.
+
+    ``step_of`` gives the number of the step for times and contexts, the same for all that belong to none. Costs a few numpy
+    passes.
+    """
+    opens, rows = batch.opens, len(batch)
+    ids = np.concatenate((batch["id"], opens.id))
+    at = _nodes(ids, rows, decided.id)
+    known, at = at >= 0, at[at >= 0]
+    around = _around(batch, ids)
+    around[at] = _nodes(ids, rows, decided.around[known])
+    context = np.concatenate((contexts_of(batch), opens.context))
+    start = np.concatenate((batch["start"], opens.start))
+    end = np.concatenate((batch["end"], np.full(len(opens), np.iinfo(np.int64).max)))
+    step = step_of(start, context)
+    is_long = step_of(end, context) - step > 1
+    any_long = bool(is_long.any())
+
+    def holds(above: Array, nodes: Any) -> Array:
+        found: Array = (context[above] == context[nodes]) & (end[above] >= start[nodes])
+        if any_long:
+            found &= ~is_long[above] | (step[above] == step[nodes])
+        return found
+
+    parent = _nearest(around, holds)
+    beyond = np.zeros(len(ids), dtype=np.uint64)
+    parent[at] = _nodes(ids, rows, decided.parent[known])
+    beyond[at] = np.where(parent[at] < 0, decided.parent[known], 0)
+    name = np.concatenate((batch["name"], opens.name))
+    following = _decided(ids, rows, around, parent, beyond)
+    return Forest(rows, ids, start, context, name, parent, beyond, outermost(parent), following)
+
+
+def outermost(parent: Array) -> npt.NDArray[np.int64]:
+    """For each node its outermost ancestor, or itself.
+
+    Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
+    """
+    found = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
+    while True:
+        further = found[found]
+        if np.array_equal(further, found):
+            return found
+        found = further
+
+
+def _around(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
+    """For each node the node that was open around it when it began; -1 for none, and where it ended in an earlier drain."""
+    rows, opens = len(batch), batch.opens
+    around = np.full(len(ids), -1, dtype=np.int64)
+    around[:rows] = batch["parent"]
+    if len(opens):
+        around[batch.outer_rows.astype(np.intp)] = _nodes(ids, rows, batch.outer_parents)
+        around[rows:] = _nodes(ids, rows, opens.parent)
+    return around
+
+
+def _nearest(around: Array, holds: Callable[[Array, Any], Array]) -> npt.NDArray[np.int64]:
+    """For each node the nearest one outwards that holds it; -1 where none does."""
+    parent = around.copy()
+    moving = np.flatnonzero((parent >= 0) & ~holds(parent, slice(None)))
+    while moving.size:
+        above = parent[moving] = around[parent[moving]]
+        moving = moving[(above >= 0) & ~holds(above, moving)]
+    return parent
+
+
+def _decided(ids: Ids, rows: int, around: Array, parent: Array, beyond: Ids) -> Decided:
+    """For the open events."""
+    outer = around[rows:]
+    while (ended := (outer >= 0) & (outer < rows)).any():
+        outer = np.where(ended, around[outer], outer)
+    return Decided(
+        ids[rows:],
+        np.where(parent[rows:] >= 0, ids[parent[rows:]], beyond[rows:]),
+        np.where(outer >= 0, ids[outer], np.uint64(0)),
+    )
+
+
+def _nodes(ids: Ids, rows: int, wanted: Ids) -> npt.NDArray[np.int64]:
+    """Where each wanted id is among ``ids``, most of them behind the first ``rows``; -1 where it is not, and for 0."""
+    found = _positions(ids[rows:], wanted)
+    found[found >= 0] += rows
+    # Sorting the ids of a whole batch would cost more than all else together, and few are looked for there.
+    lost = np.flatnonzero((found < 0) & (wanted != 0))
+    if lost.size:
+        some, of_lost = np.unique(wanted[lost], return_inverse=True)
+        at = np.minimum(np.searchsorted(some, ids[:rows]), len(some) - 1)
+        match = np.flatnonzero(some[at] == ids[:rows])
+        row = np.full(len(some), -1, dtype=np.int64)
+        row[at[match]] = match
+        found[lost] = row[of_lost]
+    return found
+
+
+def _positions(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
+    if not len(ids):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(ids)
+    place = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[place] == wanted, place, -1)
