@@ -1,0 +1,247 @@
+"""What a live recording drains becomes spans, batch by batch: the traces, parents and links of events as they come.
+
+What is decided for the outermost event of a tree holds for the whole tree, however many drains it is spread over:
+
+- in a context, it hangs under the span that the context stands for;
+- where there are steps, and the context is theirs or none, it hangs under the step in which it began;
+- without either it is the root of a trace of its own, which the sampler was asked about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.batch import Batch
+
+from .forest import Decided, Forest, contexts_of, forest
+from .steps import Step, StepSpan, Trace
+from .units import event_span_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from .steps import Steps
+
+Array = npt.NDArray[Any]
+
+
+class Unit(NamedTuple):
+    """What the outermost events of some trees hang under."""
+
+    trace: Trace
+    parent_span_id: int
+    """0: they are roots."""
+    is_remote: bool = False
+    step: StepSpan | None = None
+
+
+class Placed(NamedTuple):
+    """A batch with a place for every event; one entry per row."""
+
+    batch: Batch
+    """The batch, each event under the nearest one of its own context."""
+    units: Sequence[Unit]
+    unit: npt.NDArray[np.int64]
+    """Index into ``units``."""
+    span_id: npt.NDArray[np.uint64]
+    parent_span_id: npt.NDArray[np.uint64]
+    is_outermost: npt.NDArray[np.bool_]
+    inside: npt.NDArray[np.int64]
+    """Time of direct children that came in earlier drains, ns."""
+
+    def own_times(self) -> npt.NDArray[np.int64]:
+        """Time that each event did not spend in others, ns."""
+        batch = self.batch
+        duration = batch["end"] - batch["start"]
+        own = duration - self.inside
+        child = np.flatnonzero(batch["parent"] >= 0)
+        np.subtract.at(own, batch["parent"][child], duration[child])
+        return np.maximum(own, 0)
+
+
+class LiveTrees:
+    """Places the events of one recording, drain after drain. For one thread at a time.
+
+    Memory does not grow with the events: what is remembered is what is open.
+
+    Args:
+        key: of the span ids, the same for the whole recording.
+        steps: the steps, as far as there are any.
+        new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
+        surroundings: the span that a context stands for, and when it began.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        steps: Steps,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+    ) -> None:
+        self._key = key
+        self._steps = steps
+        self._new_trace = new_trace
+        self._surroundings = surroundings
+        self._decided = Decided()
+        self._places: dict[int, Unit] = {}
+        self._inside: dict[int, int] = {}
+
+    def place(self, batch: Batch) -> Placed:
+        """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes."""
+        if self._steps.active:
+            self._note_stepping_contexts(batch)
+        steps = self._steps.known()
+        trees = forest(batch, self._decided, lambda times, context: self._positions(steps, times, context))
+        rows = trees.rows
+        roots = np.flatnonzero(trees.parent < 0)
+        units, of_root = self._units(trees, batch, roots, steps)
+        unit = np.empty(len(trees), dtype=np.int64)
+        unit[roots] = of_root
+        unit = unit[trees.outermost]
+        inside = self._times(trees, batch)
+        self._remember(trees, units, unit)
+        ids = event_span_ids(trees.id, self._key)
+        parent, beyond = trees.parent[:rows], trees.beyond[:rows]
+        above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
+        outer = np.where(beyond != 0, event_span_ids(beyond, self._key), above[unit[:rows]])
+        placed = Placed(
+            _with_parents(batch, trees),
+            units,
+            unit[:rows],
+            ids[:rows],
+            np.where(parent >= 0, ids[parent], outer) if rows else np.empty(0, np.uint64),
+            (parent < 0) & (beyond == 0),
+            inside,
+        )
+        self._widen_steps(placed, trees.start, unit)
+        self._steps.settle()
+        return placed
+
+    def _note_stepping_contexts(self, batch: Batch) -> None:
+        """A context that the loop's own thread was in belongs to the loop."""
+        contexts = np.unique(contexts_of(batch)[self._is_loops(batch)])
+        self._steps.note_contexts(c for c in contexts.tolist() if c)
+
+    def _is_loops(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Which rows began on a thread of the loop."""
+        own = [i for i, thread in enumerate(batch.threads) if thread.ident in self._steps.threads]
+        return np.isin(batch["thread"], own)
+
+    def _widen_steps(self, placed: Placed, start: Array, unit: Array) -> None:
+        """A step's span holds its events, those that are still open too. ``start``, ``unit``: of rows and open events."""
+        spans = [found.step for found in placed.units]
+        if not any(spans):
+            return
+        batch, never = placed.batch, np.iinfo(np.int64).max
+        starts = np.full(len(spans), never)
+        np.minimum.at(starts, unit, start)
+        ends, own_ends = starts.copy(), np.zeros(len(spans), dtype=np.int64)
+        np.maximum.at(ends, placed.unit, batch["end"])
+        own = np.flatnonzero(self._is_loops(batch))
+        np.maximum.at(own_ends, placed.unit[own], batch["end"][own])
+        inside = np.zeros(len(spans), dtype=np.int64)
+        below = np.flatnonzero(placed.is_outermost)
+        np.add.at(inside, placed.unit[below], (batch["end"] - batch["start"])[below])
+        for number, span in enumerate(spans):
+            if span is not None and starts[number] != never:
+                span.widen(int(starts[number]), int(ends[number]), int(own_ends[number]), int(inside[number]))
+
+    # ---- which unit ----
+
+    def _units(self, trees: Forest, batch: Batch, roots: Array, steps: Sequence[Step]) -> tuple[list[Unit], Array]:
+        """The unit of each root, those of trees that are known from earlier drains first."""
+        units: list[Unit] = []
+        of_root = np.full(len(roots), -1, dtype=np.int64)
+        if self._places:
+            known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
+            for at in known.tolist():
+                of_root[at] = len(units)
+                units.append(self._places[int(trees.id[roots[at]])])
+        self._shared_units(trees, roots, steps, units, of_root)
+        for at in np.flatnonzero(of_root < 0).tolist():
+            of_root[at] = len(units)
+            units.append(Unit(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        return units, of_root
+
+    def _shared_units(
+        self, trees: Forest, roots: Array, steps: Sequence[Step], units: list[Unit], of_root: Array
+    ) -> None:
+        """Contexts and steps, which many roots share: one question per pair of them."""
+        waiting = np.flatnonzero(of_root < 0)
+        context = trees.context[roots[waiting]].astype(np.int64)
+        step = self._positions(steps, trees.start[roots[waiting]], context)
+        pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
+        number = np.full(len(pairs), -1, dtype=np.int64)
+        for at, packed in enumerate(pairs.tolist()):
+            position = (packed & 0xFFFFFFFF) - 1
+            unit = self._shared_unit(packed >> 32 & 0xFFFFFFFF, steps[position] if position >= 0 else None)
+            if unit is not None:
+                number[at] = len(units)
+                units.append(unit)
+        of_root[waiting] = number[of_pair]
+
+    def _positions(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+        """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
+        if not steps:
+            return np.full(len(times), -1, dtype=np.int64)
+        starts = np.array([step.start for step in steps], dtype=np.int64)
+        position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        foreign = [c for c in np.unique(context).tolist() if not self._steps.owns(c)]
+        return np.where(np.isin(context, foreign), -1, position)
+
+    def _shared_unit(self, context: int, step: Step | None) -> Unit | None:
+        if step is not None:
+            span = self._steps.span(step, context)
+            return Unit(span.trace, span.span_id, False, span)
+        found = self._surroundings(context) if context else None
+        if found is None:
+            return None
+        parent, _ = found
+        trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        return Unit(trace, parent.span_id, parent.is_remote)
+
+    # ---- from one drain to the next ----
+
+    def _remember(self, trees: Forest, units: Sequence[Unit], unit: Array) -> None:
+        """Keeps the places of what is not complete yet."""
+        self._decided = trees.decided
+        self._places = {
+            key: units[number]
+            for key, number in zip(trees.decided.id.tolist(), unit[trees.rows :].tolist(), strict=True)
+        }
+
+    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64]:
+        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now."""
+        rows = trees.rows
+        inside = np.zeros(rows, dtype=np.int64)
+        if self._inside:
+            ended = np.flatnonzero(np.isin(batch["id"], np.fromiter(self._inside, np.uint64, len(self._inside))))
+            for row in ended.tolist():
+                inside[row] = self._inside.pop(int(batch["id"][row]))
+        parent = trees.parent[:rows]
+        outer = np.flatnonzero(parent >= rows)
+        if outer.size:
+            sums = np.zeros(len(trees) - rows, dtype=np.int64)
+            np.add.at(sums, parent[outer] - rows, (batch["end"] - batch["start"])[outer])
+            for at in np.flatnonzero(sums).tolist():
+                key = int(trees.id[rows + at])
+                self._inside[key] = self._inside.get(key, 0) + int(sums[at])
+        if self._inside:
+            still_open = set(batch.opens.id.tolist())
+            self._inside = {key: time for key, time in self._inside.items() if key in still_open}
+        return inside
+
+
+def _with_parents(batch: Batch, trees: Forest) -> Batch:
+    parent = trees.row_parent
+    if np.array_equal(parent, batch["parent"]):
+        return batch
+    return Batch(
+        {**batch.columns, "parent": parent}, batch.names, batch.threads, inputs=batch.inputs, dropped=batch.dropped
+    )

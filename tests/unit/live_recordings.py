@@ -1,0 +1,77 @@
+"""Recordings and exporters for tests of the span processor."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from live_batches import Event, Service
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+import otel_torchprof as otp
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._live_recording import Drained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+class Recording:
+    """What a LiveRecording is to a processor: batches that somebody else wrote."""
+
+    def __init__(self) -> None:
+        self.service = Service()
+        self.waiting: list[tuple[Event, ...]] = []
+        self.inside: dict[int, int] = {}
+        self.stopped = self.finished = False
+        self.drained = threading.Event()
+        self.fails = 0
+        self.meanwhile: Callable[[], object] = bool
+        """Called in the middle of every drain."""
+
+    def holds(self, _: int) -> bool:
+        return False
+
+    def drain(self) -> Drained:
+        if self.fails:
+            self.fails -= 1
+            raise MemoryError("no memory for a drain")
+        self.meanwhile()
+        events = self.waiting.pop(0) if self.waiting else ()
+        spans = SpanList(self.service.table(*events), resource=Resource({}), scope=instrumentation_scope())
+        inside, self.inside = self.inside, {}
+        self.drained.set()
+        return Drained(spans, len(events), {"evicted": 1} if events else {}, inside)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def finish(self) -> Drained:
+        assert self.stopped
+        self.finished = True
+        return self.drain()
+
+
+class Hanging(SpanExporter):
+    """Never comes back from an export until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def export(self, spans):
+        self.let_go.wait(60)
+        return SpanExportResult.SUCCESS
+
+
+def attached(recording: Recording, *exporters: SpanExporter, **options) -> otp.TorchSpanProcessor:
+    processor = otp.TorchSpanProcessor(*exporters, **options)
+    processor.attach(recording, processor.detach, {})
+    return processor
+
+
+def names(exporter: InMemorySpanExporter) -> list[str]:
+    return [span.name for span in exporter.get_finished_spans()]

@@ -1,0 +1,158 @@
+"""Random programs: where their events are placed must not depend on when the recorder was drained."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from live_batches import Event, Service, Span, readable, span_context
+
+from otel_torchprof._columns.batch import Thread
+from otel_torchprof._live_recording import _view
+from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.running import RunningAverages
+from otel_torchprof._model.steps import Trace
+from otel_torchprof._native.recorder import CONTEXT_MUTED
+
+LOOP = threading.get_ident()
+THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))
+KNOWN, FORGOTTEN = (1, 2), 3
+"""Contexts whose spans are known, and one whose span is no more."""
+AMBIENT = {span_context(number).span_id: number for number in KNOWN}
+
+
+@dataclass
+class Program:
+    """Threads that begin and end events, a loop that makes steps, and a recorder that is drained now and then."""
+
+    service: Service = field(default_factory=Service)
+    now: int = 0
+    open: list[list[Event]] = field(default_factory=lambda: [[] for _ in THREADS])
+    ended: list[Event] = field(default_factory=list)
+    context_of: dict[str, int] = field(default_factory=dict)
+    boundaries: int = 0
+    spans: dict[str, Span] = field(default_factory=dict)
+    averages: RunningAverages = field(default_factory=RunningAverages)
+
+    def __post_init__(self) -> None:
+        for number in KNOWN:
+            self.service.surroundings[number] = (span_context(number), None)
+
+    def begin(self, thread: int, context: int) -> None:
+        name = f"event {len(self.context_of)}"
+        self.context_of[name] = context
+        stack = self.open[thread]
+        stack.append(Event(name, self.now, None, stack[-1].name if stack else "", context, {"thread": thread}))
+        self.service.recorder.id_of(name)
+        self.service.recorder.name_index(name)
+        # A trace of its own has the same id however often, and whenever, it is asked for.
+        self.service.answers[name] = Trace(10**6 + len(self.context_of), True, True)
+
+    def end(self, thread: int, depth: int) -> None:
+        stack = self.open[thread]
+        if stack:
+            event = stack.pop(-1 - min(depth, len(stack) - 1))
+            event.end = self.now
+            self.ended.append(event)
+
+    def step(self, _: int, context: int) -> None:
+        self.boundaries += 1
+        self.service.boundary(self.boundaries, self.now, context)
+
+    def drain(self, context: int | None = None, *, final: bool = False) -> None:
+        """With a context: a step ends meanwhile."""
+        steps = self.service.steps
+        taken = steps.take_ended()
+        if context is not None:
+            self.step(0, context)
+        closed = sorted(self.ended, key=lambda event: (event.more["thread"], event.start))
+        self.ended = []
+        still_open = [event for stack in self.open for event in stack]
+        placed = self.service.trees.place(self.service.recorder.drain(*closed, *still_open, threads=THREADS))
+        if final:
+            taken += steps.take_ended(everything=True)
+        of_steps = [span for step in taken for span in step.spans.values()]
+        self.averages.add(_view(placed))
+        for name, span in readable(live_table(placed, of_steps, self.service.flows, events_of_steps=True)).items():
+            assert name not in self.spans or name.startswith("torch.step"), f"{name} came twice"
+            self.spans[name if name not in self.spans else f"{name}, {len(self.spans)}"] = span
+
+    def play(self, actions: list[Any], *, drains: bool = True) -> Program:
+        for name, *arguments in actions:
+            self.now += 10
+            if drains or name != "drain":
+                getattr(self, name)(*arguments)
+        for thread, stack in enumerate(self.open):
+            while stack:
+                self.now += 10
+                self.end(thread, 0)
+        self.drain(final=True)
+        return self
+
+    @property
+    def places(self) -> dict[str, tuple[int, int, int]]:
+        return {name: (span.trace, span.span_id, span.parent) for name, span in self.spans.items()}
+
+    @property
+    def sums(self) -> dict[str, tuple[int, int, int]]:
+        return {average.name: average[2:] for average in self.averages.read()}
+
+    def remembers_nothing(self) -> bool:
+        trees = self.service.trees
+        return not (trees._places or trees._inside or len(trees._decided.id))
+
+
+threads = st.integers(0, len(THREADS) - 1)
+contexts = st.sampled_from((0, *KNOWN, FORGOTTEN))
+begins = st.tuples(st.just("begin"), threads, contexts)
+ends = st.tuples(st.just("end"), threads, st.just(0))
+misnested_ends = st.tuples(st.just("end"), threads, st.integers(0, 2))
+drains = st.tuples(st.just("drain"))
+steps = st.tuples(st.just("step"), st.just(0), st.sampled_from((0, *KNOWN, FORGOTTEN, CONTEXT_MUTED)))
+drains_while_a_step_ends = st.tuples(st.just("drain"), st.sampled_from((0, 1)))
+
+
+@given(st.lists(st.one_of(begins, begins, ends, ends, drains), max_size=60))
+def test_spans_and_sums_do_not_depend_on_the_drains(actions):
+    """Without steps every event has the same ids, the same parent and the same own time, however often it was drained meanwhile."""
+    often, once = Program().play(actions), Program().play(actions, drains=False)
+    assert often.places == once.places
+    assert often.sums == once.sums
+    assert often.remembers_nothing()
+
+
+@given(st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains), max_size=60))
+def test_events_that_end_in_any_order_keep_their_places(actions):
+    """That holds for events which outlive those around them too, and a parent is always one that had not ended before."""
+    often, once = Program().play(actions), Program().play(actions, drains=False)
+    assert often.places == once.places
+    assert often.remembers_nothing()
+    by_id = {span.span_id: span for span in often.spans.values()}
+    parents = [(by_id[span.parent], span) for span in often.spans.values() if span.parent in by_id]
+    assert all(parent.start <= span.start <= parent.end for parent, span in parents)
+
+
+@given(
+    st.booleans(),
+    st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains, drains_while_a_step_ends, steps)),
+)
+def test_with_steps_no_span_is_lost_or_torn_from_its_parent(known_before, actions):
+    """Whenever steps end and wherever: each event is a span once, in its own trace, under a span that there is."""
+    program = Program()
+    if known_before:
+        program.service.steps.begin(0)
+    spans = program.play(actions).spans
+    by_id = {span.span_id: span for span in spans.values()}
+    assert len(by_id) == len(spans)
+    assert {name for name in spans if name.startswith("event")} == set(program.context_of)
+    assert program.remembers_nothing()
+    for span in spans.values():
+        assert span.start <= span.end
+        if span.parent in AMBIENT:
+            assert span.trace == AMBIENT[span.parent]
+        elif span.parent:
+            assert (by_id[span.parent].trace, by_id[span.parent].start <= span.start) == (span.trace, True)
+    assert all(spans[name].trace == context for name, context in program.context_of.items() if context in KNOWN)

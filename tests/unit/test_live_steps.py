@@ -1,0 +1,242 @@
+"""Drained batches become spans: steps, and what belongs to which."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from live_batches import Event, Service, in_request
+
+from otel_torchprof._columns.batch import Thread
+from otel_torchprof._model.steps import Trace
+from otel_torchprof._native.recorder import CONTEXT_MUTED
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def test_each_step_is_a_trace_that_links_to_the_one_before(service):
+    """Two steps outside of any span: two traces, each with its root, the second linked to the first."""
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    first = service.spans(Event("a", 10, 20))
+    service.boundary(2, 200, 0)
+    second = service.spans(Event("b", 110, 120))
+    root, following = first["torch.step 0"], second["torch.step 1"]
+    assert (root.start, root.end, root.parent, root.links) == (0, 100, 0, [])
+    assert (following.start, following.end, following.links) == (100, 200, [(root.trace, root.span_id)])
+    assert (first["a"].trace, first["a"].parent) == (root.trace, root.span_id)
+    assert (second["b"].trace, second["b"].parent) == (following.trace, following.span_id)
+    assert root.trace != following.trace
+
+
+def test_events_of_a_running_step_already_know_its_span(service):
+    """What is drained in the middle of a step refers to the id that the step's span has at its end."""
+    service.steps.begin(0)
+    early = service.spans(Event("a", 10, 20))
+    service.boundary(1, 100, 0)
+    assert early["a"].parent == service.spans()["torch.step 0"].span_id
+
+
+def test_the_sampler_is_asked_once_per_step(service):
+    """However many events and drains a step has, it is asked about once, with its number and its link."""
+    service.steps.begin(0)
+    service.spans(Event("a", 10, 20))
+    service.spans(Event("b", 30, 40))
+    service.boundary(1, 100, 0)
+    service.spans(Event("c", 110, 120))
+    root = 10_001, 1
+    assert service.asked == [("torch.step", 0, None), ("torch.step", 1, root)]
+
+
+def test_a_refused_step_says_so_at_once_and_leaves_nothing(service):
+    """A step that the sampler refuses is not recorded from its beginning, has no spans, and nobody links to it."""
+    service.steps.begin(0)
+    service.answers["torch.step"] = Trace(1, False, False)
+    assert service.boundary(1, 100, 0) is False
+    del service.answers["torch.step"]
+    assert service.boundary(2, 200, 0) is True
+    assert set(service.spans()) == set()
+    service.boundary(3, 300, 0)
+    assert service.spans()["torch.step 2"].links == []
+
+
+def test_steps_inside_a_span_are_its_children(service):
+    """A loop inside one long span: its steps are children of that span, linked, and hold their own events."""
+    in_request(service, 5, began=-50)
+    service.steps.begin(0)
+    service.boundary(1, 100, 5)
+    service.boundary(2, 200, 5)
+    spans = service.spans(Event("a", 10, 20, context=5), Event("b", 110, 120, context=5))
+    first, second = spans["torch.step 0"], spans["torch.step 1"]
+    assert (first.trace, first.parent, second.parent) == (5, 5000, 5000)
+    assert (spans["a"].parent, spans["b"].parent) == (first.span_id, second.span_id)
+    assert second.links == [(5, first.span_id)]
+    assert service.asked == []
+
+
+def test_a_step_does_not_begin_before_the_span_that_it_is_in(service):
+    """One span per step: the step's span lies inside it, though its number was due since the step before."""
+    in_request(service, 5, began=120)
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    service.boundary(2, 200, 5)
+    spans = service.spans(Event("b", 130, 140, context=5))
+    assert (spans["torch.step 1"].start, spans["torch.step 1"].end, spans["torch.step 1"].parent) == (120, 200, 5000)
+    assert spans["b"].parent == spans["torch.step 1"].span_id
+
+
+def test_contexts_of_the_loops_thread_belong_to_steps(service):
+    """The first events of a new span on the loop's thread are already under its step, before that step has ended."""
+    in_request(service, 5, began=110)
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    loop = Thread(1, threading.get_ident(), 1, "main")
+    early = service.spans(Event("b", 130, 140, context=5), threads=(loop,))
+    service.boundary(2, 200, 5)
+    assert early["b"].parent == service.spans()["torch.step 1"].span_id
+
+
+def test_a_request_that_is_served_beside_a_loop_is_none_of_its_steps(service):
+    """An event in a request's span, on another thread than the loop's, is a child of that span."""
+    in_request(service, 9)
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    other = Thread(2, threading.get_ident() + 1, 2, "server")
+    spans = service.spans(Event("op", 110, 120, context=9), threads=(other,))
+    assert (spans["op"].trace, spans["op"].parent) == (9, 9000)
+
+
+def test_a_step_inside_an_unsampled_span_has_no_span(service):
+    """A step that ends where nothing is recorded leaves none, and asks no sampler: the span above has decided."""
+    service.steps.begin(0)
+    assert service.boundary(1, 100, CONTEXT_MUTED) is True
+    assert service.spans() == {}
+    assert service.asked == []
+
+
+def test_the_first_step_begins_with_what_came_first(service):
+    """Only the end of the first step is told of: it began with its events, and its share of a span is no longer than these."""
+    in_request(service, 5, began=10)
+    service.boundary(1, 100, 0)
+    assert not service.steps.begun
+    service.steps.begin(12)
+    assert service.steps.begun
+    loop = Thread(1, threading.get_ident(), 1, "main")
+    spans = service.spans(Event("a", 12, 20, context=5), threads=(loop,))
+    whole, share = spans["torch.step 0"], spans["torch.step 0'"]
+    assert (whole.start, whole.end, whole.parent) == (12, 100, 0)
+    assert (share.start, share.end, share.parent) == (12, 20, 5000)
+    assert spans["a"].parent == share.span_id
+
+
+def test_ends_of_steps_that_are_told_out_of_order(service):
+    """Of two threads that end steps at once, one may read the clock first and tell last: no step ends before it begins."""
+    service.boundary(1, 100, 0)
+    service.boundary(2, 90, 0)
+    service.boundary(3, 200, 0)
+    spans = service.spans(Event("a", 10, 20), Event("b", 110, 120))
+    assert [(spans[f"torch.step {n}"].start, spans[f"torch.step {n}"].end) for n in (1, 2)] == [(100, 100), (100, 200)]
+    assert spans["b"].parent == spans["torch.step 2"].span_id
+
+
+def test_a_step_holds_its_events(service):
+    """A step's span is widened to hold an event that began before anybody knew of the step."""
+    service.boundary(1, 100, 0)
+    spans = service.spans(Event("a", 10, 20))
+    assert (spans["torch.step 0"].start, spans["torch.step 0"].end) == (10, 100)
+
+
+def test_without_events_of_steps_only_steps_are_spans():
+    """With detail "steps", what happens in a step is no span, what happens in a request is."""
+    service = Service(events_of_steps=False)
+    in_request(service, 9)
+    service.boundary(1, 100, 0)
+    other = Thread(2, threading.get_ident() + 1, 2, "server")
+    spans = service.spans(Event("model", 10, 20), Event("served", 11, 19, context=9), threads=(other,))
+    assert set(spans) == {"torch.step 0", "served"}
+
+
+def test_the_last_step_comes_with_the_end(service):
+    """What came after the last boundary is under a step of its own, which the final drain closes with its last event."""
+    service.boundary(1, 100, 0)
+    service.spans()
+    spans = service.spans(Event("a", 110, 120), final=False)
+    last = service.spans(final=True)
+    assert spans["a"].parent == last["torch.step 1"].span_id
+    assert (last["torch.step 1"].start, last["torch.step 1"].end) == (100, 120)
+
+
+def test_a_step_in_which_nothing_happened_does_not_come_with_the_end(service):
+    """A loop that ends with a boundary has no empty step behind it."""
+    service.boundary(1, 100, 0)
+    assert set(service.spans(final=True)) == {"torch.step 0"}
+
+
+def test_a_label_around_the_loop_does_not_hold_its_steps(service):
+    """A label that lasts for many steps keeps what happened in its first; later steps have their own events."""
+    service.steps.begin(0)
+    spans = service.spans(Event("epoch", 5), Event("a", 10, 20, "epoch"))
+    for number in (1, 2, 3):
+        service.boundary(number, 100 * number, 0)
+    spans |= service.spans(Event("epoch", 5), Event("b", 210, 220, "epoch"), Event("in b", 211, 212, "b"))
+    assert spans["a"].trace == spans["torch.step 0"].trace
+    assert (spans["b"].trace, spans["b"].parent) == (spans["torch.step 2"].trace, spans["torch.step 2"].span_id)
+    assert spans["in b"].parent == spans["b"].span_id
+
+
+def test_a_label_around_the_end_of_a_step_stays_whole(service):
+    """What a label holds that began in one step and ended in the next is in the step in which it began."""
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    service.boundary(2, 200, 0)
+    loop = Thread(1, threading.get_ident(), 1, "main")
+    events = Event("optimizer", 90, 120), Event("zero_grad", 110, 115, "optimizer"), Event("a", 130, 140)
+    spans = service.spans(*events, threads=(loop,))
+    assert spans["zero_grad"].parent == spans["optimizer"].span_id
+    assert spans["optimizer"].parent == spans["torch.step 0"].span_id
+    assert spans["a"].parent == spans["torch.step 1"].span_id
+    assert (spans["torch.step 0"].end, spans["torch.step 1"].start) == (120, 120)
+
+
+@pytest.mark.parametrize(
+    ("thread", "end"), [(1, 120), (0, 250)], ids=["another thread is at work", "a label lasts for steps"]
+)
+def test_a_step_begins_at_the_boundary_whatever_else_goes_on(service, thread, end):
+    """Only what the loop finishes right behind a boundary belongs to the step before: waiting for data is the next step's."""
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    service.boundary(2, 200, 0)
+    threads = (Thread(1, threading.get_ident(), 1, "main"), Thread(2, 2, 2, "loader"))
+    events = Event("load", 90, end, more={"thread": thread}), Event("a", 130, 140)
+    spans = service.spans(*events, threads=threads)
+    assert (spans["torch.step 1"].start, spans["torch.step 1"].end) == (100, 200)
+
+
+def test_a_step_holds_what_is_still_open(service):
+    """A label that was open when the first step was drained, and had begun before anybody knew of steps, is inside its span."""
+    service.boundary(1, 100, 0)
+    step = service.spans(Event("epoch", 5))["torch.step 0"]
+    epoch = service.spans(Event("epoch", 5, 110))["epoch"]
+    assert (epoch.parent, step.start) == (step.span_id, 5)
+
+
+def test_steps_between_two_drains_are_all_told_apart(service):
+    """A thousand steps may end between two drains: each has its own events."""
+    service.steps.begin(0)
+    for number in range(1, 1001):
+        service.boundary(number, 100 * number, 0)
+    spans = service.spans(*(Event(f"op {number}", 100 * number + 1, 100 * number + 2) for number in range(1000)))
+    assert all(spans[f"op {n}"].parent == spans[f"torch.step {n}"].span_id for n in range(1000))
+    service.spans()
+    assert len(service.steps.known()) == 1
+
+
+def test_a_steps_span_tells_its_thread(service):
+    """The span of a step has the id and the name of the thread of the loop, so that a viewer draws it above its events."""
+    service.boundary(1, 100, 0)
+    table = service.table(Event("a", 10, 20))
+    shown = {c.key: (c.values.tolist(), c.present.tolist()) for c in table.attributes}
+    assert shown["thread.id"] == ([threading.get_ident(), 0], [1, 0])
