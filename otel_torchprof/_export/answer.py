@@ -1,0 +1,77 @@
+"""What a receiver answered to a message, whatever the protocol."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+_LONGEST_TEXT = 300
+
+
+class Verdict(enum.Enum):
+    """What to do with the message now."""
+
+    ACCEPTED = enum.auto()
+    RETRY = enum.auto()
+    """Not taken, and it may be the next time."""
+    TOO_LARGE = enum.auto()
+    """Not taken because of its size."""
+    REFUSED = enum.auto()
+    """Not taken, and never will be."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A verdict and what goes with it."""
+
+    verdict: Verdict
+    reason: str = ""
+    """In words, for people. Where accepted: what the receiver remarked."""
+    wait: float | None = None
+    """Seconds that the receiver wants to be left alone before the next attempt."""
+    rejected_spans: int = 0
+    """Where accepted: spans of the message that were not."""
+
+
+def accepted(body: bytes) -> Answer:
+    """The answer of a receiver that took the message and said ``body``, a serialized ExportTraceServiceResponse."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    try:
+        partial = ExportTraceServiceResponse.FromString(body).partial_success
+    except DecodeError:
+        # The status said that it was taken, and sending it again would double what was.
+        return Answer(Verdict.ACCEPTED, "the receiver's answer cannot be read")
+    return Answer(Verdict.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
+
+
+def one_line(text: str) -> str:
+    """Somebody else's text for a log: on one line, and not too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_TEXT else line[:_LONGEST_TEXT] + " ..."
+
+
+def seconds_or_none(value: float) -> float | None:
+    """A wait that a receiver named; None where it makes no sense."""
+    return max(0.0, value) if math.isfinite(value) else None
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The exception and what led to it, down to the bottom."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+def root_cause(error: BaseException) -> str:
+    """What went wrong at the bottom of a transport's exceptions.
+
+    Only the system's own errors are told in their words: those of the layers above may show the URL with what is secret in it.
+    """
+    bottom = causes(error)[-1]
+    name = type(bottom).__name__
+    systems_own = isinstance(bottom, OSError) and type(bottom).__module__ in {"builtins", "socket", "ssl"}
+    return f"{name}: {bottom}" if systems_own else name

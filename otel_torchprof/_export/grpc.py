@@ -1,0 +1,164 @@
+"""OTLP over gRPC: bytes in, bytes out, by the grpc package."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof.version import __version__
+
+from .answer import Answer, Verdict, accepted, one_line, root_cause, seconds_or_none
+from .settings import GZIP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .settings import Settings
+
+METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+_RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
+_SIZE_CODES = frozenset({"RESOURCE_EXHAUSTED", "OUT_OF_RANGE"})
+"""What servers say to a message that is too large for them (the second is that of Rust's tonic)."""
+_OPTIONS = (
+    ("grpc.primary_user_agent", f"otel-torchprof/{__version__}"),
+    # gRPC's own waits before it connects again grow to two minutes, past any of our deadlines.
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    # Else a new channel is given the old one's broken connection, and its waits.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_channels_of_parents: list[Any] = []
+
+
+class GrpcTransport:
+    """Sends messages to one target. Thread-safe; all threads share one channel, made at the first message.
+
+    A channel whose receiver could not be reached is replaced, and closed as soon as nobody uses it any more.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        import grpc
+
+        self._grpc = grpc
+        self._settings = settings
+        self._metadata = tuple(settings.headers.items())
+        self._lock = threading.Lock()
+        self._current: _Connection | None = None
+        self._closed = False
+
+    def prepare(self, message: bytes) -> bytes:
+        """The message itself: gRPC compresses."""
+        return message
+
+    def send(self, message: bytes, timeout: float) -> Answer:
+        """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
+        try:
+            connection = self._acquire()
+        except OSError as error:  # a certificate file that was there when the exporter was made
+            return Answer(Verdict.REFUSED, root_cause(error))
+        if connection is None:
+            return Answer(Verdict.REFUSED, "the exporter is shut down")
+        unreachable = False
+        try:
+            return accepted(connection.export(message, timeout=timeout, metadata=self._metadata))
+        except self._grpc.RpcError as error:
+            unreachable = error.code() is self._grpc.StatusCode.UNAVAILABLE
+            return _answer(error)
+        except ValueError as error:  # closed since it was acquired
+            return Answer(Verdict.REFUSED, str(error))
+        finally:
+            self._release(connection, unreachable)
+
+    def close(self) -> None:
+        """Closes the channel; what is being sent ends at once, as cancelled."""
+        with self._lock:
+            self._closed = True
+            connection, self._current = self._current, None
+        if connection is not None:
+            connection.channel.close()
+
+    def after_fork_in_child(self) -> None:
+        """The parent's channel stays the parent's: kept, since its destructor would tell the receiver goodbye."""
+        self._lock = threading.Lock()
+        _channels_of_parents.append(self._current)
+        self._current = None
+
+    def _acquire(self) -> _Connection | None:
+        with self._lock:
+            if self._closed:
+                return None
+            if self._current is None:
+                self._current = _Connection(self._new_channel())
+            self._current.users += 1
+            return self._current
+
+    def _release(self, connection: _Connection, unreachable: bool) -> None:
+        with self._lock:
+            connection.users -= 1
+            if unreachable and connection is self._current:
+                self._current = None
+            unused = connection is not self._current and not connection.users
+        if unused:
+            connection.channel.close()
+
+    def _new_channel(self) -> Any:
+        grpc, settings = self._grpc, self._settings
+        compression = grpc.Compression.Gzip if settings.compression == GZIP else grpc.Compression.NoCompression
+        if settings.insecure:
+            return grpc.insecure_channel(settings.endpoint, options=_OPTIONS, compression=compression)
+        # Read anew for each channel: certificates are renewed while a service runs.
+        certificate = _read(settings.client_certificate_file)
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_read(settings.certificate_file),
+            private_key=_read(settings.client_key_file) or certificate,
+            certificate_chain=certificate,
+        )
+        return grpc.secure_channel(settings.endpoint, credentials, options=_OPTIONS, compression=compression)
+
+
+class _Connection:
+    """A channel, and how many are using it."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.users = 0
+        self.export: Callable[..., bytes] = channel.unary_unary(
+            METHOD, request_serializer=None, response_deserializer=None
+        )
+
+
+def _read(path: str | None) -> bytes | None:
+    return Path(path).read_bytes() if path else None
+
+
+def _answer(error: Any) -> Answer:
+    code, details = error.code().name, error.details() or ""
+    reason = f"{code}: {one_line(details)}"
+    wait = _retry_info(error)
+    if code in _SIZE_CODES and ("larg" in details or "size" in details):
+        return Answer(Verdict.TOO_LARGE, reason)
+    # Exhausted for good (a quota), unless the receiver says when it no longer will be.
+    if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
+        return Answer(Verdict.RETRY, reason, wait=wait)
+    return Answer(Verdict.REFUSED, reason)
+
+
+def _retry_info(error: Any) -> float | None:
+    """Seconds that a ``google.rpc.RetryInfo`` among the status's details asks for."""
+    from google.protobuf.message import DecodeError
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    for name, value in error.trailing_metadata() or ():
+        if name != "grpc-status-details-bin":
+            continue
+        try:
+            for detail in Status.FromString(value).details:
+                info = RetryInfo()
+                if detail.Unpack(info):
+                    return seconds_or_none(info.retry_delay.ToTimedelta().total_seconds())
+        except (DecodeError, OverflowError):
+            return None
+    return None

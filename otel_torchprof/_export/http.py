@@ -1,0 +1,146 @@
+"""OTLP over HTTP: protobuf in the body of a POST, by the requests package."""
+
+from __future__ import annotations
+
+import gzip
+import ssl
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof.version import __version__
+
+from .answer import Answer, Verdict, accepted, causes, one_line, root_cause, seconds_or_none
+from .deadline import Deadline
+from .settings import GZIP
+
+if TYPE_CHECKING:
+    import requests
+
+    from .settings import Settings
+
+_PROTOBUF = "application/x-protobuf"
+_RETRYABLE = frozenset({429, 502, 503, 504})
+"""The specification's list; every other 4xx and 5xx is final."""
+_TOO_LARGE = 413
+_GZIP_LEVEL = 1
+_SHORTEST_TIMEOUT = 0.001
+"""Seconds; urllib3 refuses 0."""
+_LONGEST_BODY = 4096
+"""Bytes of an answer that are read: a partial success takes a hundred, the rest is somebody's error page."""
+
+_sessions_of_parents: list[Any] = []
+
+
+class HttpTransport:
+    """Sends messages to one URL. Thread-safe; connections are kept and shared between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._headers = {"user-agent": f"otel-torchprof/{__version__}", **settings.headers, "content-type": _PROTOBUF}
+        if settings.compression == GZIP:
+            self._headers["content-encoding"] = "gzip"
+        certificate, key = settings.client_certificate_file, settings.client_key_file
+        self._certificate = (certificate, key) if certificate and key else certificate
+        self._session = self._new_session()
+
+    def _new_session(self) -> requests.Session:
+        import requests
+
+        return requests.Session()
+
+    def prepare(self, message: bytes) -> bytes:
+        """The body to send, made once for all attempts."""
+        return gzip.compress(message, _GZIP_LEVEL, mtime=0) if self._settings.compression == GZIP else message
+
+    def send(self, body: bytes, timeout: float) -> Answer:
+        """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
+        import requests
+        from urllib3 import Timeout
+
+        deadline = Deadline.after(timeout)
+        try:
+            with self._session.post(
+                self._settings.endpoint,
+                data=body,
+                headers=self._headers,
+                # A pair or a number would bound the connecting and each read, not the whole.
+                timeout=Timeout(total=max(timeout, _SHORTEST_TIMEOUT)),  # type: ignore[arg-type]
+                # Given with each request: those of a session give way to REQUESTS_CA_BUNDLE.
+                verify=self._settings.certificate_file or True,
+                cert=self._certificate,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                return _answer(response, _body(response, deadline))
+        except (requests.ConnectionError, requests.Timeout) as error:
+            # A certificate that cannot be trusted will not be trusted the next time.
+            untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error))
+            verdict = Verdict.REFUSED if untrusted else Verdict.RETRY
+            return Answer(verdict, root_cause(error))
+        except (requests.RequestException, OSError, ValueError) as error:
+            return Answer(Verdict.REFUSED, root_cause(error))
+
+    def close(self) -> None:
+        """Closes the connections that are not in use; those that are end with their timeout."""
+        self._session.close()
+
+    def after_fork_in_child(self) -> None:
+        """The parent's connections stay the parent's: kept, so that not even their destructors touch them."""
+        _sessions_of_parents.append(self._session)
+        self._session = self._new_session()
+
+
+def _body(response: requests.Response, deadline: Deadline) -> bytes | None:
+    """The body, or its beginning; None where it broke off or took too long."""
+    import requests
+
+    body = bytearray()
+    try:
+        # By the byte, since a larger read lasts as long as somebody sends a byte now and then.
+        for piece in response.iter_content(1):
+            body += piece
+            if deadline.passed:
+                return None
+            if len(body) >= _LONGEST_BODY:
+                break
+    except (requests.RequestException, OSError):
+        return None
+    return bytes(body)
+
+
+def _answer(response: requests.Response, body: bytes | None) -> Answer:
+    status = response.status_code
+    if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
+        # The status came whole, so the message was taken: to send it again would double it.
+        return Answer(Verdict.ACCEPTED, "the receiver's answer broke off") if body is None else accepted(body)
+    said = _error_text(response, body or b"")
+    reason = f"HTTP {status} {response.reason}".rstrip() + (f": {said}" if said else "")
+    if status in _RETRYABLE:
+        return Answer(Verdict.RETRY, reason, wait=retry_after(response.headers.get("retry-after", "")))
+    return Answer(Verdict.TOO_LARGE if status == _TOO_LARGE else Verdict.REFUSED, reason)
+
+
+def _error_text(response: requests.Response, body: bytes) -> str:
+    """What an answer that is no success says: OTLP wants a ``google.rpc.Status`` there, proxies send text."""
+    if _PROTOBUF not in response.headers.get("content-type", ""):
+        return one_line(body.decode("utf-8", "replace"))
+    from google.protobuf.message import DecodeError
+    from google.rpc.status_pb2 import Status
+
+    try:
+        return one_line(Status.FromString(body).message)
+    except DecodeError:
+        return ""
+
+
+def retry_after(value: str) -> float | None:
+    """Seconds that a ``Retry-After`` header asks for, as a number or as a date; None where it says neither."""
+    try:
+        return seconds_or_none(float(value))
+    except ValueError:
+        pass
+    try:
+        return seconds_or_none(parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

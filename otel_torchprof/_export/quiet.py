@@ -1,0 +1,49 @@
+"""A log that our own trouble does not fill."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_logger = logging.getLogger("otel_torchprof")
+
+SECONDS_BETWEEN_LIKE_MESSAGES = 60.0
+
+
+def debug(message: str, *arguments: object) -> None:
+    """Logs for those who look for trouble."""
+    _logger.debug(message, *arguments)
+
+
+class LimitedLog:
+    """Warnings of the package's logger, each text at most once a minute.
+
+    Two warnings are alike when they have the same text before the arguments are filled in: a receiver that is down gives
+    another reason with every attempt. What was left out is counted in the next one. Thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def warning(self, message: str, *arguments: object) -> None:
+        """Logs, or counts what it does not log. ``message`` takes its arguments by ``%``."""
+        with self._lock:
+            now = self._clock()
+            last, hidden = self._said.get(message, (-SECONDS_BETWEEN_LIKE_MESSAGES + now, 0))
+            if now - last < SECONDS_BETWEEN_LIKE_MESSAGES:
+                self._said[message] = (last, hidden + 1)
+                return
+            self._said[message] = (now, 0)
+        more = f" ({hidden} more like it since the last one)" if hidden else ""
+        _logger.warning("%s%s", message % arguments, more)
+
+    def after_fork_in_child(self) -> None:
+        """The lock may have been held by a thread that the child does not have."""
+        self._lock = threading.Lock()

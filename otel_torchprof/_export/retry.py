@@ -1,0 +1,67 @@
+"""One message, sent until it is taken, refused for good, or out of time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .answer import Answer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .deadline import Deadline
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits between attempts, each twice as long as the one before, up to ``longest``, give or take ``jitter``."""
+
+    first: float = 0.5
+    """Seconds, as all of these."""
+    longest: float = 5.0
+    jitter: float = 0.2
+    """As a share of the wait: those that a receiver refused together do not come back together."""
+    shortest: float = 0.1
+    """Even where the receiver asks for no wait at all, it is not hammered."""
+
+    def wait(self, retries: int, asked: float | None) -> float:
+        """Seconds to wait after ``retries`` retries; what the receiver ``asked`` for counts before our own."""
+        if asked is not None:
+            return max(asked, self.shortest)
+        # The exponent is bounded: 2.0 ** 1024 is an OverflowError.
+        whole = min(self.longest, self.first * 2.0 ** min(retries, 32))
+        return whole * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 (nothing secret)
+
+
+def deliver(
+    attempt: Callable[[float], Answer],
+    *,
+    deadline: Deadline,
+    wait: Callable[[float], bool],
+    backoff: Backoff,
+    retrying: Callable[[Answer, float], None],
+) -> Answer:
+    """Attempts until the answer is final; never answers RETRY.
+
+    Args:
+        attempt: sends once, within so many seconds.
+        deadline: for everything together. A wait that would pass it is not begun.
+        wait: waits so many seconds; True when it was woken because no more is to be sent.
+        backoff: how long to wait.
+        retrying: is told of each wait before it begins.
+    """
+    retries = 0
+    while True:
+        answer = attempt(deadline.remaining())
+        if answer.verdict is not Verdict.RETRY:
+            return answer
+        seconds = backoff.wait(retries, answer.wait)
+        if seconds >= deadline.remaining():
+            tried = f"after {retries + 1} attempts, with no time left to wait {seconds:.1f} s for another"
+            return Answer(Verdict.REFUSED, f"{answer.reason} ({tried})")
+        retrying(answer, seconds)
+        if wait(seconds):
+            return Answer(Verdict.REFUSED, f"{answer.reason} (shut down while waiting to try again)")
+        retries += 1

@@ -1,0 +1,353 @@
+"""How the OTLP exporter is set: by keyword, else by the standard ``OTEL_EXPORTER_OTLP_*`` variables."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
+
+from .variables import VARIABLES, keyword, read, warn_once, without_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+GRPC = "grpc"
+HTTP = "http/protobuf"
+GZIP = "gzip"
+NONE = "none"
+
+TRACES_PATH = "/v1/traces"
+_DEFAULT_GRPC_ENDPOINT = "http://localhost:4317"
+_DEFAULT_HTTP_ENDPOINT = "http://localhost:4318" + TRACES_PATH
+_DEFAULT_TIMEOUT = 10.0
+
+_COMPRESSIONS = {"none": NONE, "nocompression": NONE, "gzip": GZIP}
+"""By the names that the enums of grpc and of OpenTelemetry's exporters have for them, in lower case."""
+_RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
+"""Schemes that gRPC itself makes something of."""
+_HTTP_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_GRPC_NAME = re.compile(r"[0-9a-z_.-]+")
+_ENCODED_ITEM = re.compile(r"[^\s=]+\s*=\s*[^\s\",;\\]*")
+"""A header as the specification has it. One with spaces in its value is taken too, then as it is."""
+_SHORTEST_SECRET = 4
+
+HeadersArgument = Mapping[str, str] | Iterable[tuple[str, str]] | str
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """What an OTLP exporter is set to. Immutable; its repr shows no header values and no credentials."""
+
+    protocol: str
+    """:data:`GRPC` or :data:`HTTP`."""
+    endpoint: str
+    """HTTP: the URL. gRPC: host and port, or another target that gRPC resolves."""
+    insecure: bool
+    """Without TLS."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    timeout: float
+    """Seconds that one message may take with all its retries."""
+    compression: str
+    """:data:`GZIP` or :data:`NONE`."""
+    certificate_file: str | None
+    client_key_file: str | None
+    client_certificate_file: str | None
+    max_request_bytes: int
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        endpoint: str | None = None,
+        protocol: str | None = None,
+        headers: HeadersArgument | None = None,
+        timeout: float | None = None,
+        compression: Any = None,
+        insecure: bool | None = None,
+        certificate_file: str | os.PathLike[str] | None = None,
+        client_key_file: str | os.PathLike[str] | None = None,
+        client_certificate_file: str | os.PathLike[str] | None = None,
+        max_request_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> Settings:
+        """The keywords; where one is None or empty, the variables of ``environ`` (by default the process's).
+
+        Headers of both are sent, the keyword's where a name is in both. ``insecure=False`` asks for TLS whatever the
+        endpoint's scheme; True leaves ``https://`` what it is.
+
+        Raises ValueError naming a bad keyword, its value (never that of a header) and what is allowed.
+        """
+        source = _Source(os.environ if environ is None else environ)
+        chosen = source.take("protocol", protocol, _protocol, GRPC)
+        target, plain = source.endpoint(chosen, endpoint, insecure)
+        certificate, key = source.client_certificate(client_certificate_file, client_key_file)
+        return cls(
+            protocol=chosen,
+            endpoint=target,
+            insecure=plain,
+            headers=source.headers(headers, _GRPC_NAME if chosen == GRPC else _HTTP_NAME),
+            timeout=source.take("timeout", timeout, _seconds, _DEFAULT_TIMEOUT),
+            compression=source.take("compression", compression, _compression, NONE),
+            certificate_file=source.take("certificate_file", certificate_file, _readable, None),
+            client_key_file=key,
+            client_certificate_file=certificate,
+            max_request_bytes=keyword("max_request_bytes", max_request_bytes, _message_size),
+        )
+
+    @property
+    def shown_endpoint(self) -> str:
+        """The endpoint as messages may show it."""
+        return without_credentials(self.endpoint)
+
+    def redacted(self, text: str) -> str:
+        """Text that came from outside, without what this exporter sent in its headers."""
+        for value in self.headers.values():
+            for secret in sorted({value, *value.split()}, key=len, reverse=True):
+                if len(secret) >= _SHORTEST_SECRET:
+                    text = text.replace(secret, "***")
+        return text
+
+    def __repr__(self) -> str:
+        return (
+            f"Settings(protocol={self.protocol!r}, endpoint={self.shown_endpoint!r}, insecure={self.insecure}, "
+            f"headers of {sorted(self.headers)}, timeout={self.timeout}, compression={self.compression!r}, "
+            f"certificate_file={self.certificate_file!r}, client_certificate_file={self.client_certificate_file!r}, "
+            f"max_request_bytes={self.max_request_bytes})"
+        )
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """How batches wait and are handed to an exporter; the names are those of OpenTelemetry's BatchSpanProcessor.
+
+    Raises ValueError naming a value that is not above 0.
+    """
+
+    schedule_delay_millis: float = 5_000.0
+    """Between two drains of the recorder; the queue itself hands on at once what it is given."""
+    max_export_batch_size: int = 512
+    """Spans per call of an exporter that does not take a SpanList whole."""
+    max_queue_size: int = 1_000_000
+    """Spans that may wait. OpenTelemetry's default, 2,048, would not hold one training step."""
+    export_timeout_millis: float = 30_000.0
+    """For one batch, with exporters that can be told."""
+    max_queue_bytes: int = 256 << 20
+    """Bytes that may wait."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            kind = int if isinstance(field.default, int) else float
+            keyword(field.name, getattr(self, field.name), functools.partial(_above_zero, kind=kind))
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        schedule_delay_millis: float | None = None,
+        max_export_batch_size: int | None = None,
+        max_queue_size: int | None = None,
+        export_timeout_millis: float | None = None,
+        max_queue_bytes: int | None = None,
+    ) -> QueueSettings:
+        """The keywords; where one is None, the ``OTEL_BSP_*`` variables of ``environ`` (by default the process's)."""
+        keywords = {
+            "schedule_delay_millis": schedule_delay_millis,
+            "max_export_batch_size": max_export_batch_size,
+            "max_queue_size": max_queue_size,
+            "export_timeout_millis": export_timeout_millis,
+            "max_queue_bytes": max_queue_bytes,
+        }
+        source = os.environ if environ is None else environ
+        parse = functools.partial(_above_zero, kind=int)
+        for name in [name for name, value in keywords.items() if value is None and name in VARIABLES]:
+            keywords[name] = read(source, VARIABLES[name].names, parse)
+        return cls(**{name: value for name, value in keywords.items() if value is not None})  # type: ignore[arg-type]
+
+
+class _Source:
+    """Keywords before variables, variables before defaults."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def take(self, setting: str, value: object, parse: Callable[[Any], T], default: Any) -> T:
+        if value is not None and value != "":
+            return keyword(setting, value, parse)
+        found = read(self._environ, VARIABLES[setting].names, parse)
+        return default if found is None else found
+
+    def endpoint(self, protocol: str, value: str | None, insecure: bool | None) -> tuple[str, bool]:
+        """The endpoint, and whether it goes without TLS."""
+        if protocol == HTTP:
+            url = self._http_endpoint(value)
+            return url, url.startswith("http:")
+        scheme, target = self.take("endpoint", value, _grpc_endpoint, None) or _grpc_endpoint(_DEFAULT_GRPC_ENDPOINT)
+        if scheme == "https" or insecure is False:
+            return target, False
+        if insecure or scheme == "http":
+            return target, True
+        return target, self.take("insecure", None, _boolean, default=False)
+
+    def _http_endpoint(self, value: str | None) -> str:
+        if value:
+            return keyword("endpoint", value, _http_endpoint)
+        for_traces, for_all = VARIABLES["endpoint"].names
+        return (
+            read(self._environ, (for_traces,), _http_endpoint)
+            or read(self._environ, (for_all,), lambda text: _http_endpoint(text).removesuffix("/") + TRACES_PATH)
+            or _DEFAULT_HTTP_ENDPOINT
+        )
+
+    def headers(self, value: HeadersArgument | None, names: re.Pattern[str]) -> dict[str, str]:
+        """Those of the variables, and over them those of the keyword."""
+        variable = next((name for name in VARIABLES["headers"].names if self._environ.get(name, "").strip()), "")
+        headers, problems = _headers(self._environ.get(variable, ""), names)
+        for problem in problems:
+            warn_once(f"{variable}: {problem}; it is left out")
+        given, problems = _headers(value or "", names)
+        if problems:
+            raise ValueError(f"headers is not allowed: {problems[0]}")
+        return headers | given
+
+    def client_certificate(self, certificate: Any, key: Any) -> tuple[str | None, str | None]:
+        """The client's certificate and its key; a certificate without a file for its key has the key in it."""
+        found = self.take("client_certificate_file", certificate, _readable, None)
+        found_key = self.take("client_key_file", key, _readable, None)
+        if found or not found_key:
+            return found, found_key
+        if key:
+            raise ValueError(f"client_key_file is {os.fspath(key)!r}, but there is no client_certificate_file to it")
+        warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
+        return None, None
+
+
+def _protocol(value: str) -> str:
+    found = value.strip().lower()
+    if found not in {GRPC, HTTP}:
+        raise ValueError(f"allowed are {GRPC!r} and {HTTP!r}")
+    return found
+
+
+def _grpc_endpoint(value: str) -> tuple[str, str]:
+    """The scheme where it says something about TLS, and the target. User and password mean nothing to gRPC."""
+    parts = _split(value)
+    if not parts.netloc or parts.scheme in _RESOLVERS:
+        scheme, target = "", value.rpartition("@")[2]
+    else:
+        scheme, target = parts.scheme, parts.netloc.rpartition("@")[2]
+    if not target or re.search(r"\s", target) or (parts.netloc and scheme and not parts.hostname):
+        raise ValueError("allowed is http://host:port, https://host:port or host:port")
+    return scheme, target
+
+
+def _http_endpoint(value: str) -> str:
+    parts = _split(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", value):
+        raise ValueError("allowed is a URL that begins with http:// or https://")
+    return value
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (raises for one that is no number)
+    except ValueError:
+        raise ValueError("allowed is a URL with a host, and a port from 0 to 65535") from None
+    return parts
+
+
+def _seconds(value: Any) -> float:
+    seconds = _number(value, float)
+    if not 0 < seconds < math.inf:
+        raise ValueError("allowed is a number of seconds above 0")
+    return seconds
+
+
+def _above_zero(value: Any, kind: type[Number]) -> Number:
+    number = _number(value, kind)
+    if not 0 < number < math.inf:
+        raise ValueError(f"allowed is a {'whole ' if kind is int else ''}number above 0")
+    return number
+
+
+def _number(value: Any, kind: type[Number]) -> Number:
+    """The value as a number, 0 where it is none: 0 is allowed nowhere here."""
+    try:
+        number = kind(value)
+        return number if number == float(value) else kind(0)
+    except (TypeError, ValueError, OverflowError):
+        return kind(0)
+
+
+def _compression(value: Any) -> str:
+    found = _COMPRESSIONS.get(str(getattr(value, "name", value)).strip().lower())
+    if found is None:
+        raise ValueError(f"allowed are {GZIP!r} and {NONE!r}")
+    return found
+
+
+def _boolean(value: str) -> bool:
+    if value.lower() not in {"true", "false"}:
+        raise ValueError("allowed are true and false")
+    return value.lower() == "true"
+
+
+def _readable(value: Any) -> str:
+    path = os.fspath(value)
+    try:
+        with Path(path).open("rb"):
+            return str(path)
+    except OSError as error:
+        raise ValueError(f"it must be a file that can be read ({error.strerror})") from None
+
+
+def _message_size(value: Any) -> int:
+    if not isinstance(value, int) or not 1 <= value <= PROTOBUF_MAX_BYTES:
+        raise ValueError(f"allowed is from 1 to {PROTOBUF_MAX_BYTES} bytes; gRPC receivers take 4 MiB by default")
+    return value
+
+
+def _headers(value: HeadersArgument, names: re.Pattern[str]) -> tuple[dict[str, str], list[str]]:
+    """The headers, names in lower case, and what is wrong with those that are none. No value is ever told."""
+    found, problems = {}, []
+    for number, (name, text) in enumerate(_header_pairs(value), start=1):
+        key = str(name).lower()
+        if not names.fullmatch(key):
+            problems.append(f"item {number} is not name=value with an allowed name and a percent-encoded value")
+        elif not (isinstance(text, str) and text.isascii() and text.isprintable()):
+            problems.append(f"the value of {key!r} is not a str of printable ASCII")
+        else:
+            found[key] = text
+    return found, problems
+
+
+def _header_pairs(value: HeadersArgument) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        return [_header(item.strip()) for item in value.split(",") if item.strip()]
+    try:
+        return [(name, text) for name, text in (value.items() if isinstance(value, Mapping) else value)]
+    except (TypeError, ValueError):
+        raise ValueError("headers must be a mapping, pairs of name and value, or a str of name=value,...") from None
+
+
+def _header(item: str) -> tuple[str, str]:
+    """One item of a list; the name is empty where it is no header."""
+    name, equals, value = item.partition("=")
+    if _ENCODED_ITEM.fullmatch(item):
+        name, value = unquote(name), unquote(value)
+    elif not equals or any(character in value for character in '";\\'):
+        name = ""
+    return name.strip(), value.strip()

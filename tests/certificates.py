@@ -1,0 +1,46 @@
+"""A certificate authority for one test run, made by the openssl command."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from fault_server import Tls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Python 3.13 and later insist on the key's usage and identifier.
+_SIGNED = "subjectAltName=DNS:localhost,IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+_AUTHORITY = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+
+
+def make_tls(folder: Path) -> Tls:
+    """An authority ``ca``, signed by it a ``server`` (for localhost) and a ``client``, and a ``stranger`` that signed itself."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for authority in ("ca", "stranger"):
+        files = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
+        openssl("req", "-x509", *key, *_AUTHORITY, *files, "-subj", f"/CN={authority}", "-days", "2")
+    for name in ("server", "client"):
+        (folder / f"{name}.ext").write_text(_SIGNED)
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
+        openssl(
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            *signed_by,
+            "-extfile",
+            f"{name}.ext",
+            "-out",
+            f"{name}.pem",
+            "-days",
+            "2",
+        )
+    (folder / "client.both").write_bytes((folder / "client.pem").read_bytes() + (folder / "client.key").read_bytes())
+    return Tls(folder)

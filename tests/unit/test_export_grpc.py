@@ -1,0 +1,220 @@
+"""The gRPC transport against a real server that goes wrong as told."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import pytest
+from certificates import make_tls
+from fault_server import LONG, SILENCE, Abort, GrpcReceiver, Relay, Reply, free_port, partial_success
+
+from otel_torchprof._export.answer import Answer, Verdict
+from otel_torchprof._export.grpc import GrpcTransport
+from otel_torchprof._export.settings import Settings
+
+BODY = b"\x0a\x00"
+CODES = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    return make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def receiver():
+    with GrpcReceiver() as server:
+        yield server
+
+
+def transport(endpoint, **keywords):
+    return GrpcTransport(Settings.from_environment({}, endpoint=endpoint, **keywords))
+
+
+def sent(endpoint, timeout=LONG, **keywords):
+    """The answer to one attempt, on a transport of its own."""
+    sender = transport(endpoint, **keywords)
+    try:
+        return sender.send(sender.prepare(BODY), timeout)
+    finally:
+        sender.close()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_what_arrives(receiver, compression):
+    """The bytes arrive as they are, with our name and the headers in lower case."""
+    assert sent(receiver.url, headers={"Tenant": "a b"}, compression=compression) == Answer(Verdict.ACCEPTED)
+    (arrived,) = receiver.arrived
+    assert arrived.body == BODY
+    assert arrived.headers["tenant"] == "a b"
+    assert arrived.headers["user-agent"].startswith("otel-torchprof/")
+
+
+def test_gzip(receiver):
+    """With gzip a message arrives whole, and less goes over the wire."""
+    with Relay(receiver.port) as relay:
+        sender = transport(f"http://127.0.0.1:{relay.port}", compression="gzip")
+        assert sender.send(BODY * 500_000, LONG).verdict is Verdict.ACCEPTED
+        sender.close()
+    assert receiver.arrived[0].body == BODY * 500_000
+    assert relay.sent < 10_000
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (CODES.CANCELLED, Verdict.RETRY),
+        (CODES.UNKNOWN, Verdict.REFUSED),
+        (CODES.INVALID_ARGUMENT, Verdict.REFUSED),
+        (CODES.DEADLINE_EXCEEDED, Verdict.RETRY),
+        (CODES.NOT_FOUND, Verdict.REFUSED),
+        (CODES.PERMISSION_DENIED, Verdict.REFUSED),
+        (CODES.RESOURCE_EXHAUSTED, Verdict.REFUSED),
+        (CODES.ABORTED, Verdict.RETRY),
+        (CODES.OUT_OF_RANGE, Verdict.RETRY),
+        (CODES.UNIMPLEMENTED, Verdict.REFUSED),
+        (CODES.INTERNAL, Verdict.REFUSED),
+        (CODES.UNAVAILABLE, Verdict.RETRY),
+        (CODES.DATA_LOSS, Verdict.RETRY),
+        (CODES.UNAUTHENTICATED, Verdict.REFUSED),
+    ],
+)
+def test_codes(receiver, code, verdict):
+    """Exactly those that OTLP lists are retried; the reason is the code and what the receiver said."""
+    receiver.turns = [Abort(code, "as\n told")]
+    assert sent(receiver.url) == Answer(verdict, f"{code.name}: as told")
+
+
+@pytest.mark.parametrize("code", [CODES.UNAVAILABLE, CODES.RESOURCE_EXHAUSTED])
+def test_retry_info(receiver, code):
+    """The wait in a RetryInfo is read; with one, an exhausted receiver is tried again."""
+    receiver.turns = [Abort(code, "busy", wait=0.25)]
+    assert sent(receiver.url) == Answer(Verdict.RETRY, f"{code.name}: busy", wait=0.25)
+
+
+def test_status_details_that_cannot_be_read(receiver, monkeypatch):
+    """They are as if they were not there."""
+    from google.rpc.status_pb2 import Status
+
+    monkeypatch.setattr(Status, "SerializeToString", lambda self: b"\xff\xff")
+    receiver.turns = [Abort(CODES.UNAVAILABLE, "busy", wait=1)]
+    assert sent(receiver.url) == Answer(Verdict.RETRY, "UNAVAILABLE: busy")
+
+
+@pytest.mark.parametrize(
+    "abort",
+    [
+        Abort(CODES.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000000 vs. 4194304)"),
+        Abort(CODES.RESOURCE_EXHAUSTED, "gRPC message exceeds maximum size 4194304: 5000000"),
+        Abort(CODES.OUT_OF_RANGE, "Error, decoded message length too large: found 5000000 bytes"),
+    ],
+)
+def test_too_large_in_the_words_of_others(receiver, abort):
+    """Go's, Java's and Rust's servers are understood."""
+    receiver.turns = [abort]
+    assert sent(receiver.url).verdict is Verdict.TOO_LARGE
+
+
+def test_too_large(receiver):
+    """A message over the receiver's limit is known for what it is."""
+    receiver.stop()
+    receiver.max_message_bytes = 1000
+    with receiver:
+        sender = transport(receiver.url)
+        assert sender.send(BODY * 1000, LONG).verdict is Verdict.TOO_LARGE
+        sender.close()
+
+
+def test_partial_success(receiver):
+    """Spans that the receiver says it rejected, and why; an answer that cannot be read is a yes."""
+    receiver.turns = [Reply(partial_success(3, "too old")), Reply(b"\xff\xff")]
+    assert sent(receiver.url) == Answer(Verdict.ACCEPTED, "too old", rejected_spans=3)
+    assert sent(receiver.url) == Answer(Verdict.ACCEPTED, "the receiver's answer cannot be read")
+
+
+def test_no_answer(receiver):
+    """A receiver that never answers costs the timeout, and can be tried again."""
+    receiver.turns = [SILENCE]
+    answer = sent(receiver.url, timeout=0.05)
+    assert answer.verdict is Verdict.RETRY
+    assert answer.reason.startswith("DEADLINE_EXCEEDED")
+
+
+def test_nobody_there():
+    """A refused connection can be tried again."""
+    answer = sent(f"http://127.0.0.1:{free_port()}")
+    assert answer.verdict is Verdict.RETRY
+    assert "Connection refused" in answer.reason
+
+
+def test_a_receiver_that_returns():
+    """After a receiver has died and come back on its port, the same transport reaches it at the first attempt."""
+    with GrpcReceiver() as receiver:
+        sender = transport(receiver.url)
+        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+    assert sender.send(BODY, LONG).verdict is Verdict.RETRY
+    with receiver:
+        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+    sender.close()
+
+
+def test_one_channel_for_all(receiver):
+    """Messages of several threads go over one connection; one that fails does not cut off another."""
+    receiver.turns = [SILENCE, Abort(CODES.UNAVAILABLE), None]
+    sender = transport(receiver.url)
+    slow = []
+    thread = threading.Thread(target=lambda: slow.append(sender.send(BODY, LONG)))
+    thread.start()
+    receiver.wait_for(1)
+    assert sender.send(BODY, LONG).verdict is Verdict.RETRY
+    assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+    receiver.ended.set()
+    thread.join()
+    assert slow == [Answer(Verdict.ACCEPTED)]
+    first, second, third = (arrived.peer for arrived in receiver.arrived)
+    assert first == second != third
+    sender.close()
+
+
+def test_close_ends_what_is_being_sent(receiver):
+    """A message under way ends at once when the transport is closed; after that nothing is sent."""
+    receiver.turns = [SILENCE]
+    sender = transport(receiver.url)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(sender.send(BODY, LONG)))
+    thread.start()
+    receiver.wait_for(1)
+    sender.close()
+    thread.join(LONG)
+    assert [answer.verdict for answer in answers] == [Verdict.RETRY]
+    assert sender.send(BODY, LONG) == Answer(Verdict.REFUSED, "the exporter is shut down")
+
+
+def test_tls(tls):
+    """Over TLS with an authority of one's own; without it the receiver is not trusted."""
+    with GrpcReceiver(tls=tls) as receiver:
+        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
+        assert sent(f"localhost:{receiver.port}", certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
+        assert sent(receiver.url, certificate_file=tls.path("stranger.pem")).verdict is Verdict.RETRY
+
+
+@pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.both", None)])
+def test_client_certificates(tls, names):
+    """A receiver that asks for a client certificate gets it, with the key in a file of its own or in the same one."""
+    certificate, key = names
+    files = {"client_certificate_file": tls.path(certificate), "client_key_file": key and tls.path(key)}
+    with GrpcReceiver(tls=tls, client_certificates=True) as receiver:
+        assert sent(receiver.url, certificate_file=tls.path("ca.pem"), **files).verdict is Verdict.ACCEPTED
+        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.RETRY
+
+
+def test_a_certificate_that_has_gone(tls, tmp_path):
+    """A file that was there when the exporter was made, and no longer is when it connects, fails the message only."""
+    path = tmp_path / "ca.pem"
+    path.write_bytes(tls.read("ca.pem"))
+    sender = transport("https://localhost:1", certificate_file=path)
+    path.unlink()
+    answer = sender.send(BODY, LONG)
+    assert answer.verdict is Verdict.REFUSED
+    assert "No such file" in answer.reason
