@@ -9,6 +9,10 @@ import functools
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -19,9 +23,18 @@ OTEL_TORCHPROF_BUILD_DIR = "OTEL_TORCHPROF_BUILD_DIR"
 """Folder for the library that records torch's operators, instead of the user's cache folder (container images, read-only
 homes). Nothing is loaded from a folder that others can write to."""
 
+OTEL_TORCHPROF_CHROME_TRACE = "OTEL_TORCHPROF_CHROME_TRACE"
+"""File that ``ChromeTraceExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=chrome`` for one; ``{pid}`` in it
+is replaced by the process id, and a name that ends in ``.gz`` is compressed. Default ``trace-{pid}.json`` in the working
+directory."""
+
 OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
 """Memory that one recording may hold in the recorder, in bytes, ``K``, ``M`` or ``G``. Default ``512M``."""
 
+OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
+"""What ``TorchInstrumentor`` records: ``off``, ``steps``, ``modules`` or ``ops``. Default ``steps``."""
+
+DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_MEMORY_LIMIT = 512 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -52,6 +65,21 @@ def memory_limit() -> int:
         return int(number) * _UNITS[unit]
     _warn_once(OTEL_TORCHPROF_MEMORY_LIMIT, value, "allowed is a whole number of bytes, or one with K, M or G, above 0")
     return DEFAULT_MEMORY_LIMIT
+
+
+def detail(allowed: Sequence[str]) -> str:
+    """What is recorded when nobody says otherwise."""
+    value = os.environ.get(OTEL_TORCHPROF_DETAIL, "").strip().lower()
+    if value in {"", *allowed}:
+        return value or "steps"
+    _warn_once(OTEL_TORCHPROF_DETAIL, value, f"allowed are {', '.join(allowed)}")
+    return "steps"
+
+
+def chrome_trace() -> str:
+    """The file for a Chrome trace when nobody says otherwise; may hold ``{pid}``."""
+    value = os.environ.get(OTEL_TORCHPROF_CHROME_TRACE, "").strip()
+    return os.path.expanduser(value) or DEFAULT_CHROME_TRACE  # noqa: PTH111 - Path raises where there is no home
 
 
 def build_dir() -> Path | None:

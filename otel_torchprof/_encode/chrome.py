@@ -21,21 +21,27 @@ from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
 from otel_torchprof._model.flows import forward_backward
 from otel_torchprof._native.ffi import ffi, lib
 
+from .chrome_json import (
+    BASE_GRID_NS,
+    LARGEST_TID,
+    PIECE_SIZE,
+    checked,
+    compact,
+    escaped_names,
+    metadata_event,
+    microseconds,
+    new_buffer,
+    pointer,
+    valid,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-PIECE_SIZE = 1 << 20
-"""Bytes after which a piece is handed out."""
-
-STEPS_TID = 2**31 - 1
-"""Thread id of the steps' track, which no system gives to a thread. Perfetto takes 0 and -1 for the main thread."""
-
-# Tools lay the traces of several ranks side by side by "ts" alone, so ranks must count from the same time: the start of
-# the week. Counting from 1970 would leave a double (which is how viewers read "ts") steps of 250 ns; within a week they
-# are 0.1 ns.
-_BASE_GRID_NS = 7 * 24 * 3600 * 10**9
+STEPS_TID = LARGEST_TID
+"""Thread id of the steps' track, which no system gives to a thread."""
 
 _OWN_KEYS = frozenset(("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "traceEvents"))
 
@@ -66,7 +72,7 @@ def encode(
     pid = os.getpid() if pid is None else pid
     starts = [int(part["start"].min()) for part in (batch, step_batch) if len(part)]
     if base_ns is None:
-        base_ns = min(starts) // _BASE_GRID_NS * _BASE_GRID_NS if starts else 0
+        base_ns = min(starts) // BASE_GRID_NS * BASE_GRID_NS if starts else 0
     ends = [int(part["end"].max()) for part in (batch, step_batch) if len(part)]
     head = _head(extra, batch, base_ns) + _process(pid, process_name)
     threads = list(batch.threads)
@@ -129,26 +135,18 @@ def _batch_of_steps(steps: list[tuple[int, int, int]]) -> Batch:
 # --- what is written once: Python's json ---
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
 def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     fields = {"schemaVersion": "1", **extra, "displayTimeUnit": '"ms"', "baseTimeNanoseconds": str(base_ns)}
     if batch.dropped:
-        fields["dropped_events"] = _json(dict(batch.dropped))
-    return "{" + ",\n".join(f"{_json(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
-
-
-def _metadata_event(kind: str, pid: int, tid: int, **args: Any) -> str:
-    return _json({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args})
+        fields["dropped_events"] = compact(dict(batch.dropped))
+    return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
 
 
 def _process(pid: int, name: str) -> str:
     events = (
-        _metadata_event("process_name", pid, 0, name=_valid(name)),
-        _metadata_event("process_labels", pid, 0, labels="CPU"),
-        _metadata_event("process_sort_index", pid, 0, sort_index=pid),
+        metadata_event("process_name", pid, 0, name=valid(name)),
+        metadata_event("process_labels", pid, 0, labels="CPU"),
+        metadata_event("process_sort_index", pid, 0, sort_index=pid),
     )
     return ",\n".join(events)
 
@@ -160,8 +158,8 @@ def _threads(pid: int, threads: Iterable[Thread]) -> str:
         names[thread.os_tid] = names.get(thread.os_tid) or thread.name
     text = ""
     for tid, name in names.items():
-        text += ",\n" + _metadata_event("thread_name", pid, tid, name=_valid(name) or f"thread {tid}")
-        text += ",\n" + _metadata_event("thread_sort_index", pid, tid, sort_index=-1 if tid == STEPS_TID else tid)
+        text += ",\n" + metadata_event("thread_name", pid, tid, name=valid(name) or f"thread {tid}")
+        text += ",\n" + metadata_event("thread_sort_index", pid, tid, sort_index=-1 if tid == STEPS_TID else tid)
     return text
 
 
@@ -170,15 +168,9 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread]
     if not total:
         return ""
     name = f"{total} events dropped ({', '.join(reason for reason, count in dropped.items() if count)})"
-    sign, size = ("-" if end_ns < 0 else ""), abs(end_ns)
-    event = {"ph": "i", "s": "p", "cat": "dropped_events", "name": _valid(name), "pid": pid}
+    event = {"ph": "i", "s": "p", "cat": "dropped_events", "name": valid(name), "pid": pid}
     event |= {"tid": threads[0].os_tid if threads else 0, "args": dict(dropped)}
-    return f',\n{_json(event)[:-1]},"ts":{sign}{size // 1000}.{size % 1000:03d}}}'
-
-
-def _valid(text: str) -> str:
-    """Text without lone surrogates, which are no valid JSON."""
-    return text.encode("utf-8", "replace").decode()
+    return f',\n{compact(event)[:-1]},"ts":{microseconds(end_ns)}}}'
 
 
 # --- what is written per event: native ---
@@ -188,23 +180,23 @@ def _events(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
     tids = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
     detached = _detached(batch, tids)
     flows = _flow_ends(batch, detached)
-    names, _alive = _escaped_names(batch)
+    names, _alive = escaped_names(batch.names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
     if batch.inputs is not None and INPUTS.name in batch.columns:
         columns[INPUTS.name] = np.ascontiguousarray(batch[INPUTS.name], dtype=INPUTS.dtype)
         columns["input_words"] = np.ascontiguousarray(batch.inputs, dtype=np.int64)
     columns |= {"detached": detached, "thread_tids": tids, **flows}
-    events = ffi.new("otp_chrome_events *", {field: _pointer(array) for field, array in columns.items()})
+    events = ffi.new("otp_chrome_events *", {field: pointer(array) for field, array in columns.items()})
     events.count, events.names, events.base, events.pid = len(batch), names, base_ns, pid
     events.flow_count = len(flows["flow_row"])
     events.input_word_count = len(columns.get("input_words", ()))
 
     # `events` points into `columns` and `_alive`, which this frame holds until the last row.
-    piece = _new_buffer()
+    piece = new_buffer()
     row = 0
     while row < len(batch):
         piece.size = 0
-        row = _checked(lib.otp_chrome_encode(events, row, PIECE_SIZE, piece))
+        row = checked(lib.otp_chrome_encode(events, row, PIECE_SIZE, piece))
         yield ffi.buffer(piece.data, piece.size)[:]
 
 
@@ -215,9 +207,9 @@ def _detached(batch: Batch, tids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8
     track = tids[batch["thread"]]
     start, end = (np.ascontiguousarray(batch[name], dtype=np.int64) for name in ("start", "end"))
     order = np.lexsort((start, track)).astype(np.int64, copy=False)
-    _checked(
+    checked(
         lib.otp_chrome_detach_overlapping(
-            len(batch), _pointer(order), _pointer(track), _pointer(start), _pointer(end), _pointer(detached)
+            len(batch), pointer(order), pointer(track), pointer(start), pointer(end), pointer(detached)
         )
     )
     return detached
@@ -236,32 +228,3 @@ def _flow_ends(batch: Batch, detached: npt.NDArray[np.uint8]) -> dict[str, npt.N
         "flow_id": np.concatenate((numbers, numbers))[order],
         "flow_phase": np.repeat(np.frombuffer(b"sf", dtype=np.uint8), len(forward))[order],
     }
-
-
-def _escaped_names(batch: Batch) -> tuple[dict[str, Any], object]:
-    """The names as JSON text, each escaped once: the fields of an ``otp_names``, and what they point into."""
-    data = np.ascontiguousarray(batch.names.data, dtype=np.uint8)
-    raw_ends = np.ascontiguousarray(batch.names.ends, dtype=np.uint64)
-    raw = {"data": _pointer(data), "ends": _pointer(raw_ends), "count": len(raw_ends)}
-    ends = np.empty(len(raw_ends), dtype=np.uint64)
-    buffer = _new_buffer()
-    _checked(lib.otp_json_escape_names(ffi.new("otp_names *", raw), buffer, _pointer(ends)))
-    return {"data": buffer.data, "ends": _pointer(ends), "count": len(ends)}, (buffer, ends)
-
-
-_C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t *" for sign in "iu" for size in (1, 4, 8)}
-
-
-def _pointer(array: npt.NDArray[Any]) -> Any:
-    """The C pointer to a contiguous array, valid while the array lives."""
-    return ffi.cast(_C_TYPES[array.dtype], array.ctypes.data)
-
-
-def _new_buffer() -> Any:
-    return ffi.gc(ffi.new("otp_buffer *"), lib.otp_buffer_free)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        raise MemoryError("no memory left to encode the Chrome trace; encode fewer events at a time")
-    return result

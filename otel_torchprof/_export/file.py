@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # Chrome JSON of a transformer's training steps (22,544 events of torch's, Xeon): level 1 takes 1.0 µs per event and
 # makes it 7.2 times smaller; level 6, the usual one, 2.1 µs and 8.7 times. Encoding takes 0.13 µs, so compression is
 # nearly all of it.
-_GZIP_LEVEL = 1
-_GZIP_FORMAT = 31  # zlib's wbits: a window of 2**15 bytes, +16 for gzip's header and trailer
+GZIP_LEVEL = 1
+GZIP_FORMAT = 31  # zlib's wbits: a window of 2**15 bytes, +16 for gzip's header and trailer
 
 _WAYS_OUT = {
     errno.ENOENT: "create the folder first",
@@ -51,7 +51,7 @@ def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
     name = os.fspath(path)
     if not isinstance(name, str):
         raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
-    with _naming(name):
+    with naming(name):
         target = _target(name)
         if target is None:
             file = Path(name).open("wb")  # noqa: SIM115 (_write_all closes it)
@@ -60,8 +60,20 @@ def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
     return _write_and_rename(name, target, pieces)
 
 
+def check_writable(path: str) -> None:
+    """Raises ExportError for a path that could not be written now. Makes and changes nothing."""
+    with naming(path):
+        target = _target(path)
+        if target is None or target.exists():
+            return
+        if not stat.S_ISDIR(target.parent.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
+def naming(path: str) -> Iterator[None]:
     """Turns the system's refusal into an ExportError that says what to do."""
     try:
         yield
@@ -91,14 +103,14 @@ def _target(name: str) -> Path | None:
 def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
     # Not named after the target: with anything added, a name of the greatest length would be too long.
     temporary = target.with_name(f".otel-torchprof-{secrets.token_hex(8)}.tmp")
-    with _naming(name):
+    with naming(name):
         # The mode comes from the umask, as everywhere: the 0600 of the tempfile module would lock out other readers.
         file = temporary.open("xb")
     try:
         with contextlib.suppress(OSError):  # no file there yet, or a file system without modes
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         written = _write_all(name, file, pieces)
-        with _naming(name):
+        with naming(name):
             temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -108,14 +120,14 @@ def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
 
 def _write_all(name: str, file: BinaryIO, pieces: Iterable[bytes]) -> int:
     """Writes and closes; what the file raises becomes an ExportError, what the pieces raise stays what it is."""
-    compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_FORMAT) if name.endswith(".gz") else None
+    compressor = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_FORMAT) if name.endswith(".gz") else None
     written = 0
     try:
         for piece in pieces:
-            with _naming(name):
+            with naming(name):
                 file.write(compressor.compress(piece) if compressor else piece)
             written += len(piece)
-        with _naming(name):
+        with naming(name):
             if compressor:
                 file.write(compressor.flush())
             file.close()

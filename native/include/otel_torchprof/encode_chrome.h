@@ -1,4 +1,4 @@
-/* Chrome JSON: events as columns in, the elements of `traceEvents` out.
+/* Chrome JSON: events or spans as columns in, the elements of a trace's array of events out.
  *
  * The format is "Trace Event Format" (Google, "Duration", "Async", "Flow" events) with the names, categories and
  * arguments that torch's Kineto uses, so that what reads Kineto's traces reads these. See encode.h for ownership and
@@ -58,6 +58,35 @@ int otp_chrome_detach_overlapping(uint64_t count, const int64_t* order, const in
  * or more. Returns the next row (count when all are written), or -1 when memory is short; `out` is then to be thrown
  * away. */
 int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out);
+
+/* How spans are written: which, where, and the texts that are the same for many. Not checked here: every row must be
+ * below spans->count, every category below categories.count. */
+typedef struct {
+  const uint64_t* rows; /* the spans to write, in this order */
+  uint64_t row_count;
+  const int64_t* tid;         /* per entry of `rows`: the track */
+  const uint8_t* category;    /* likewise: index into `categories` */
+  const uint8_t* linked;      /* likewise: 0 where the span has no links; or null: any may have */
+  otp_names categories;       /* already escaped (otp_json_escape_names), as are the names */
+  otp_names names;            /* of spans->names */
+  otp_names keys;             /* of spans->attributes, in their order, with quotes and colon: "thread.id": */
+  const uint64_t* arrow_from; /* arrows from span to span, each an index into `rows`; written after the spans */
+  const uint64_t* arrow_to;
+  uint64_t arrow_count;
+  uint64_t first_arrow_id; /* numbers of arrows rise from here */
+  int64_t base;            /* Unix ns that "ts" counts from */
+  int64_t pid;
+} otp_chrome_layout;
+
+/* Appends the items [first, ...) of row_count spans and then arrow_count arrows to `out`, each event on a line and
+ * preceded by a comma, until `out` holds `limit` bytes or more. Returns the next item (row_count + arrow_count when all
+ * are written), or -1 when memory is short; `out` is then to be thrown away. */
+int64_t otp_encode_chrome_spans(const otp_spans* spans, const otp_chrome_layout* layout, uint64_t first, uint64_t limit,
+                                otp_buffer* out);
+
+/* For each link of `spans`, where the span that it points to is in `rows` (the first place where it stands), or -1.
+ * Takes up to 20 bytes per link for as long as it runs. Returns 0, or -1 when memory is short. */
+int otp_chrome_link_targets(const otp_spans* spans, const uint64_t* rows, uint64_t row_count, int64_t* target);
 
 #ifdef __cplusplus
 }

@@ -12,9 +12,12 @@
 
 namespace {
 
+using otp::cursor;
+using otp::finish;
 using otp::put;
-using otp::put_bytes;
 using otp::put_integer;
+using otp::put_text;
+using otp::text_at;
 
 // Values of the columns kind, scope and flags: schema.py.
 constexpr uint8_t kLabel = 2;
@@ -27,22 +30,6 @@ constexpr uint8_t kInputsCut = 16;
 // More than the literals and numbers of all lines of one row without names, inputs and arrows.
 constexpr uint64_t kMaxFixedSize = 1024;
 constexpr uint64_t kMaxFlowSize = 256;
-
-struct Text {
-  const uint8_t* data;
-  uint64_t size;
-};
-
-Text name_at(const otp_names& names, uint32_t index) {
-  const uint64_t begin = index == 0 ? 0 : names.ends[index - 1];
-  return {names.data + begin, names.ends[index] - begin};
-}
-
-char* cursor(otp_buffer* buffer) { return reinterpret_cast<char*>(buffer->data + buffer->size); }
-
-void finish(otp_buffer* buffer, const char* end) {
-  buffer->size = static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(end) - buffer->data);
-}
 
 // ,"pid":..,"tid":..,"ts":..  -- the part that every line has.
 char* put_place(char* out, const otp_chrome_events& events, uint32_t thread, int64_t time) {
@@ -61,8 +48,7 @@ char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
   } else {
     out = put(out, "\"cat\":\"cpu_op\",\"name\":\"");
   }
-  const Text name = name_at(events.names, events.name[row]);
-  out = put_bytes(out, name.data, name.size);
+  out = put_text(out, text_at(events.names, events.name[row]));
   *out++ = '"';
   return out;
 }
@@ -158,9 +144,8 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
     if (flags & kInputsCut) at = put(at, "\"inputs cut\":true,");
   }
   if (events.error_type[row] != 0) {
-    const Text type = name_at(events.names, events.error_type[row]);
     at = put(at, "\"error.type\":\"");
-    at = put_bytes(at, type.data, type.size);
+    at = put_text(at, text_at(events.names, events.error_type[row]));
     at = put(at, "\",");
   }
   if (events.id[row] != 0) {
@@ -201,7 +186,7 @@ bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, 
 
 bool append_row(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
   const uint64_t size =
-      name_at(events.names, events.name[row]).size + name_at(events.names, events.error_type[row]).size;
+      text_at(events.names, events.name[row]).size + text_at(events.names, events.error_type[row]).size;
   if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
   if (events.detached[row]) return append_async(events, row, size, out);
   char* at = put(cursor(out), ",\n{\"ph\":\"X\",");

@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "otel_torchprof/encode.h"
+
 namespace otp {
 
 constexpr uint64_t kMaxIntegerSize = 20;           // "-9223372036854775808"
 constexpr uint64_t kMaxMicrosecondsSize = 1 + 21;  // sign, 17 digits, point, 3 digits
 constexpr uint64_t kMaxEscapedBytesPerByte = 6;    // "\u0001"
+constexpr uint64_t kMaxDoubleSize = 24 + 2;        // "-2.2250738585072014e-308", or ".0" after digits
 
 // A literal; its size is known when compiling, so the copy is a few stores.
 template <size_t N>
@@ -22,6 +25,19 @@ inline char* put_bytes(char* out, const void* data, uint64_t size) {
   if (size != 0) std::memcpy(out, data, size);  // memcpy's pointers must not be null, even for nothing
   return out + size;
 }
+
+// A text that is escaped already.
+struct JsonText {
+  const uint8_t* data;
+  uint64_t size;
+};
+
+inline JsonText text_at(const otp_names& names, uint64_t index) {
+  const uint64_t begin = index == 0 ? 0 : names.ends[index - 1];
+  return {names.data + begin, names.ends[index] - begin};
+}
+
+inline char* put_text(char* out, const JsonText& text) { return put_bytes(out, text.data, text.size); }
 
 // kMaxIntegerSize bytes.
 template <typename Integer>
@@ -47,6 +63,10 @@ inline char* put_microseconds_between(char* out, int64_t from, int64_t to) {
   *out++ = '-';
   return put_microseconds(out, static_cast<uint64_t>(from) - static_cast<uint64_t>(to));
 }
+
+// A number that reads back as the same double, kMaxDoubleSize bytes; what JSON has no number for as the text
+// that protobuf's JSON has for it.
+char* put_double(char* out, double value);
 
 // Text as the inside of a JSON string, kMaxEscapedBytesPerByte * size bytes. Invalid UTF-8 becomes U+FFFD.
 char* put_escaped(char* out, const uint8_t* text, uint64_t size);

@@ -1,0 +1,150 @@
+"""Chrome JSON of spans that are columns: everything per span is done by numpy and natively."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.batch import Names
+from otel_torchprof._model.units import AttributeType
+from otel_torchprof._native.ffi import ffi, lib
+
+from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, pointer, valid
+from .chrome_objects import ANNOTATION, OPERATOR, category_of
+from .chrome_tracks import Outlines
+from .lent_spans import LentSpans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from otel_torchprof._model.units import AttributeColumn
+
+    from .spans import SpanList
+
+Array = npt.NDArray[Any]
+
+
+class Columns:
+    """The spans of a SpanList on their way into a trace file. For one thread; lives as long as its pieces are made.
+
+    Raises ValueError for a table that does not fit together.
+    """
+
+    def __init__(self, spans: SpanList) -> None:
+        self._table, rows = spans.table, spans.rows
+        self._spans = spans
+        self._rows = np.arange(rows.start, rows.stop, rows.step)
+        self._lent = LentSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
+        # Nearly always all rows in their order: a slice copies nothing.
+        self._picked: slice | Array = slice(rows.start, rows.stop) if rows.step == 1 else self._rows
+        self.outlines = self._outlines()
+        self._layout: dict[str, Array] = {}
+
+    def lay_out(self, order: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> int:
+        """Settles the order of the spans and their tracks; returns the number of arrows between them."""
+        self._layout = {
+            "rows": self._rows[order].astype(np.uint64),
+            "tid": tids[order],
+            "category": self._categories()[order],
+        }
+        self._layout |= self._arrows()
+        return len(self._layout["arrow_from"])
+
+    def pieces(self, pid: int, base: int, first_arrow: int) -> Iterator[bytes]:
+        """The lines of JSON."""
+        names, _alive_names = escaped_names(self._lent.all_names)
+        keys = Names.of([f"{compact(column.key)}:" for column in self._table.attributes])
+        categories, _alive_categories = escaped_names(Names.of(self._category_names()))
+        layout = ffi.new("otp_chrome_layout *", {field: pointer(array) for field, array in self._layout.items()})
+        layout.names, layout.categories = names, categories
+        layout.keys = {"data": pointer(keys.data), "ends": pointer(keys.ends), "count": len(keys)}
+        layout.row_count, layout.arrow_count = len(self._layout["rows"]), len(self._layout["arrow_from"])
+        layout.pid, layout.base, layout.first_arrow_id = pid, base, first_arrow
+
+        # `layout` points into `self._layout` and what is kept alive above, which this frame holds until the last piece.
+        piece = new_buffer()
+        item = 0
+        while item < layout.row_count + layout.arrow_count:
+            piece.size = 0
+            item = checked(lib.otp_encode_chrome_spans(self._lent.spans, layout, item, PIECE_SIZE, piece))
+            yield ffi.buffer(piece.data, piece.size)[:]
+
+    def _outlines(self) -> Outlines:
+        table, picked = self._table, self._picked
+        start, end = table.start[picked], table.end[picked]
+        thread, threads = self._threads()
+        return Outlines(
+            start, np.maximum(start, end), table.span_id[picked], table.parent_span_id[picked], thread, threads
+        )
+
+    def _threads(self) -> tuple[npt.NDArray[np.int64], Sequence[tuple[int, str]]]:
+        """Which thread each span ran on from begin to end, as an index into the threads' ids and names.
+
+        Spans of a thread stand in runs, mostly long ones; only the runs are looked at one by one.
+        """
+        number, on_thread = self._attribute("thread.id", AttributeType.INT64)
+        moved, is_moved = self._attribute("torch.async", AttributeType.BOOL)
+        name, named = self._attribute("thread.name", AttributeType.NAME)
+        on_thread &= ~(is_moved & (moved != 0))
+        number, name = np.where(on_thread, number, 0), np.where(on_thread & named, name, 0)
+        changes = (number[1:] != number[:-1]) | (name[1:] != name[:-1]) | (on_thread[1:] != on_thread[:-1])
+        first = np.concatenate(([0], np.flatnonzero(changes) + 1))
+        threads: dict[int, tuple[int, str]] = {}
+        index = []
+        runs = zip(number[first].tolist(), name[first].tolist(), on_thread[first].tolist(), strict=True)
+        for run_number, run_name, known in runs:
+            if not known:
+                index.append(-1)
+                continue
+            place, text = threads.get(run_number, (len(threads), ""))
+            threads[run_number] = (place, text or self._table.names[run_name])
+            index.append(place)
+        lengths = np.diff(np.append(first, len(number)))
+        return np.repeat(np.array(index, dtype=np.int64), lengths), [(n, text) for n, (_, text) in threads.items()]
+
+    def _attribute(self, key: str, kind: AttributeType) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """The values of an attribute, and which spans have it."""
+        column = self._column(key, kind)
+        if column is None:
+            return np.zeros(len(self._rows), dtype=kind.dtype), np.zeros(len(self._rows), dtype=bool)
+        if column.present is None:
+            return column.values[self._picked], np.ones(len(self._rows), dtype=bool)
+        return column.values[self._picked], column.present[self._picked] != 0
+
+    def _column(self, key: str, kind: AttributeType) -> AttributeColumn | None:
+        return next((c for c in self._table.attributes if c.key == key and c.type == kind), None)
+
+    def _category_names(self) -> list[str]:
+        return list(dict.fromkeys((valid(category_of(self._spans.scope)), OPERATOR, ANNOTATION)))
+
+    def _categories(self) -> npt.NDArray[np.uint8]:
+        """Per span, an index into the names of categories: as :func:`category_of` has it."""
+        names = self._category_names()
+        values, present = self._attribute("torch.op.scope", AttributeType.NAME)
+        used = np.flatnonzero(np.bincount(values)).tolist()
+        of_name = np.zeros(used[-1] + 1, dtype=np.uint8)
+        for index in used:
+            of_name[index] = names.index(valid(category_of(self._spans.scope, self._table.names[index])))
+        found: npt.NDArray[np.uint8] = of_name[values] * present
+        return found
+
+    def _arrows(self) -> dict[str, Array]:
+        """Links between two of the spans, as places in the order of writing, by the span that has the link."""
+        rows, links = self._layout["rows"], self._table.links
+        if not len(links):
+            return {"arrow_from": np.empty(0, dtype=np.uint64), "arrow_to": np.empty(0, dtype=np.uint64)}
+        target = np.empty(len(links), dtype=np.int64)
+        checked(lib.otp_chrome_link_targets(self._lent.spans, pointer(rows), len(rows), pointer(target)))
+        place = np.full(len(self._table), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        source = place[links["row"]]
+        linked = np.zeros(len(rows), dtype=np.uint8)
+        linked[source[source >= 0]] = 1
+        start = self._table.start[rows]
+        drawn = (target >= 0) & (source >= 0) & (target != source) & (start[target] <= start[source])
+        source, target = source[drawn], target[drawn]
+        order = np.argsort(source, kind="stable")
+        arrows = {"arrow_from": target[order].astype(np.uint64), "arrow_to": source[order].astype(np.uint64)}
+        return arrows | {"linked": linked}

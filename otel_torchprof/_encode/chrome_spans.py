@@ -1,0 +1,141 @@
+"""Chrome JSON of spans, export after export: a document whose array of events grows.
+
+The document is that of :mod:`.chrome`, with the resource of the first span as its ``otherData``. It is closed after each
+export: no viewer loads it otherwise, whereas Perfetto leaves aside what may follow a whole document.
+
+A span is a complete event. Its arguments are ``trace_id``, ``span_id``, ``parent_id``, ``attributes``, ``links`` and what
+is out of the ordinary: ``kind`` other than internal, ``status`` and ``status_description``, ``trace_state``,
+``dropped_attributes``, ``dropped_events``, ``dropped_links``. Its events are instants on its track. A link between two
+spans of one export is an arrow too, if what it points to began first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .chrome_columns import Columns
+from .chrome_json import BASE_GRID_NS, PIECE_SIZE, compact, metadata_event
+from .chrome_objects import Writer, arrows_of, json_value, outlines_of
+from .chrome_tracks import Tracks
+from .spans import SpanList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+
+CLOSING = b"\n]}\n"
+"""What ends the document."""
+
+# So many weeks before the first span: a job that began weeks ago ends in this file too, and viewers drop negative times.
+# A double still tells nanoseconds apart.
+_WEEKS_BEFORE = 8
+
+
+class ChromeSpans:
+    """Encodes one export after another into one trace file. For one thread at a time.
+
+    What was drawn before decides where the next span has room, and names are told once. Memory grows with threads and
+    with spans that overlap in time, not with spans.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = os.getpid() if pid is None else pid
+        self._tracks = Tracks(self.pid)
+        self._resources: list[Resource] = []
+        self._resources_told = 1
+        self._base: int | None = None
+        self._arrows = 0
+
+    def encode(self, spans: Sequence[ReadableSpan], *, begin: bool) -> Iterator[bytes]:
+        """The events of these spans, in pieces of about 1 MiB; with ``begin`` a document, without its closing.
+
+        A SpanList is encoded from its columns, natively and without the GIL; other spans one by one, at some 20 µs each.
+        Raises ValueError for a table that does not fit together, MemoryError.
+        """
+        if len(spans) == 0:
+            return
+        if begin:
+            self.tell_again()
+        if isinstance(spans, SpanList):
+            yield from self._columns(spans, begin)
+        else:
+            yield from self._objects(spans, begin)
+
+    def tell_again(self) -> None:
+        """What the last export wrote is lost: names of tracks and the like are told once more."""
+        self._tracks.tell_again()
+        self._resources_told = 1
+
+    def _columns(self, spans: SpanList, begin: bool) -> Iterator[bytes]:
+        self._note_resource(spans.resource)
+        columns = Columns(spans)
+        order, tids = self._tracks.place(columns.outlines)
+        arrows = columns.lay_out(order, tids)
+        base = self._settled_base(int(columns.outlines.start.min()))
+        yield self._news(begin).encode()
+        self._arrows += arrows
+        yield from columns.pieces(self.pid, base, self._arrows - arrows)
+
+    def _objects(self, spans: Sequence[ReadableSpan], begin: bool) -> Iterator[bytes]:
+        for span in spans:
+            self._note_resource(span.resource)
+        outlines = outlines_of(spans)
+        order, tids = (values.tolist() for values in self._tracks.place(outlines))
+        writer = Writer(self.pid, self._settled_base(int(outlines.start.min())))
+        piece, size = [self._news(begin)], 0
+        for text in self._lines(spans, order, tids, writer):
+            piece.append(text)
+            size += len(text)
+            if size >= PIECE_SIZE:
+                yield "".join(piece).encode()
+                piece, size = [], 0
+        yield "".join(piece).encode()
+
+    def _lines(self, spans: Sequence[ReadableSpan], order: list[int], tids: list[int], writer: Writer) -> Iterator[str]:
+        for row in order:
+            yield from writer.span(spans[row], tids[row])
+        for start, finish in arrows_of(spans, order):
+            yield from writer.arrow(self._arrows, (spans[start], tids[start]), (spans[finish], tids[finish]))
+            self._arrows += 1
+
+    def _settled_base(self, first_start: int) -> int:
+        """The time that "ts" counts from, Unix ns; the first export decides."""
+        if self._base is None:
+            self._base = (first_start // BASE_GRID_NS - _WEEKS_BEFORE) * BASE_GRID_NS
+        return self._base
+
+    def _note_resource(self, resource: Resource) -> None:
+        if not any(resource is known or resource == known for known in self._resources):
+            self._resources.append(resource)
+
+    def _news(self, begin: bool) -> str:
+        """What the reader has not been told yet."""
+        labels = [self._label(resource) for resource in self._resources[self._resources_told :]]
+        self._resources_told = max(1, len(self._resources))
+        news = "".join(f",\n{event}" for event in (*labels, *self._tracks.news()))
+        return self._opening() + news if begin else news
+
+    def _opening(self) -> str:
+        """The document up to its first events, which all others follow after a comma: the process and its name."""
+        resource = json_value(self._resources[0].attributes)
+        fields = {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": self._base,
+            "otherData": {"resource": resource},
+        }
+        name = metadata_event("process_name", self.pid, 0, name=_service(resource))
+        place = metadata_event("process_sort_index", self.pid, 0, sort_index=self.pid)
+        return f'{compact(fields)[:-1]},\n"traceEvents":[\n{name},\n{place}'
+
+    def _label(self, resource: Resource) -> str:
+        """The process has its name from the first resource; another provider's is a label."""
+        attributes = json_value(resource.attributes)
+        return metadata_event("process_labels", self.pid, 0, labels=_service(attributes), resource=attributes)
+
+
+def _service(resource: dict[str, Any]) -> str:
+    return str(resource.get("service.name", "python"))

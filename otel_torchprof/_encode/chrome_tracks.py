@@ -1,0 +1,187 @@
+"""Which track of a Chrome trace each span is drawn on, export after export.
+
+Viewers draw a track as slices inside one another and drop or misplace a slice that overlaps its neighbour otherwise. A span
+that says on which thread it ran is drawn on the track of that thread, where the threads own stack makes spans nest; what
+does not nest there, ended on another thread or names no thread goes to a lane.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._native.ffi import lib
+
+from .chrome_json import LARGEST_TID, checked, metadata_event, pointer, valid
+from .chrome_lanes import Lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Times = npt.NDArray[np.int64]
+
+
+class Outlines(NamedTuple):
+    """What must be known of the spans of one export to place them; one entry per span, in any order."""
+
+    start: Times
+    """Unix ns."""
+    end: Times
+    """Unix ns, not before the start."""
+    span_id: npt.NDArray[np.uint64]
+    parent_id: npt.NDArray[np.uint64]
+    """0 for none."""
+    thread: npt.NDArray[np.int64]
+    """Index into ``threads``, -1 for a span that belongs to no thread."""
+    threads: Sequence[tuple[int, str]]
+    """OpenTelemetry's ``thread.id`` and ``thread.name``, the empty name where it is not known; each id once."""
+
+
+class _ThreadTrack:
+    """What earlier exports put on a thread's track: the outermost intervals, apart from one another, by time.
+
+    The insides are not kept. A span that begins inside one of them may cross what is there, and is not taken; one that
+    holds some of them is what was open around them when they were exported.
+    """
+
+    _MOST = 1024
+
+    def __init__(self, tid: int, name: str) -> None:
+        self.tid = tid
+        self.name = name
+        self._start: Times = np.empty(0, dtype=np.int64)
+        self._end: Times = np.empty(0, dtype=np.int64)
+
+    def crossing(self, start: Times, end: Times) -> npt.NDArray[np.bool_]:
+        """Which intervals do not fit: they begin or end inside what is there."""
+        if not len(self._start):
+            return np.zeros(len(start), dtype=bool)
+        began = np.searchsorted(self._start, start, side="right") - 1
+        ended = np.searchsorted(self._start, end, side="left") - 1
+        crossing: npt.NDArray[np.bool_] = (began >= 0) & (start < self._end[began])
+        return crossing | ((ended >= 0) & (end < self._end[ended]))
+
+    def add(self, start: Times, end: Times) -> None:
+        """Remembers intervals that fit, as they begin. Of too many, those with the smallest gaps between them become one."""
+        start, end = _outermost(start, end)
+        order = np.argsort(start := np.concatenate((self._start, start)), kind="stable")
+        start, end = _outermost(start[order], np.concatenate((self._end, end))[order])
+        if len(start) > self._MOST:
+            gaps = start[1:] - end[:-1]
+            apart = gaps > np.median(gaps)
+            start, end = start[np.concatenate(([True], apart))], end[np.concatenate((apart, [True]))]
+        self._start, self._end = start, end
+
+
+class Tracks:
+    """The tracks of one trace file. For one thread at a time; memory grows with threads, not with spans."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._threads: dict[int, _ThreadTrack] = {}
+        self._lanes = Lanes()
+        self._lane_tids: list[int] = []
+        self._tids: set[int] = set()
+        self._next_tid = 1
+        self._told: set[int] = set()
+
+    def place(self, spans: Outlines) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The order in which to write the spans, and per span (not in that order) its tid.
+
+        On each track spans are written as they begin, the longer one first of those that begin together. Costs some numpy
+        passes, a sort where the spans of a thread do not stand so, and some µs for a span that goes to a lane.
+        """
+        tracks = [self._thread(number, name) for number, name in spans.threads]
+        rows = _by_thread(spans)
+        off = (spans.thread < 0).astype(np.uint8)
+        bounds = np.searchsorted(spans.thread[rows], np.arange(len(tracks) + 1))
+        parts = [rows[first:last] for first, last in itertools.pairwise(bounds)]
+        for track, part in zip(tracks, parts, strict=True):
+            off[part] = track.crossing(spans.start[part], spans.end[part])
+        self._leave_what_crosses(spans, rows, off)
+        tids = np.array([track.tid for track in tracks] + [0], dtype=np.int64)[spans.thread]
+        for track, part in zip(tracks, parts, strict=True):
+            kept = part[off[part] == 0]
+            track.add(spans.start[kept], spans.end[kept])
+        strays = np.flatnonzero(off)
+        strays = strays[np.lexsort((~spans.end[strays], spans.start[strays]))]
+        self._place_on_lanes(spans, strays, tids)
+        return np.concatenate((rows[off[rows] == 0], strays)), tids
+
+    def news(self) -> Iterator[str]:
+        """Names and places of the tracks that nobody was told of yet, as metadata events."""
+        known = [(tid, f"spans {lane}", lane) for lane, tid in enumerate(self._lane_tids, 1)]
+        # Lanes, which requests are on, above threads.
+        known += [
+            (track.tid, valid(track.name) or f"thread {track.tid}", LARGEST_TID // 2 + place)
+            for place, track in enumerate(self._threads.values())
+        ]
+        for tid, name, place in known:
+            if tid not in self._told:
+                self._told.add(tid)
+                yield metadata_event("thread_name", self._pid, tid, name=name)
+                yield metadata_event("thread_sort_index", self._pid, tid, sort_index=place)
+
+    def tell_again(self) -> None:
+        """What was told is lost: the next :meth:`news` is all of it."""
+        self._told.clear()
+
+    def _leave_what_crosses(self, spans: Outlines, rows: npt.NDArray[np.int64], off: npt.NDArray[np.uint8]) -> None:
+        """Sets 1 for spans that cross one of their thread that began earlier, and is not off it."""
+        arrays = [
+            np.ascontiguousarray(values, dtype=np.int64) for values in (rows, spans.thread, spans.start, spans.end)
+        ]
+        checked(lib.otp_chrome_detach_overlapping(len(rows), *map(pointer, arrays), pointer(off)))
+
+    def _place_on_lanes(self, spans: Outlines, rows: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> None:
+        columns = (spans.start, spans.end, spans.span_id, spans.parent_id)
+        for row, *outline in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+            tids[row] = self._lane_tid(self._lanes.place(*outline))
+
+    def _thread(self, number: int, name: str) -> _ThreadTrack:
+        track = self._threads.get(number)
+        if track is None:
+            tid = number if 0 < number <= LARGEST_TID and number not in self._tids else self._free_tid()
+            self._tids.add(tid)
+            track = self._threads[number] = _ThreadTrack(tid, name)
+        track.name = track.name or name
+        return track
+
+    def _lane_tid(self, lane: int) -> int:
+        if lane == len(self._lane_tids):
+            self._lane_tids.append(self._free_tid())
+            self._tids.add(self._lane_tids[lane])
+        return self._lane_tids[lane]
+
+    def _free_tid(self) -> int:
+        """A number for a lane, or for a thread whose id (mostly an address) viewers cannot take.
+
+        Not the process id, by which viewers know the main thread.
+        """
+        while self._next_tid in self._tids or self._next_tid == self._pid:
+            self._next_tid += 1
+        return self._next_tid
+
+
+def _by_thread(spans: Outlines) -> npt.NDArray[np.int64]:
+    """The rows that are on threads, thread by thread, as they began there, the longer one first of those that began together."""
+    rows = np.flatnonzero(spans.thread >= 0)
+    thread, start, end = spans.thread[rows], spans.start[rows], spans.end[rows]
+    # The recorder gives them in this order, and then there is nothing to sort.
+    later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
+    if ((thread[1:] > thread[:-1]) | ((thread[1:] == thread[:-1]) & later)).all():
+        return rows
+    ordered: npt.NDArray[np.int64] = rows[np.lexsort((~end, start, thread))]
+    return ordered
+
+
+def _outermost(start: Times, end: Times) -> tuple[Times, Times]:
+    """The outermost of nested intervals that stand as they begin."""
+    if not len(start):
+        return start, end
+    reach = np.maximum.accumulate(end)
+    apart = start[1:] >= reach[:-1]
+    return start[np.concatenate(([True], apart))], reach[np.concatenate((apart, [True]))]

@@ -1,0 +1,158 @@
+"""A file that grows by whole appends and is complete after each, whatever happens to the process in between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import stat
+import zlib
+from typing import TYPE_CHECKING
+
+from .file import GZIP_FORMAT, GZIP_LEVEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_WRITE_SIZE = 1 << 20
+
+
+class StreamedFile:
+    """A document whose end grows: each append is followed by ``closing``, which the next one makes blank.
+
+    That is done in this order: the new text with its own closing is written after the old closing, then blanks over the
+    old one. So the file begins with a whole document at any time, after ``kill -9`` in the middle of an append too. A path
+    that ends in ``.gz`` gets gzip members, which readers take as one stream. An append that fails leaves the file as it was
+    before. What is no regular file (a FIFO, ``/dev/stdout``) gets ``closing`` at the end only, and keeps half an append that
+    failed.
+
+    The file is made at the first append; one that was there before is replaced, unless another process holds it: then
+    ``beside`` is written instead. For one thread at a time.
+    """
+
+    def __init__(self, path: str, *, beside: str, closing: bytes) -> None:
+        self.path = path
+        """Where it is written; settled by the first append."""
+        self._beside = beside
+        self._compressed = path.endswith(".gz")
+        # Not compressed, so that a member with blanks is as long.
+        self._closing = self._member(closing)
+        self._blank = self._member(b" " * len(closing))
+        self._fd = -1
+        self._closed = False
+        self._size = 0
+        self._rewritable = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been appended yet."""
+        return self._size == 0
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Raises OSError when the system refuses, ValueError after :meth:`close`, and what ``pieces`` raises."""
+        if self._closed:
+            raise ValueError(f"{self.path!r} is closed")
+        if self._fd < 0:
+            self._open()
+        try:
+            closing = (self._closing,) if self._rewritable else ()
+            encoded = itertools.chain(self._encoded(pieces), closing)
+            written = sum(_write(self._fd, piece) for piece in _gathered(encoded))
+            if self._rewritable and self._size:
+                os.pwrite(self._fd, self._blank, self._size - len(self._closing))
+        except BaseException:
+            self._take_back()
+            raise
+        self._size += written
+
+    def close(self) -> None:
+        """Ends the file; without effect where nothing was written. Raises OSError when the system refuses."""
+        self._closed = True
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            if self._size and not self._rewritable:
+                _write(fd, self._closing)
+        finally:
+            os.close(fd)
+
+    def abandon(self) -> None:
+        """Lets go of the file without a word: in a forked child, whose parent goes on writing."""
+        self._closed = True
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> None:
+        for path in (self.path, self._beside):
+            # O_NONBLOCK: a FIFO that nobody reads is an error, not a wait without end.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            if self._begin(path, fd):
+                return
+            os.close(fd)
+        raise OSError(errno.EBUSY, f"{os.strerror(errno.EBUSY)}: other processes write to it and to {self._beside!r}")
+
+    def _begin(self, path: str, fd: int) -> bool:
+        """Whether the file is ours to write."""
+        rewritable = stat.S_ISREG(os.fstat(fd).st_mode)
+        if rewritable:
+            if _held_by_another(fd):
+                return False
+            os.ftruncate(fd, 0)
+        os.set_blocking(fd, True)
+        self.path, self._fd, self._rewritable = path, fd, rewritable
+        return True
+
+    def _take_back(self) -> None:
+        """Half an append goes; where even that is refused, the next one writes over it."""
+        if self._rewritable:
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+
+    def _member(self, data: bytes) -> bytes:
+        if not self._compressed:
+            return data
+        stored = zlib.compressobj(0, wbits=GZIP_FORMAT)
+        return stored.compress(data) + stored.flush()
+
+    def _encoded(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        compressor = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_FORMAT) if self._compressed else None
+        for piece in pieces:
+            yield compressor.compress(piece) if compressor else piece
+        if compressor:
+            yield compressor.flush()
+
+
+def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Larger pieces: few exports need more than one call of the system, which is hardly ever killed halfway."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size >= _WRITE_SIZE:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
+
+
+def _held_by_another(fd: int) -> bool:
+    """Locks the file for as long as it is open; True when another process has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # file systems without locks: then there is no telling
+        return False
+    return False
+
+
+def _write(fd: int, data: bytes) -> int:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    return len(data)
