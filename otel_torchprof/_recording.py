@@ -19,6 +19,23 @@ from .health import ON, Health
 if TYPE_CHECKING:
     from ._native.torch_library import Observation
 
+
+def checked_memory_limit(given: int | None) -> int:
+    """Bytes that a recording may hold: as given, else as the environment says, else 512 MiB.
+
+    Raises:
+        TypeError, ValueError: no whole number, or under one chunk.
+    """
+    limit = config.memory_limit() if given is None else given
+    if not isinstance(limit, int):
+        raise TypeError(f"memory_limit is {limit!r}; it must be a whole number of bytes, or None")
+    if not CHUNK_BYTES <= limit < 1 << 63:
+        raise ValueError(
+            f"memory_limit is {limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
+        )
+    return limit
+
+
 _OFF_BY_SWITCH = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
 
 
@@ -37,13 +54,7 @@ class Recording:
     """
 
     def __init__(self, *, operators: bool | None, inputs: bool, all_threads: bool, memory_limit: int | None) -> None:
-        self._limit = config.memory_limit() if memory_limit is None else memory_limit
-        if not isinstance(self._limit, int):
-            raise TypeError(f"memory_limit is {self._limit!r}; it must be a whole number of bytes, or None")
-        if not CHUNK_BYTES <= self._limit < 1 << 63:
-            raise ValueError(
-                f"memory_limit is {self._limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
-            )
+        self._limit = checked_memory_limit(memory_limit)
         self._inputs = inputs
         self._all_threads = all_threads
         self._session: Session | None = None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ._export.queue import QueueStats
+
 ON = "on"
 
 
@@ -45,3 +47,35 @@ class Health:
             f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB used"
         )
         return "\n".join((line, *self.notes))
+
+
+@dataclass(frozen=True)
+class ProcessorHealth:
+    """State of a TorchSpanProcessor. ``print(processor.health)`` says it in a few lines.
+
+    Sources are ``"on"`` or ``"off: "`` and the reason.
+    """
+
+    sources: Mapping[str, str]
+    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``."""
+    recorded: int
+    """Events taken from the recorder so far."""
+    dropped: Mapping[str, int]
+    """Events that were lost, by reason: ``evicted`` (the memory limit; the oldest go), ``depth`` (over 1024 open on a
+    thread), ``no_memory`` (the system gave none), ``failed`` (an error on the way to spans, which was logged), ``unseen_spans``
+    (spans of the application that came faster than they could be added up)."""
+    exporters: Mapping[str, QueueStats]
+    """What became of the spans, by exporter."""
+    notes: tuple[str, ...] = field(default=())
+    """Anything else a reader of the figures should know, a sentence each."""
+
+    def __str__(self) -> str:
+        lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
+        sources = "; ".join(f"{name} {state}" for name, state in self.sources.items())
+        lines = [f"{sources}; {self.recorded} events recorded, dropped: {lost}"]
+        lines += [
+            f"{name}: {stats.exported_spans} spans sent, {stats.waiting_spans} waiting, {stats.failed_spans} failed, "
+            f"{stats.dropped_spans} dropped"
+            for name, stats in self.exporters.items()
+        ]
+        return "\n".join((*lines, *self.notes))

@@ -1,4 +1,4 @@
-"""Memory of the process after many profiles and many threads: it does not grow."""
+"""Memory of the process after many profiles, many threads, many instrumentations: it does not grow."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import gc, os, sys, threading
 import torch, otel_torchprof as otp
+from opentelemetry.sdk.trace import TracerProvider
 torch.set_num_threads(1)
 x, page = torch.ones(3), os.sysconf("SC_PAGE_SIZE")
 
@@ -40,7 +41,24 @@ def thread():
     started.start()
     started.join()
 
-body, count = {"cycles": (cycle, 1000), "threads": (thread, 1000)}[sys.argv[1]]
+def provider(*processors):
+    made = TracerProvider(shutdown_on_exit=False)
+    for processor in processors:
+        made.add_span_processor(processor)
+    return made
+
+# One with a processor that stays, one for which a processor is made each time.
+providers = provider(otp.TorchSpanProcessor()), provider()
+layer = torch.nn.Linear(3, 3)
+
+def instrumented():
+    for tracer_provider in providers:
+        otp.TorchInstrumentor().instrument(tracer_provider=tracer_provider, detail="ops")
+        with otp.record_function("label"):
+            layer(x).sum().backward()
+        otp.TorchInstrumentor().uninstrument()
+
+body, count = {"cycles": (cycle, 1000), "threads": (thread, 1000), "instrumented": (instrumented, 1000)}[sys.argv[1]]
 everywhere = otp.profile(all_threads=True, memory_limit=1 << 20) if sys.argv[1] == "threads" else None
 if everywhere: everywhere.start()
 for number in range(count):
@@ -51,7 +69,7 @@ for number in range(count):
 if everywhere: everywhere.stop()
 """
 
-MOST_BYTES = {"cycles": 200, "threads": 200}
+MOST_BYTES = {"cycles": 200, "threads": 200, "instrumented": 200}
 """Growth per cycle that is let pass: less than anything that is allocated per profile or per thread (a session is 400 bytes, a
 thread's buffer 60 KB), and above what a page or two of the allocator's, taken late, make of 500 cycles (16 bytes)."""
 
@@ -79,13 +97,19 @@ def test_a_leak_would_be_found():
 
 @pytest.mark.parametrize("what", MOST_BYTES)
 def test_memory_does_not_grow(what):
-    """In the second half of 1,000 profiles, or of 1,000 threads within one profile, resident memory has no slope."""
+    """In the second half of 1,000 profiles, threads within one profile, or pairs of instrumentations, resident memory has no slope."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, what],
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "MALLOC_ARENA_MAX": "1"},
+        env={
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(Path.home()),
+            "MALLOC_ARENA_MAX": "1",
+            "OTEL_TRACES_EXPORTER": "none",
+        },
     )
     assert done.returncode == 0, done.stderr
     samples = [int(line) for line in done.stdout.split()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
@@ -112,6 +113,31 @@ def write(prof: otp.profile, folder: Path) -> None:
     assert all(messages)
 
 
+def serve(folder: Path) -> None:
+    """Instruments a provider, and takes it back."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    exporter = otp.OTLPExporter("http://localhost:4317", headers={"team": "typed"}, timeout=1.5, compression="gzip")
+    stats: otp.ExportStats = exporter.stats
+    chrome = otp.ChromeTraceExporter(folder / "trace-{pid}.json.gz")
+    processor = otp.TorchSpanProcessor(chrome, InMemorySpanExporter(), sdk_spans=True, schedule_delay_millis=100)
+    provider.add_span_processor(processor)
+    instrumentor = otp.TorchInstrumentor()
+    instrumentor.instrument(tracer_provider=provider, detail="modules", record_shapes=True)
+    with otp.record_function("typed"):
+        instrumentor.step()
+    flushed: bool = provider.force_flush()
+    averages: otp.EventList = processor.key_averages()
+    health: otp.ProcessorHealth = processor.health
+    sources: Mapping[str, str] = health.sources
+    instrumentor.uninstrument()
+    provider.shutdown()
+    exporter.shutdown()
+    assert flushed
+    assert len(averages) > 0
+    assert sources["recording"] == "on"
+    assert stats.accepted_spans == 0
+
+
 def fail() -> None:
     """Meets the errors."""
     kinds: tuple[type[otp.TorchProfError], ...] = (otp.NativeError, otp.TorchLibraryError, otp.ExportError)
@@ -128,6 +154,7 @@ def main() -> str:
         prof = record()
         read(prof)
         write(prof, Path(folder))
+        serve(Path(folder))
     fail()
     version: str = otp.__version__
     return version

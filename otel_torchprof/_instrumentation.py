@@ -1,0 +1,199 @@
+"""What ``TorchInstrumentor`` switches on: a live recording, and torch's hooks that feed it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from ._after_import import when_imported
+from ._ambient import AmbientTable
+from ._live_recording import LiveRecording
+from ._native import torch_library
+from ._native.ffi import python_sources
+from ._step_marks import StepMarks
+from ._steps import StepTracker
+from ._torch_hooks import ModuleHooks, OptimizerHooks
+from .errors import TorchLibraryError
+from .health import ON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._export.deadline import Deadline
+    from ._export.provider import Provider
+    from ._native.torch_library import Observation
+    from .processor import TorchSpanProcessor
+
+_SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every outermost event asks Python for its span"
+
+_logger = logging.getLogger("otel_torchprof")
+
+
+class Instrumentation:
+    """One stretch from ``instrument()`` to ``uninstrument()``, in one process.
+
+    :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch.
+
+    Args:
+        provider: whose rules hold.
+        processor: that gets the spans.
+        detail: a key of ``KINDS``.
+        record_shapes: keep the shapes of operators' inputs.
+    """
+
+    def __init__(self, provider: Provider, processor: TorchSpanProcessor, *, detail: str, record_shapes: bool) -> None:
+        self._provider = provider
+        self._processor = processor
+        self._detail = detail
+        self._record_shapes = record_shapes
+        self._modules = ModuleHooks()
+        self._optimizers = OptimizerHooks()
+        self._lock = threading.RLock()
+        self._observation: Observation | None = None
+        self._running = False
+        self._sources = _sources(detail)
+        self._call_off: Callable[[], None] = _nothing
+        self._marks = StepMarks()
+        # The sampler has to be asked before a step begins, if it may refuse one whose events would be recorded.
+        self._asks_at_once = detail != "steps" and not provider.samples_everything
+        self._begin()
+
+    def _begin(self) -> None:
+        self._marks.clear()
+        self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark.time_ns)
+        self._recording = self._new_recording()
+
+    def step(self) -> None:
+        """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
+        self._marks.note(None)
+        if self._asks_at_once:
+            self._take_marks()
+
+    def _new_recording(self) -> LiveRecording:
+        self._ambient = AmbientTable()
+        return LiveRecording(
+            self._provider,
+            detail=self._detail,
+            ambient=self._ambient,
+            averages=self._processor.averages,
+            expects_steps=self._steps.expects_steps,
+            before_drain=self._take_marks,
+            has_marks=lambda: len(self._marks) > 0,
+            budget_bytes=self._processor.memory_limit,
+            inputs=self._record_shapes,
+        )
+
+    def start(self) -> None:
+        """Records from now on; torch's part as soon as torch is imported."""
+        with self._lock:
+            self._running = True
+            self._attach()
+        self._call_off = when_imported("torch", self._on_torch)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._running
+
+    def stop(self, deadline: Deadline | None = None) -> None:
+        """Takes everything back, and hands the processor what was recorded, within 30 seconds."""
+        with self._lock:
+            if not self._running:
+                return
+            self._running = False
+            self._recording.stop()  # first: what were recorded without its context would be astray
+            self._modules.remove()
+            self._optimizers.remove()
+            if self._observation is not None:
+                self._observation.stop()
+                self._observation = None
+            self._ambient.unfollow()
+            self._call_off()
+        self._processor.detach(deadline)
+
+    def restart_in_child(self) -> None:
+        """Goes on in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
+        self._lock = threading.RLock()
+        if not self._running:
+            return
+        self._begin()
+        if self._sources["steps"] == ON:
+            self._install_modules()  # which the parent's first step may have removed: the child's is still to come
+        self._attach()
+
+    def _attach(self) -> None:
+        self._contexts_are_cheap = self._ambient.follow()
+        self._recording.start()
+        self._processor.attach(self._recording, self.stop, self._sources, self._notes)
+
+    def _notes(self) -> list[str]:
+        notes = [] if self._contexts_are_cheap else [_SLOW_CONTEXTS]
+        if errors := python_sources.errors():
+            notes.append(
+                f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
+            )
+        return notes
+
+    def _on_torch(self, _torch: Any) -> None:
+        with self._lock:
+            if not self._running:
+                return
+            if self._asks_at_once:
+                self._optimizers.install(self._optimizer_stepped)
+            else:
+                self._optimizers.install_bare(self._marks.note)
+            self._install_modules()
+            self._sources["steps"] = ON
+            if self._detail == "ops":
+                self._observe_operators()
+
+    def _install_modules(self) -> None:
+        self._modules.install(outermost_only=self._detail == "steps")
+        self._sources["modules"] = ON
+
+    def _observe_operators(self) -> None:
+        try:
+            self._observation = torch_library.load().observe(self._recording.session)
+            self._sources["operators"] = ON
+        except TorchLibraryError as error:
+            self._sources["operators"] = f"off: {error}"
+            _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
+
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        self._marks.note(optimizer)
+        self._take_marks()
+
+    def _take_marks(self) -> None:
+        """Makes steps of what was noted: in the drain thread, or at once in the loop's own."""
+        with self._steps_lock:
+            for mark in self._marks.take():
+                self._mark = mark
+                if mark.optimizer is None:
+                    self._steps.step()
+                else:
+                    self._steps.optimizer_stepped(mark.optimizer)
+
+    def _on_boundary(self, number: int, now: int) -> None:
+        self._recording.boundary(number, now, self._ambient.number_of(self._mark.context), self._mark.thread)
+        if self._detail == "steps":
+            # What happens between two ends of a step is now known without asking every module of the model.
+            self._modules.remove()
+            self._sources["modules"] = "off: steps are seen without them"
+
+
+def _sources(detail: str) -> dict[str, str]:
+    """What is on and off as long as nobody knows of torch."""
+    off, waiting = f"off: detail is {detail!r}", "off: torch is not imported"
+    return {
+        "steps": waiting,
+        "modules": waiting,
+        "labels": off if detail == "steps" else ON,
+        "operators": waiting if detail == "ops" else off,
+    }
+
+
+def _nothing() -> None:
+    """What there is to call off before anything was called for."""

@@ -1,0 +1,237 @@
+"""The recording behind a span processor: what the recorder has, drained while it runs, as spans and as sums."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ._columns.schema import Kind
+from ._encode.attributes import add_attributes
+from ._encode.spans import SpanList
+from ._export.sdk import instrumentation_scope
+from ._model.limits import limited
+from ._model.live import LiveTrees
+from ._model.live_table import Flows, live_table
+from ._model.steps import Steps
+from ._model.tree import torch_view
+from ._model.units import STEP_NAME
+from ._native.recorder import Session, now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from ._ambient import AmbientTable
+    from ._export.provider import Provider
+    from ._model.live import Placed
+    from ._model.running import RunningAverages
+    from ._model.steps import Step, StepSpan
+    from ._model.tree import TreeView
+
+KINDS: Mapping[str, tuple[Kind, ...]] = {
+    "steps": (Kind.MODULE,),
+    "modules": (Kind.MODULE, Kind.LABEL),
+    "ops": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
+}
+"""What each detail records. With steps alone only outermost modules are reported, see ``ModuleHooks``."""
+
+
+class Drained(NamedTuple):
+    """What one drain brought."""
+
+    spans: SpanList
+    events: int
+    dropped: Mapping[str, int]
+    """By reason, see ``Health``."""
+    inside: Mapping[int, int]
+    """Time of what ran directly inside spans of the application, ns, by span id."""
+
+
+class LiveRecording:
+    """Records every thread from :meth:`start` to :meth:`stop`, once.
+
+    :meth:`drain` may be called from any thread; a second waits for the first.
+
+    Args:
+        provider: whose rules hold.
+        detail: a key of :data:`KINDS`.
+        ambient: which span a context stands for.
+        averages: added to with every drain.
+        expects_steps: whether the program makes steps, or is going to.
+        before_drain: tells of the steps that have ended, by :meth:`boundary`.
+        has_marks: whether there are any to tell of.
+        budget_bytes: that the recorder may hold; beyond it the oldest events go.
+        inputs: record shapes.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        detail: str,
+        ambient: AmbientTable,
+        averages: RunningAverages,
+        expects_steps: Callable[[], bool],
+        before_drain: Callable[[], None],
+        has_marks: Callable[[], bool],
+        budget_bytes: int,
+        inputs: bool,
+    ) -> None:
+        self.provider = provider
+        self.detail = detail
+        self._ambient = ambient
+        self._averages = averages
+        self._expects_steps = expects_steps
+        self._before_drain = before_drain
+        self._has_marks = has_marks
+        self._lock = threading.Lock()
+        self._control = threading.RLock()
+        self._roots_muted = False
+        self._unreported: Counter[str] = Counter()
+        self.steps = Steps(provider.new_trace, provider.new_span_id, self._surroundings)
+        self._flows = Flows()
+        self._trees = LiveTrees(
+            key=provider.new_span_id(),
+            steps=self.steps,
+            new_trace=provider.new_trace,
+            surroundings=self._surroundings,
+        )
+        self.session = Session(
+            budget_bytes, keep_newest=True, all_threads=True, inputs=inputs, kinds=KINDS[detail], contexts=True
+        )
+        self._is_recording = False
+
+    def start(self) -> None:
+        """Records from now on: whoever is asked for contexts is there already.
+
+        Raises:
+            NativeError: as :meth:`Session.start`.
+        """
+        self.session.start()
+        self._is_recording = True
+
+    def boundary(self, number: int, now: int, context: int, thread: int) -> None:
+        """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
+        recorded = self.steps.boundary(number, now, context, thread)
+        if recorded == self._roots_muted:
+            self._roots_muted = not recorded
+            self.session.mute_roots(not recorded)
+
+    def holds(self, size: int) -> bool:
+        """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
+        return self.session.stats().bytes_held >= size or (not self.steps.threads and self._has_marks())
+
+    def drain(self, *, final: bool = False) -> Drained:
+        """Takes what has come since the last drain. ``final``: after the stop, with the step that is not finished."""
+        with self._lock:
+            self._before_drain()
+            # Before the events are taken: what belongs to a step that has ended is then in this drain or was in one before.
+            ended = self.steps.take_ended()
+            try:
+                return self._drained(ended, final)
+            except BaseException:
+                self.steps.put_back(ended)
+                raise
+
+    def _drained(self, ended: list[Step], final: bool) -> Drained:
+        self._ambient.begin_drain()
+        batch = self.session.drain()
+        dropped = self._unreported + Counter(batch.dropped)
+        self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
+        if not self.steps.begun and (self.steps.active or self._expects_steps()):
+            # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
+            self.steps.begin(int(batch["start"].min(initial=now_ns())))
+        placed = self._trees.place(batch)
+        if final:  # only now: the running step gets its span with its first event, which may be in this batch
+            ended += self.steps.take_ended(everything=True)
+        step_spans = [span for step in ended for span in step.spans.values()]
+        spans = self._spans(placed, step_spans)
+        self._add_up(placed, step_spans)
+        inside = self._inside(placed, step_spans)
+        self._ambient.end_drain(still_open=batch.opens.context.tolist())
+        self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
+        self._unreported.clear()
+        return Drained(spans, len(batch), dropped, inside)
+
+    def stop(self) -> None:
+        """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
+        with self._control:
+            was, self._is_recording = self._is_recording, False
+            if was:
+                self.session.stop()
+
+    def finish(self) -> Drained:
+        """After the stop: takes the rest, the step that is not finished among it."""
+        return self.drain(final=True)
+
+    def _surroundings(self, context: int) -> tuple[SpanContext, int | None] | None:
+        found = self._ambient.get(context)
+        return None if found is None else (found.span_context, found.start_ns)
+
+    def _spans(self, placed: Placed, ended: Sequence[StepSpan]) -> SpanList:
+        table = live_table(placed, ended, self._flows, events_of_steps=self.detail != "steps")
+        roots = np.flatnonzero(table.parent_span_id == 0)
+        table = add_attributes(
+            table,
+            placed.batch,
+            dropped_on=int(roots[-1]) if len(roots) else None,
+            self_time=placed.own_times() if placed.inside.any() else None,
+        )
+        limits = self.provider.limits
+        table = limited(
+            table,
+            max_attributes=limits.max_span_attributes,
+            max_links=limits.max_links,
+            max_attribute_length=limits.max_span_attribute_length,
+        )
+        return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
+
+    def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
+        self._averages.add(_view(placed))
+        for step in ended:
+            # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
+            if step.trace.recorded and step.thread is not None:
+                duration = step.end - step.start
+                self._averages.add_foreign(STEP_NAME, duration, max(duration - step.inside, 0))
+
+    def _inside(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
+        """Time that the spans of this process did not spend themselves, by span id."""
+        inside: dict[int, int] = {}
+        below = np.flatnonzero(placed.is_outermost)
+        sums = np.zeros(len(placed.units), dtype=np.int64)
+        np.add.at(sums, placed.unit[below], (placed.batch["end"] - placed.batch["start"])[below])
+        for unit, time in zip(placed.units, sums.tolist(), strict=True):
+            if unit.step is None and unit.parent_span_id and not unit.is_remote:
+                inside[unit.parent_span_id] = inside.get(unit.parent_span_id, 0) + time
+        for step in ended:
+            if step.parent is not None and not step.parent.is_remote:
+                inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
+        return inside
+
+
+def _view(placed: Placed) -> TreeView:
+    """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
+    view = torch_view(placed.batch)
+    late = np.flatnonzero(placed.inside)
+    if late.size:
+        own = view.self_time.copy()
+        at = np.flatnonzero(np.isin(view.rows, late))
+        own[at] = np.maximum(own[at] - placed.inside[view.rows[at]], 0)
+        view = replace(view, self_time=own)
+    recorded = np.array([unit.trace.recorded for unit in placed.units], dtype=np.bool_)
+    if recorded.all():
+        return view
+    wanted = recorded[placed.unit[view.rows]]
+    # For sums only: the parents of what remains would have to be renumbered for anything else.
+    return replace(
+        view,
+        rows=view.rows[wanted],
+        duration=view.duration[wanted],
+        self_time=view.self_time[wanted],
+        parent=view.parent[:0],
+    )

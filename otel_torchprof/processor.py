@@ -1,0 +1,355 @@
+"""``TorchSpanProcessor``: the model's work, inside the traces of the service."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from opentelemetry.sdk.trace import SpanProcessor
+
+from ._averages_list import averages_list
+from ._export.chrome import ChromeTraceExporter
+from ._export.queue import Deadline, ExportQueue, QueueSettings
+from ._export.quiet import LimitedLog
+from ._export.sdk import suppressed
+from ._model.running import RunningAverages
+from ._recording import checked_memory_limit
+from .health import ON, ProcessorHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from ._live_recording import LiveRecording
+    from .events import EventList
+
+_SHUTDOWN_SECONDS = 30.0
+_THREAD_NAME = "otel-torchprof-drain"
+_MAX_OPEN_SPANS = 100_000
+"""Spans of the application whose own time is worked out; one that never ends its spans costs no more memory than that."""
+_MAX_ENDED = 100_000
+"""Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
+_SPAN_BYTES = 2800
+"""What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
+
+# Drained in pieces of about 100,000 events: what numpy does to one in one call is then far below a millisecond, which is how
+# long a training thread may wait for Python's lock.
+_DRAIN_BYTES = 4 << 20
+_LOOK_SECONDS = 0.25
+"""How often the buffer is looked at between two scheduled drains."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Attached:
+    """A recording, from :meth:`TorchSpanProcessor.attach` to :meth:`TorchSpanProcessor.detach`."""
+
+    recording: LiveRecording
+    release: Callable[[Deadline], None]
+    sources: Mapping[str, str]
+    notes: Callable[[], Sequence[str]]
+
+
+class TorchSpanProcessor(SpanProcessor):
+    """Brings torch's work into the traces of a service, and sends it to exporters of its own.
+
+    Add it to a TracerProvider, then ``TorchInstrumentor().instrument(tracer_provider=provider)``; until then there is nothing
+    to process. The application's own spans pass through it as through any processor: they are nodes of the
+    tree that averages are made of, and parents of what ran inside them. They are *sent* by the application's own processors,
+    not by this one, except to a :class:`ChromeTraceExporter`, whose file would be incomplete without them.
+
+    Nothing it does waits on the application's threads: ``on_start`` and ``on_end`` take a microsecond, recording some tens of
+    nanoseconds per operator, and all else is done by two threads of its own. Safe from any thread, and after a fork.
+
+    Args:
+        exporters: any SpanExporter; :class:`OTLPExporter` and :class:`ChromeTraceExporter` take the spans as columns, at some
+            100 ns each, others as objects, at some 20 us.
+        sdk_spans: None: the application's spans go to Chrome files only, while torch is instrumented; True: to every exporter,
+            also while it is not (a provider that has no other processor); False: to none.
+        memory_limit: bytes that the recorder may hold, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``); beyond it the
+            oldest events go, and are counted.
+        max_queue_size: spans that may wait per exporter; beyond it the oldest go, and are counted (``OTEL_BSP_MAX_QUEUE_SIZE``).
+        schedule_delay_millis: time between two exports (``OTEL_BSP_SCHEDULE_DELAY``).
+        max_export_batch_size: spans per call of an exporter that takes objects (``OTEL_BSP_MAX_EXPORT_BATCH_SIZE``).
+        export_timeout_millis: for one call of an exporter (``OTEL_BSP_EXPORT_TIMEOUT``).
+
+    Raises:
+        TypeError, ValueError: a bad argument, which the message names.
+    """
+
+    _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        *exporters: SpanExporter,
+        sdk_spans: bool | None = None,
+        memory_limit: int | None = None,
+        max_queue_size: int | None = None,
+        schedule_delay_millis: float | None = None,
+        max_export_batch_size: int | None = None,
+        export_timeout_millis: float | None = None,
+    ) -> None:
+        _check_exporters(exporters)
+        self.memory_limit = checked_memory_limit(memory_limit)
+        self._settings = QueueSettings.from_environment(
+            max_queue_size=max_queue_size,
+            schedule_delay_millis=schedule_delay_millis,
+            max_export_batch_size=max_export_batch_size,
+            export_timeout_millis=export_timeout_millis,
+        )
+        self._queues = [ExportQueue(exporter, self._settings) for exporter in exporters]
+        self._sdk_queues = [queue for queue in self._queues if _takes_sdk_spans(queue.exporter, sdk_spans)]
+        # Where this is the provider's only processor, its spans are sent whether torch is instrumented or not.
+        self._sends_alone = sdk_spans is True
+        self._log = LimitedLog()
+        self._down = False
+        self._reset()
+        self._living.add(self)
+
+    def _reset(self) -> None:
+        """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
+        # Reentrant, these and those of all that is called: a signal handler may shut down in the middle of anything.
+        self._lock = threading.RLock()
+        self._draining = threading.RLock()
+        self._in_drain = False
+        self._attached: _Attached | None = None
+        self._thread: _DrainThread | None = None
+        self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
+        self.averages = RunningAverages()
+        self._inside: dict[int, int] = {}
+        self._recorded = 0
+        self._dropped: Counter[str] = Counter()
+
+    # ---- what the SDK calls ----
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """A span of the application has begun: nothing to do, whoever runs in it finds it by itself."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """A span of the application has ended; it is looked at with the next drain. Costs under a microsecond."""
+        if self._down or (self._attached is None and not self._sends_alone):
+            return
+        if len(self._ended) == _MAX_ENDED:
+            self._dropped["unseen_spans"] += 1
+        self._ended.append(span)
+        if self._thread is None and self._sends_alone:
+            self._start_thread()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Sends what has been recorded so far; False when ``timeout_millis`` was not enough, or an exporter refused."""
+        deadline = Deadline.after(timeout_millis / 1000)
+        drained = self._drain(deadline)
+        # All are asked, also when one of them is too slow: each has its own thread, and they share the deadline.
+        flushed = [queue.force_flush(deadline) for queue in self._queues]
+        return drained and all(flushed)
+
+    def shutdown(self) -> None:
+        """Stops recording, sends the rest, shuts the exporters down: within 30 seconds. Further calls do nothing."""
+        self.shutdown_within(_SHUTDOWN_SECONDS)
+
+    def shutdown_within(self, seconds: float) -> None:
+        """:meth:`shutdown`, with another deadline."""
+        if self._down:
+            return
+        self._down = True
+        deadline, of_recording = Deadline.after(seconds), Deadline.after(seconds / 2)
+        try:
+            if (attached := self._attached) is not None:
+                attached.release(of_recording)
+            self.detach(of_recording)
+        except Exception as error:  # noqa: BLE001 - the exporters are shut down whatever this is
+            self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
+        for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
+            # One that hangs must not take the time of those after it, whose exporters may have files to close.
+            queue.shutdown(Deadline.after(deadline.remaining() / left))
+
+    # ---- what users ask ----
+
+    def key_averages(self) -> EventList:
+        """Sums and counts by name, over the life of this processor, up to now: torch's operators, labels, modules, steps.
+
+        The spans of the application are in it too, with the time that was neither in their children nor in torch as their
+        own. Takes what has been recorded first (some 0.3 us per event since the last drain). Memory is constant: it grows
+        with the number of names only. Any thread, at any time, also after the shutdown.
+        """
+        self._drain(Deadline.after(_SHUTDOWN_SECONDS))
+        return averages_list(self.averages.read())
+
+    @property
+    def health(self) -> ProcessorHealth:
+        """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
+        names = [type(queue.exporter).__name__ for queue in self._queues]
+        attached = self._attached
+        return ProcessorHealth(
+            {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources},
+            self._recorded,
+            dict(self._dropped),
+            {
+                f"{number} {name}": queue.stats
+                for number, (name, queue) in enumerate(zip(names, self._queues, strict=True))
+            },
+            () if attached is None else tuple(attached.notes()),
+        )
+
+    # ---- what the instrumentor calls ----
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether :meth:`shutdown` was called."""
+        return self._down
+
+    def attach(
+        self,
+        recording: LiveRecording,
+        release: Callable[[Deadline], None],
+        sources: Mapping[str, str],
+        notes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Lets it drain a recording from now on; ``release`` stops the instrumentation when the provider shuts down.
+
+        ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
+        """
+        with self._lock:
+            self._attached = _Attached(recording, release, sources, notes)
+            self._start_thread()
+
+    def detach(self, deadline: Deadline | None = None) -> None:
+        """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
+        deadline = deadline or Deadline.after(_SHUTDOWN_SECONDS)
+        with self._lock:
+            attached, self._attached = self._attached, None
+            thread, self._thread = self._thread, None
+        recording = None if attached is None else attached.recording
+        if recording is not None:
+            recording.stop()
+        if thread is not None:
+            thread.end(deadline)
+        if not self._drain(deadline, recording):
+            self._log.warning("the last events were not taken from the recorder: there was no time, or it failed")
+
+    # ---- within ----
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            try:
+                self._thread = _DrainThread(self, self._settings.schedule_delay_millis / 1000)
+            except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
+                self._log.warning("there is no thread to take events from the recorder: %s", error)
+
+    def _is_full(self) -> bool:
+        attached = self._attached
+        full = attached is not None and attached.recording.holds(_DRAIN_BYTES)
+        return full or len(self._ended) >= _MAX_ENDED // 8
+
+    def _drain(self, deadline: Deadline, last: LiveRecording | None = None) -> bool:
+        """Hands on what there is, of ``last`` all; False where that failed, or another drain took until the deadline."""
+        if not self._draining.acquire(timeout=deadline.remaining()):
+            return False
+        try:
+            if self._in_drain:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
+                return False
+            self._in_drain = True
+            try:
+                self._hand_on(last)
+            finally:
+                self._in_drain = False
+        except Exception:  # noqa: BLE001 - the application goes on, whatever this is
+            self._log.warning("taking events from the recorder failed, these are lost: %s", traceback.format_exc())
+            return False
+        finally:
+            self._draining.release()
+        return True
+
+    def _hand_on(self, last: LiveRecording | None) -> None:
+        """The application's spans are taken first: what ran inside them is then drained with them."""
+        attached = self._attached
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        drained = None
+        try:
+            if last is not None:
+                drained = last.finish()
+            elif attached is not None:
+                drained = attached.recording.drain()
+        except BaseException:
+            self._ended.extendleft(reversed(ended))
+            raise
+        self._add_up(ended, {} if drained is None else drained.inside)
+        if drained is not None:
+            self._recorded += drained.events
+            self._dropped.update(drained.dropped)
+            if len(drained.spans):
+                for queue in self._queues:
+                    queue.put(drained.spans, drained.spans.table.nbytes)
+        sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
+        if sampled:
+            for queue in self._sdk_queues:
+                queue.put(sampled, _SPAN_BYTES * len(sampled))
+
+    def _add_up(self, ended: Sequence[ReadableSpan], inside: Mapping[int, int]) -> None:
+        """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
+        for span_id, time_ns in inside.items():
+            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
+        for span in ended:
+            if span.context is None or span.start_time is None or span.end_time is None:
+                continue
+            duration = span.end_time - span.start_time
+            own = duration - self._inside.pop(span.context.span_id, 0)
+            self.averages.add_foreign(span.name, duration, max(own, 0))
+            if span.parent is not None and not span.parent.is_remote:
+                self._inside[span.parent.span_id] = self._inside.get(span.parent.span_id, 0) + duration
+        while len(self._inside) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
+            del self._inside[next(iter(self._inside))]
+
+    @classmethod
+    def after_fork_in_child(cls) -> None:
+        """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
+        for processor in list(cls._living):
+            processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
+            processor._reset()  # noqa: SLF001
+
+
+class _DrainThread:
+    """Drains a processor on schedule, and whenever enough has come, until it is ended."""
+
+    def __init__(self, processor: TorchSpanProcessor, delay: float) -> None:
+        self._processor = processor
+        self._delay = delay
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def end(self, deadline: Deadline) -> None:
+        """Waits for it, unless it is the caller."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(deadline.remaining())
+
+    def _run(self) -> None:
+        processor, due = self._processor, time.monotonic() + self._delay
+        with suppressed():
+            while not self._ended.wait(min(_LOOK_SECONDS, self._delay)):
+                if time.monotonic() >= due or processor._is_full():  # noqa: SLF001 - of this module
+                    due = time.monotonic() + self._delay
+                    processor._drain(Deadline.after(math.inf))  # noqa: SLF001
+
+
+def _check_exporters(exporters: Sequence[SpanExporter]) -> None:
+    for exporter in exporters:
+        if not callable(getattr(exporter, "export", None)):
+            raise TypeError(
+                f"{exporter!r} is no SpanExporter: pass exporters, such as OTLPExporter() or ChromeTraceExporter(path)"
+            )
+
+
+def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
+    return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans

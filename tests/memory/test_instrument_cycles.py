@@ -1,0 +1,135 @@
+"""Instrument, run a model, uninstrument, 200 times over: torch, the provider and the process are as before."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from fault_server import LONG, HttpReceiver  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from torch.nn.modules import module as torch_modules  # noqa: E402
+from torch.optim import optimizer as torch_optimizers  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+
+CYCLES = 200
+STEPS = 2
+DETAILS = ("steps", "modules", "ops")
+
+
+def hooks():
+    """Everything that is registered with torch for all modules and all optimizers."""
+    places = {**vars(torch_modules), **vars(torch_optimizers)}
+    return {
+        name: len(place) for name, place in places.items() if name.startswith("_global_") and isinstance(place, dict)
+    }
+
+
+def observed():
+    """Whether torch has any observer of operators, global or the calling thread's, as torch itself knows."""
+    library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+    has_callbacks = library._ZN2at12hasCallbacksEv
+    has_callbacks.restype = ctypes.c_bool
+    return has_callbacks()
+
+
+def train():
+    """Operators, modules, backward threads and steps of an optimizer."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def new_provider(*processors):
+    provider = TracerProvider(shutdown_on_exit=False)
+    for processor in processors:
+        provider.add_span_processor(processor)
+    return provider
+
+
+def processors(provider):
+    return provider._active_span_processor._span_processors
+
+
+@pytest.mark.parametrize("detail", DETAILS)
+def test_hooks_are_found_while_they_are_there(detail):
+    """What the next test looks for is there while instrumented, so that its not being found means something."""
+    processor = otp.TorchSpanProcessor()
+    before, threads = hooks(), set(threading.enumerate())
+    otp.TorchInstrumentor().instrument(tracer_provider=new_provider(processor), detail=detail)
+    try:
+        assert hooks() != before
+        assert observed() == (detail == "ops")
+        assert set(threading.enumerate()) > threads
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+        processor.shutdown()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the provider's processor", "one made each time"])
+def test_nothing_is_left_behind(own, monkeypatch):
+    """No hook, observer, thread, processor or instrumentation outlives 200 cycles around a running model, all of which arrive."""
+    before = set(threading.enumerate())
+    instrumentor, made = otp.TorchInstrumentor(), []
+    with HttpReceiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        provider = new_provider(*([] if own else [otp.TorchSpanProcessor(otp.OTLPExporter())]))
+        train()
+        at_first = hooks()
+        for cycle in range(CYCLES):
+            instrumentor.instrument(tracer_provider=provider, detail=DETAILS[cycle % len(DETAILS)])
+            train()
+            made.append(weakref.ref(instrumentor._running))
+            instrumentor.uninstrument()
+            assert (hooks(), observed()) == (at_first, False)
+        assert len(processors(provider)) == 1
+        provider.shutdown()
+        assert receiver.names.count("torch.step") == CYCLES * STEPS
+    ours = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("otel-torchprof")]
+    for thread in ours:
+        thread.join(LONG)  # the last may be about to end
+    assert [thread for thread in ours if thread.is_alive()] == []
+    gc.collect()
+    assert [instrumentation for instrumentation in made if instrumentation() is not None] == []
+
+
+def test_threads_that_train_meanwhile():
+    """Other threads train through all of it, and neither they nor torch are left with anything."""
+    done, wrong = threading.Event(), []
+
+    def work():
+        try:
+            while not done.is_set():
+                train()
+        except BaseException as error:  # noqa: BLE001 - the test reports it
+            wrong.append(error)
+
+    before = hooks()
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    processor = otp.TorchSpanProcessor()
+    provider = new_provider(processor)
+    for worker in workers:
+        worker.start()
+    try:
+        for cycle in range(CYCLES):
+            otp.TorchInstrumentor().instrument(tracer_provider=provider, detail=DETAILS[cycle % len(DETAILS)])
+            train()
+            otp.TorchInstrumentor().uninstrument()
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join()
+    assert wrong == []
+    assert (hooks(), observed()) == (before, False)
+    assert processor.health.recorded > 0
+    provider.shutdown()

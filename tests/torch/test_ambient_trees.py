@@ -1,0 +1,296 @@
+"""Which span an operator hangs under: tasks, threads and callers in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from instrumented import instrumented, under  # noqa: E402
+from opentelemetry import context as otel_context  # noqa: E402
+from opentelemetry import trace  # noqa: E402
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased  # noqa: E402
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+
+X = torch.ones(3)
+ROUNDS = 50
+
+
+class Turns:
+    """Lets asyncio tasks go on strictly by turns, so that each interruption happens."""
+
+    def __init__(self, tasks: int) -> None:
+        self._turn = [asyncio.Event() for _ in range(tasks)]
+        self._turn[0].set()
+
+    async def take(self, task: int) -> None:
+        """Waits until it is this task's turn, and gives the next turn to the next one."""
+        await self._turn[task].wait()
+        self._turn[task].clear()
+        self._turn[(task + 1) % len(self._turn)].set()
+
+
+def test_interleaved_tasks():
+    """Two tasks that take turns on one thread, each inside a span of its own, each get their own operators."""
+    with instrumented() as service:
+
+        async def work(task, turns, operator):
+            with service.tracer.start_as_current_span(f"task {task}") as span:
+                for _ in range(ROUNDS):
+                    await turns.take(task)
+                    operator(X)
+            return span
+
+        async def both():
+            turns = Turns(2)
+            return await asyncio.gather(work(0, turns, torch.neg), work(1, turns, torch.sin))
+
+        first, second = asyncio.run(both())
+        assert service.operators() == under(first, neg=ROUNDS) + under(second, sin=ROUNDS)
+
+
+@pytest.mark.parametrize("drained_every", [None, 1])
+def test_many_tasks(drained_every):
+    """Fifty tasks that yield to the loop between operators: every operator is under its own task's span, once."""
+    with instrumented(drained_every=drained_every) as service:
+
+        async def work(number):
+            with service.tracer.start_as_current_span("task") as span:
+                for _ in range(number % 7 + 1):
+                    X.neg()
+                    await asyncio.sleep(0)
+                    X.sin()
+            return under(span, neg=number % 7 + 1, sin=number % 7 + 1)
+
+        async def everybody():
+            return await asyncio.gather(*map(work, range(50)))
+
+        expected = sum(asyncio.run(everybody()), Counter())
+        assert service.operators() == expected
+
+
+@pytest.mark.parametrize("drained_every", [None, 1])
+def test_labels_held_across_awaits(drained_every):
+    """A label that a task holds while another runs is the parent of its own task's operators, and of no others."""
+    with instrumented(drained_every=drained_every) as service:
+
+        async def work(task, turns, operator):
+            with service.tracer.start_as_current_span(f"task {task}") as span:
+                await turns.take(task)
+                with otp.record_function(f"label {task}"):
+                    for _ in range(ROUNDS):
+                        await turns.take(task)
+                        operator(X)
+                await turns.take(task)
+                operator(X)
+            return span
+
+        async def both():
+            turns = Turns(2)
+            return await asyncio.gather(work(0, turns, torch.neg), work(1, turns, torch.sin))
+
+        first, second = asyncio.run(both())
+        spans = service.spans()
+        labels = [next(span for span in spans if span.name == f"label {task}") for task in range(2)]
+        assert [label.parent.span_id for label in labels] == [s.context.span_id for s in (first, second)]
+        inside = under(labels[0], neg=ROUNDS) + under(labels[1], sin=ROUNDS)
+        assert service.operators() == inside + under(first, neg=1) + under(second, sin=1)
+
+
+def test_spans_within_a_task():
+    """Spans that begin and end between operators, without an await, are seen at once."""
+    with instrumented() as service:
+        with service.tracer.start_as_current_span("outer") as outer:
+            X.neg()
+            with service.tracer.start_as_current_span("inner") as inner:
+                X.sin()
+            X.neg()
+            with service.tracer.start_as_current_span("second") as second:
+                X.sin()
+        assert service.operators() == under(outer, neg=2) + under(inner, sin=1) + under(second, sin=1)
+
+
+def test_a_span_inside_a_label():
+    """The nearest wins: an operator in a span that began inside a label hangs under that span."""
+    with instrumented() as service:
+        with service.tracer.start_as_current_span("outer"), otp.record_function("label"):
+            X.neg()
+            with service.tracer.start_as_current_span("inner") as inner:
+                X.sin()
+            X.neg()
+        (label,) = [span for span in service.spans() if span.name == "label"]
+        assert service.operators() == under(label, neg=2) + under(inner, sin=1)
+
+
+def test_to_thread():
+    """``asyncio.to_thread`` takes the span along, while other tasks work on the loop's own thread."""
+    with instrumented() as service:
+
+        async def work(number):
+            with service.tracer.start_as_current_span("task") as span:
+                await asyncio.to_thread(lambda: [X.neg() for _ in range(number)])
+                X.sin()
+            return under(span, neg=number, sin=1)
+
+        async def everybody():
+            return await asyncio.gather(*map(work, range(1, 20)))
+
+        expected = sum(asyncio.run(everybody()), Counter())
+        assert service.operators() == expected
+
+
+def copied(function):
+    """Runs in the context of the one who submits it."""
+    return contextvars.copy_context().run, function
+
+
+def attached(function):
+    """As OpenTelemetry's instrumentation of threads does it: the context is attached in the worker, for the call."""
+    here = otel_context.get_current()
+
+    def within(function):
+        token = otel_context.attach(here)
+        try:
+            return function()
+        finally:
+            otel_context.detach(token)
+
+    return within, function
+
+
+@pytest.mark.parametrize("carried", [copied, attached])
+def test_thread_pool(carried):
+    """Work that few threads do for many requests, as either propagation hands it over: under the request's span."""
+    with instrumented() as service, ThreadPoolExecutor(3) as pool:
+        expected, waiting = Counter(), []
+        for number in range(1, 40):
+            with service.tracer.start_as_current_span("request") as span:
+                waiting.append(pool.submit(*carried(lambda n=number: [X.neg() for _ in range(n)])))
+                X.sin()
+            expected += under(span, neg=number, sin=1)
+        for done in waiting:
+            done.result()
+        assert service.operators() == expected
+
+
+def test_threads_at_the_same_time():
+    """Threads that work at the same time, each inside a span of its own, do not see each other's."""
+    with instrumented() as service:
+        together = threading.Barrier(4)
+
+        def work(number):
+            with service.tracer.start_as_current_span("thread") as span:
+                for _ in range(ROUNDS):
+                    together.wait(60)
+                    X.neg()
+            return under(span, neg=ROUNDS)
+
+        with ThreadPoolExecutor(4) as pool:
+            expected = sum(pool.map(work, range(4)), Counter())
+        assert service.operators() == expected
+
+
+def test_a_pool_without_propagation():
+    """Where nobody carries the context over, the work is no part of the request: each operator is a trace of its own."""
+    with instrumented() as service:
+        with service.tracer.start_as_current_span("request") as request, ThreadPoolExecutor(1) as pool:
+            pool.submit(X.neg).result()
+            pool.submit(X.neg).result()
+        found = [(span.name, span.parent) for span in service.spans()]
+        assert found == [("aten::neg", None)] * 2
+        traces = {span.context.trace_id for span in service.spans()}
+        assert len(traces) == 2
+        assert request.context.trace_id not in traces
+
+
+def caller(*, sampled: bool):
+    """The context of a request whose caller, in another process, said in which trace it is."""
+    header = f"00-{0xABC:032x}-{0xDEF:016x}-0{int(sampled)}"
+    return TraceContextTextMapPropagator().extract({"traceparent": header, "tracestate": "vendor=value"})
+
+
+def test_remote_parent():
+    """Without a span of this process, operators are children of the caller's: its ids, its trace state, marked remote."""
+    with instrumented() as service:
+        token = otel_context.attach(caller(sampled=True))
+        X.neg()
+        otel_context.detach(token)
+        X.sin()
+        neg, sin = service.spans()
+    remote = trace.get_current_span(caller(sampled=True)).get_span_context()
+    assert (neg.name, neg.parent.span_id, neg.context.trace_id) == ("aten::neg", remote.span_id, remote.trace_id)
+    assert neg.parent.is_remote
+    assert neg.context.trace_state == remote.trace_state
+    assert sin.parent is None
+    assert sin.context.trace_id != remote.trace_id
+
+
+def test_unsampled_caller():
+    """What a caller has not sampled is not recorded, in the same thread as what is."""
+    with instrumented() as service:
+        for sampled in (False, True, False):
+            token = otel_context.attach(caller(sampled=sampled))
+            X.neg()
+            otel_context.detach(token)
+        remote = trace.get_current_span(caller(sampled=True)).get_span_context()
+        assert service.operators() == under(remote, neg=1)
+        assert service.processor.health.recorded == 1
+
+
+def test_unsampled_spans():
+    """Under a span that this process's sampler has turned down nothing is recorded, labels and other tasks' threads included."""
+    with instrumented(sampler=ParentBased(ALWAYS_OFF)) as service:
+
+        async def work():
+            with service.tracer.start_as_current_span("request"), otp.record_function("label"):
+                X.neg()
+                await asyncio.to_thread(X.neg)
+
+        async def both():
+            await asyncio.gather(work(), work())
+
+        asyncio.run(both())
+        assert service.spans() == []
+        assert service.processor.health.recorded == 0
+
+
+def forked(x: torch.Tensor) -> torch.Tensor:
+    """For TorchScript: an operator on one of its own threads."""
+    return torch.jit.wait(torch.jit.fork(torch.neg, x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_jit_fork():
+    """What TorchScript runs on its own threads is part of the request that forked it."""
+    scripted = torch.jit.script(forked)
+    with instrumented() as service:
+        scripted(X)
+        with service.tracer.start_as_current_span("request") as request:
+            for _ in range(5):
+                scripted(X)
+        mine = [span for span in service.spans() if span.context.trace_id == request.get_span_context().trace_id]
+        assert sum(span.name == "aten::neg" for span in mine) == 5
+
+
+def test_backward():
+    """A backward pass is part of the request that asks for it, though the graph was made in another."""
+    with instrumented() as service:
+        with service.tracer.start_as_current_span("forward") as forward:
+            y = torch.ones(3, requires_grad=True).sin()
+        with service.tracer.start_as_current_span("backward") as backward:
+            y.backward(X)
+        spans = service.spans()
+    (sine,) = [span for span in spans if span.name == "aten::sin"]
+    (node,) = [span for span in spans if span.name == "autograd::engine::evaluate_function: SinBackward0"]
+    assert sine.parent.span_id == forward.get_span_context().span_id
+    assert node.parent.span_id == backward.get_span_context().span_id
+    (function,) = [span for span in spans if span.name == "SinBackward0"]
+    assert [link.context.span_id for link in function.links] == [sine.context.span_id]

@@ -1,0 +1,196 @@
+"""A training loop whose backend goes wrong: what the exporter did, and that the loop has not noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+import grpc  # noqa: E402
+from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, partial_success, raw, silence, status  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+
+PROTOCOLS = {"http/protobuf": HttpReceiver, "grpc": GrpcReceiver}
+EVERY_TIME = 1_000
+"""Turns: more than there are requests."""
+SHORT = 0.2
+"""Seconds for a message that fails in any case."""
+
+
+def losses(steps=5):
+    """A training loop with dropout, so that nothing may draw a random number of its own; what it came to, exactly."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+WITHOUT = losses()
+
+
+class Service:
+    """A program that is instrumented in full and sends to one receiver."""
+
+    def __init__(self, receiver, protocol, timeout=LONG):
+        self.exporter = otp.OTLPExporter(receiver.url, protocol=protocol, timeout=timeout)
+        # Nothing is sent but by a flush or the end, so that it is known what is in which message.
+        self.processor = otp.TorchSpanProcessor(self.exporter, schedule_delay_millis=LONG * 1000)
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(self.processor)
+        otp.TorchInstrumentor().instrument(tracer_provider=self.provider, detail="ops")
+
+    @property
+    def queue(self):
+        (stats,) = self.processor.health.exporters.values()
+        return stats
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        otp.TorchInstrumentor().uninstrument()
+        self.provider.shutdown()
+
+
+def all_are_accounted_for(service):
+    """Every span that was recorded is in one count, and what was accepted is what the receiver has."""
+    stats, queue = service.exporter.stats, service.queue
+    assert service.processor.health.dropped == {}
+    assert (queue.waiting_spans, queue.dropped_spans) == (0, 0)
+    assert stats.accepted_spans + stats.rejected_spans + stats.failed_spans == queue.exported_spans + queue.failed_spans
+    assert stats.accepted_spans + stats.failed_spans > 0
+    return stats
+
+
+REFUSALS = {
+    "400": ("http/protobuf", status(400)),
+    "INVALID_ARGUMENT": ("grpc", Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused(case):
+    """What the receiver refuses for good is given up at once and counted; the next message is sent."""
+    protocol, turn = REFUSALS[case]
+    with PROTOCOLS[protocol](turns=[turn]) as receiver, Service(receiver, protocol) as service:
+        assert losses() == WITHOUT
+        assert not service.processor.force_flush()
+        first = all_are_accounted_for(service)
+        assert (first.accepted_spans, first.retries, first.requests) == (0, 0, 1)
+        assert first.failed_spans == len(receiver.names) == service.queue.failed_spans
+        assert losses() == WITHOUT
+        assert service.processor.force_flush()
+        assert all_are_accounted_for(service).accepted_spans + first.failed_spans == len(receiver.names)
+
+
+PASSING = {
+    "429 with Retry-After": ("http/protobuf", status(429, {"Retry-After": "0"})),
+    "503 with Retry-After": ("http/protobuf", status(503, {"Retry-After": "0"})),
+    "half a status line": ("http/protobuf", raw(b"HTTP/1.1 2")),
+    "hangs up": ("http/protobuf", raw(b"")),
+    "RESOURCE_EXHAUSTED with RetryInfo": ("grpc", Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", wait=0.01)),
+    "UNAVAILABLE with RetryInfo": ("grpc", Abort(grpc.StatusCode.UNAVAILABLE, "busy", wait=0.01)),
+}
+
+
+@pytest.mark.parametrize("case", PASSING)
+def test_passing(case):
+    """What may pass is tried again until it has arrived: nothing is lost, nothing comes twice to a count."""
+    protocol, turn = PASSING[case]
+    with PROTOCOLS[protocol](turns=[turn, turn]) as receiver, Service(receiver, protocol) as service:
+        assert losses() == WITHOUT
+        assert service.processor.force_flush(int(LONG * 1000))
+        stats = all_are_accounted_for(service)
+        assert (stats.failed_spans, stats.retries) == (0, 2)
+        assert stats.accepted_spans == sum(len(arrived.names) for arrived in receiver.arrived[2:])
+
+
+LASTING = {
+    "503": ("http/protobuf", status(503)),
+    "429": ("http/protobuf", status(429, {"Retry-After": "3600"})),
+    "no answer by HTTP": ("http/protobuf", silence),
+    "UNAVAILABLE": ("grpc", Abort(grpc.StatusCode.UNAVAILABLE, "busy")),
+    "no answer by gRPC": ("grpc", SILENCE),
+}
+
+
+@pytest.mark.parametrize("case", LASTING)
+def test_lasting(case):
+    """What does not pass is given up when the message's time is over, and counted."""
+    protocol, turn = LASTING[case]
+    with (
+        PROTOCOLS[protocol](turns=[turn] * EVERY_TIME) as receiver,
+        Service(receiver, protocol, timeout=SHORT) as service,
+    ):
+        assert losses() == WITHOUT
+        assert not service.processor.force_flush(int(LONG * 1000))
+        stats = all_are_accounted_for(service)
+        assert stats.accepted_spans == 0
+        assert stats.last_error
+        assert losses() == WITHOUT
+
+
+def test_half_an_answer():
+    """A success whose body breaks off is a success: sending it again would double what the receiver has."""
+    answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+    with HttpReceiver(turns=[answer]) as receiver, Service(receiver, "http/protobuf") as service:
+        assert losses() == WITHOUT
+        assert service.processor.force_flush()
+        stats = all_are_accounted_for(service)
+        assert (stats.accepted_spans, stats.retries) == (len(receiver.names), 0)
+
+
+def test_partial_success():
+    """Spans that the receiver dropped from a message are counted as rejected, and not sent again."""
+    with (
+        HttpReceiver(turns=[status(200, body=partial_success(3, "too old"))]) as receiver,
+        Service(receiver, "http/protobuf") as service,
+    ):
+        assert losses() == WITHOUT
+        service.processor.force_flush()
+        stats = all_are_accounted_for(service)
+        assert (stats.rejected_spans, stats.accepted_spans, stats.retries) == (3, len(receiver.names) - 3, 0)
+
+
+@pytest.mark.parametrize(("protocol", "turn"), [("http/protobuf", silence), ("grpc", SILENCE)])
+def test_deadlines(monkeypatch, protocol, turn):
+    """While the receiver says nothing, force_flush and shutdown come back when their time is over, not when the exporter's is."""
+    monkeypatch.setattr("otel_torchprof.processor._SHUTDOWN_SECONDS", SHORT)
+    with PROTOCOLS[protocol](turns=[turn] * EVERY_TIME) as receiver, Service(receiver, protocol) as service:
+        assert losses() == WITHOUT
+        assert not service.processor.force_flush(int(SHORT * 1000))
+        receiver.wait_for(1)
+        assert (service.exporter.stats.requests, service.exporter.stats.failed_spans) == (1, 0)  # it is still at it
+        assert losses() == WITHOUT
+        service.provider.shutdown()
+        assert service.queue.waiting_spans == 0
+        assert service.queue.dropped_spans > 0  # those of the second loop
+        assert losses() == WITHOUT
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_dies_and_returns(protocol):
+    """What was recorded while the receiver was away arrives when it is back, once."""
+    with PROTOCOLS[protocol]() as receiver, Service(receiver, protocol) as service:
+        assert losses() == WITHOUT
+        assert service.processor.force_flush()
+        before = len(receiver.names)
+        receiver.stop()
+        assert losses() == WITHOUT
+        assert not service.processor.force_flush(int(SHORT * 1000))
+        assert service.exporter.stats.accepted_spans == before
+        receiver.start()
+        assert losses() == WITHOUT
+        assert service.processor.force_flush(int(LONG * 1000))
+        stats = all_are_accounted_for(service)
+        assert stats.failed_spans == 0
+        assert stats.accepted_spans == len(receiver.names) > before

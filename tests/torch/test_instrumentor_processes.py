@@ -1,0 +1,360 @@
+"""The instrumentation in programs of several processes, and in those that change no code. Each runs in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from jsonl_exporter import read
+
+HERE = Path(__file__).resolve().parent
+
+PREAMBLE = """
+import os, sys
+import otel_torchprof as otp
+from jsonl_exporter import JsonLinesExporter
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+import torch
+
+provider = TracerProvider()
+trace.set_tracer_provider(provider)
+provider.add_span_processor(otp.TorchSpanProcessor(JsonLinesExporter(sys.argv[1])))
+tracer = trace.get_tracer("program")
+
+def instrument(detail="modules"):
+    otp.TorchInstrumentor().instrument(detail=detail)
+
+def infer(name):
+    kind = type(name, (torch.nn.Linear,), {})
+    with torch.no_grad():
+        kind(2, 2)(torch.ones(1, 2))
+"""
+
+
+def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command=(sys.executable,), **environment: str):
+    """Runs a program to its end; the spans of each of its processes."""
+    path = tmp_path / "program.py"
+    path.write_text(preamble + textwrap.dedent(program))
+    folder = tmp_path / "spans"
+    folder.mkdir()
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
+    done = subprocess.run(
+        [*command, str(path), str(folder)],
+        env={**keep, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent.parent, HERE, tmp_path))), **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return read(folder)
+
+
+def names(spans):
+    return [span["name"] for span in spans]
+
+
+def by_first_name(processes):
+    """Names of each process's spans, in the order of the names."""
+    return sorted(names(spans) for spans in processes.values())
+
+
+@pytest.mark.parametrize("detail", ["steps", "modules", "ops"])
+def test_a_forked_child_goes_on_by_itself(tmp_path, detail):
+    """After os.fork both record, each its own and nothing twice; what the parent had recorded, the parent sends."""
+    processes = run(
+        tmp_path,
+        f"""
+        instrument({detail!r})
+        infer("Before")
+        pid = os.fork()
+        if pid == 0:
+            infer("Child")
+            provider.shutdown()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        infer("Parent")
+        """,
+    )
+    modules = {"Before", "Child", "Parent"}
+    found = sorted([name for name in names(spans) if name in modules] for spans in processes.values())
+    assert found == [["Before", "Parent"], ["Child"]]
+    if detail == "ops":
+        assert all("aten::linear" in names(spans) for spans in processes.values())
+
+
+@pytest.mark.parametrize("detail", ["steps", "ops"])
+def test_a_forked_child_counts_its_own_steps(tmp_path, detail):
+    """A child's steps begin at 0 and link to none of its parent's; where it tells of steps itself, its optimizers do not."""
+    processes = run(
+        tmp_path,
+        f"""
+        instrument({detail!r})
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def train(steps):
+            for _ in range(steps):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+
+        train(3)
+        pid = os.fork()
+        if pid == 0:
+            train(1)
+            otp.TorchInstrumentor().step()
+            train(1)
+            otp.TorchInstrumentor().step()
+            provider.shutdown()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        """,
+    )
+    assert len(processes) == 2
+    for spans in processes.values():
+        steps = [span for span in spans if span["name"] == "torch.step"]
+        finished = [span for span in steps if "torch.unfinished" not in span["attributes"]]
+        assert [span["attributes"]["torch.step"] for span in finished] == [0, 1, 2]
+        assert [len(span["links"]) for span in finished] == [0, 1, 1]
+
+
+def test_a_forked_child_sees_modules_though_its_parent_has_trained(tmp_path):
+    """With detail "steps" modules are not looked at once a step has ended; a child that has had none looks at them anew."""
+    processes = run(
+        tmp_path,
+        """
+        instrument("steps")
+        otp.TorchInstrumentor().step()
+        provider.force_flush()
+        infer("Unseen")
+        pid = os.fork()
+        if pid == 0:
+            infer("Child")
+            assert [average.key for average in provider._active_span_processor._span_processors[0].key_averages()] == ["Child"]
+            provider.shutdown()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        """,
+    )
+    assert by_first_name(processes) == [["Child"], ["torch.step"]]
+
+
+def test_a_fork_in_the_middle_of_a_drain(tmp_path):
+    """A child that is forked while the parent's drain waits for its sampler, with all locks taken, records, sums up and sends."""
+    processes = run(
+        tmp_path,
+        """
+        import threading
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        asked, let_go = threading.Event(), threading.Event()
+
+        def wait(*arguments, **keywords):
+            asked.set()
+            assert let_go.wait(60)
+            return ALWAYS_ON.should_sample(*arguments, **keywords)
+
+        instrument()
+        infer("Before")
+        provider.sampler = type("Waits", (), {"should_sample": staticmethod(wait), "get_description": str})()
+        processor = provider._active_span_processor._span_processors[0]
+        flush = threading.Thread(target=provider.force_flush)
+        flush.start()
+        assert asked.wait(60)
+        with processor.averages._lock:
+            pid = os.fork()
+            if pid == 0:
+                let_go.set()
+                infer("Child")
+                assert [average.key for average in processor.key_averages()] == ["Child"]
+                provider.shutdown()
+                os._exit(0)
+            os.waitpid(pid, 0)
+        let_go.set()
+        flush.join()
+        infer("Parent")
+        """,
+    )
+    assert by_first_name(processes) == [["Before", "Parent"], ["Child"]]
+
+
+def test_prefork_servers(tmp_path):
+    """A master that instruments and then forks workers (as gunicorn with preload does): each worker sends at its exit."""
+    processes = run(
+        tmp_path,
+        """
+        instrument()
+        workers = []
+        for number in range(3):
+            pid = os.fork()
+            if pid == 0:
+                with tracer.start_as_current_span("request"):
+                    infer(f"Worker{number}")
+                sys.exit(0)
+            workers.append(pid)
+        for pid in workers:
+            os.waitpid(pid, 0)
+        """,
+    )
+    assert by_first_name(processes) == [["Worker0"], ["Worker1"], ["Worker2"]]
+    assert all(span["parent"] != 0 for spans in processes.values() for span in spans)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_multiprocessing(tmp_path, method):
+    """Workers of multiprocessing send what they recorded when they end, without being asked."""
+    processes = run(
+        tmp_path,
+        f"""
+        import multiprocessing
+
+        def work(name):
+            if {method!r} == "spawn":
+                instrument()
+            infer(name)
+            if {method!r} == "spawn":
+                otp.TorchInstrumentor().uninstrument()
+                provider.force_flush()
+
+        if __name__ == "__main__":
+            instrument()
+            context = multiprocessing.get_context({method!r})
+            workers = [context.Process(target=work, args=(f"Worker{{i}}",)) for i in range(2)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            infer("Main")
+        """,
+    )
+    assert by_first_name(processes) == [["Main"], ["Worker0"], ["Worker1"]]
+
+
+def test_data_loader_workers_are_under_the_span_that_started_them(tmp_path):
+    """Operators of a DataLoader's workers join the trace of the span in which the loader was started."""
+    processes = run(
+        tmp_path,
+        """
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return torch.full((2,), float(index)).mul(2.0)
+
+        instrument("ops")
+        with tracer.start_as_current_span("epoch") as epoch:
+            for batch in torch.utils.data.DataLoader(Data(), batch_size=1, num_workers=2):
+                pass
+        context = epoch.get_span_context()
+        (open(os.path.join(sys.argv[1], "epoch"), "w")).write(f"{context.trace_id} {context.span_id}")
+        """,
+    )
+    trace_id, span_id = map(int, (tmp_path / "spans" / "epoch").read_text().split())
+    workers = [spans for spans in processes.values() if "aten::mul" in names(spans)]
+    assert len(workers) == 2
+    for spans in workers:
+        multiplied = [span for span in spans if span["name"] == "aten::mul"]
+        assert len(multiplied) == 2
+        assert {(span["trace"], span["parent"]) for span in multiplied} == {(trace_id, span_id)}
+
+
+def test_torch_may_come_later(tmp_path):
+    """Instrumented before torch is imported: nothing of torch is imported by that, and all is seen once it is."""
+    preamble = PREAMBLE.replace("import torch\n", "")
+    processes = run(
+        tmp_path,
+        """
+        instrument("ops")
+        assert "torch" not in sys.modules
+        import torch
+        infer("Late")
+        """,
+        preamble=preamble,
+    )
+    (spans,) = processes.values()
+    assert {"Late", "aten::linear"} <= set(names(spans))
+
+
+def test_the_provider_may_come_later(tmp_path):
+    """Instrumented before the SDK is set up: recording begins when the provider is there."""
+    preamble = PREAMBLE.replace("trace.set_tracer_provider(provider)\n", "")
+    processes = run(
+        tmp_path,
+        """
+        import threading
+        otp.TorchInstrumentor().instrument(detail="modules")
+        infer("Early")
+        trace.set_tracer_provider(provider)
+        waiting = next(t for t in threading.enumerate() if t.name == "otel-torchprof-wait")
+        waiting.join(60)
+        infer("Late")
+        """,
+        preamble=preamble,
+    )
+    (spans,) = processes.values()
+    assert names(spans) == ["Late"]
+
+
+TRAINING = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+AUTO = (
+    sys.executable,
+    "-c",
+    "from opentelemetry.instrumentation import auto_instrumentation as a; a.run()",
+    sys.executable,
+)
+
+
+def configured_by_the_sdk(folder: Path) -> None:
+    """What opentelemetry-distro adds to an environment: that the SDK is set up from its variables.
+
+    It insists on other versions of OpenTelemetry's packages than the newest, so its entry point alone stands in for it here.
+    """
+    info = folder / "distro-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distro\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[opentelemetry_configurator]\nsdk = opentelemetry.sdk._configuration:_OTelSDKConfigurator\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ["torch.step"] * 3),
+        ({"OTEL_TORCHPROF_DETAIL": "off"}, []),
+        ({"OTEL_TORCHPROF_ENABLED": "false"}, []),
+        ({"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "torch"}, []),
+        ({"OTEL_SDK_DISABLED": "true"}, []),
+    ],
+)
+def test_no_code_changes(tmp_path, environment, expected):
+    """Under opentelemetry-instrument a training script gives its steps as a Chrome trace, unless it is switched off."""
+    environment = {
+        "OTEL_TRACES_EXPORTER": "chrome",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi",
+        "OTEL_TORCHPROF_CHROME_TRACE": str(tmp_path / "trace.json"),
+        **environment,
+    }
+    configured_by_the_sdk(tmp_path)
+    run(tmp_path, TRAINING, preamble="", command=AUTO, **environment)
+    path = tmp_path / "trace.json"
+    events = json.loads(path.read_text()) if path.exists() else []
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    assert [event["name"] for event in events if event.get("ph") == "X"] == expected

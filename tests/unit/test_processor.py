@@ -1,0 +1,172 @@
+"""TorchSpanProcessor between a recording and exporters; the recording is a stand-in here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+from live_batches import Event
+from live_recordings import Hanging, Recording, attached, names
+from opentelemetry import trace as otel_trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+import otel_torchprof as otp
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+def test_a_flush_takes_and_sends_what_there_is(recording, exporter):
+    """force_flush drains the recording and has every exporter send it."""
+    other = InMemorySpanExporter()
+    processor = attached(recording, exporter, other)
+    recording.waiting.append((Event("mm", 0, 10),))
+    assert processor.force_flush()
+    assert names(exporter) == names(other) == ["mm"]
+    processor.shutdown()
+
+
+def test_it_drains_on_schedule(recording, exporter):
+    """Without anybody asking, what was recorded is sent after the scheduled delay."""
+    recording.waiting.append((Event("mm", 0, 10),))
+    processor = attached(recording, exporter, schedule_delay_millis=1)
+    assert recording.drained.wait(60)
+    processor.shutdown()
+    assert names(exporter) == ["mm"]
+
+
+def test_a_flush_keeps_its_deadline(recording):
+    """An exporter that hangs costs no more than the time that was given, and the answer is False."""
+    hanging = Hanging()
+    processor = attached(recording, hanging)
+    recording.waiting.append((Event("mm", 0, 10),))
+    begin = time.monotonic()
+    assert processor.force_flush(50) is False
+    assert time.monotonic() - begin < 30
+    hanging.let_go.set()
+    processor.shutdown()
+
+
+def test_a_shutdown_sends_the_rest_once(recording, exporter):
+    """Shutdown stops the recording, sends what is left and shuts exporters down; a second one does nothing."""
+    processor = attached(recording, exporter)
+    recording.waiting.append((Event("mm", 0, 10),))
+    processor.shutdown()
+    processor.shutdown()
+    assert recording.finished
+    assert names(exporter) == ["mm"]
+    assert exporter.export(()) is SpanExportResult.FAILURE
+    assert processor.health.sources["recording"] == "off: not instrumented"
+
+
+def test_a_drain_that_fails_is_not_the_last(recording, exporter, caplog):
+    """An error in the drain thread is logged, and the next drain comes."""
+    recording.fails = 1
+    recording.waiting.append((Event("mm", 0, 10),))
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        processor = attached(recording, exporter, schedule_delay_millis=1)
+        assert recording.drained.wait(60)
+    processor.shutdown()
+    assert names(exporter) == ["mm"]
+    assert "no memory for a drain" in caplog.text
+
+
+def test_spans_of_the_application_are_in_the_averages(recording):
+    """A span's own time is without its children and without torch's work inside; a remote parent is nobody's child's."""
+    processor = attached(recording)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    tracer = provider.get_tracer("test")
+    outer = tracer.start_span("outer", start_time=0)
+    with otel_trace.use_span(outer):
+        inner = tracer.start_span("inner", start_time=10)
+    inner.end(30)
+    outer.end(100)
+    recording.inside = {inner.get_span_context().span_id: 5}
+    sums = {a.key: (a.count, a.cpu_time_total, a.self_cpu_time_total) for a in processor.key_averages()}
+    assert sums == {"inner": (1, 0.02, 0.015), "outer": (1, 0.1, 0.08)}
+    provider.shutdown()
+
+
+@pytest.mark.parametrize(("sdk_spans", "expected"), [(None, []), (False, []), (True, ["request"])])
+def test_spans_of_the_application_are_sent_only_where_asked(recording, exporter, sdk_spans, expected):
+    """By default an exporter gets torch's spans only: the application's own processor sends the others."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(attached(recording, exporter, sdk_spans=sdk_spans))
+    provider.get_tracer("test").start_span("request").end()
+    assert provider.force_flush()
+    assert names(exporter) == expected
+    provider.shutdown()
+
+
+def test_a_chrome_file_holds_the_applications_spans_too(recording, tmp_path):
+    """A Chrome trace without the requests would be half a picture: it gets both."""
+    path = tmp_path / "trace.json"
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(attached(recording, otp.ChromeTraceExporter(path)))
+    recording.waiting.append((Event("mm", 0, 10),))
+    provider.get_tracer("test").start_span("request").end()
+    provider.shutdown()
+    text = path.read_text()
+    assert '"mm"' in text
+    assert '"request"' in text
+
+
+def test_unsampled_spans_are_sent_nowhere(recording, exporter):
+    """With sdk_spans=True, what the sampler refused stays out."""
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(attached(recording, exporter, sdk_spans=True))
+    provider.get_tracer("test").start_span("request").end()
+    provider.shutdown()
+    assert names(exporter) == []
+
+
+def test_health_tells_what_happened(recording, exporter):
+    """Health counts events, losses by reason and spans per exporter, and prints."""
+    processor = attached(recording, exporter)
+    recording.waiting.append((Event("mm", 0, 10), Event("add", 20, 30)))
+    processor.force_flush()
+    health = processor.health
+    assert (health.recorded, health.dropped, health.sources["recording"]) == (2, {"evicted": 1}, "on")
+    assert health.exporters["0 InMemorySpanExporter"].exported_spans == 2
+    assert "2 events recorded, dropped: 1 (evicted)" in str(health)
+    processor.shutdown()
+
+
+def test_threads_end_with_the_recording(recording, exporter):
+    """After detach no drain thread is left, after shutdown no thread at all."""
+    before = set(threading.enumerate())
+    processor = attached(recording, exporter)
+    recording.waiting.append((Event("mm", 0, 10),))
+    processor.force_flush()
+    processor.detach()
+    assert {t.name for t in set(threading.enumerate()) - before} == {"otel-torchprof-export"}
+    processor.shutdown()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("http://localhost:4317",), {}, TypeError, "'http://localhost:4317' is no SpanExporter"),
+        ((), {"memory_limit": 1}, ValueError, "memory_limit is 1 bytes"),
+        ((), {"max_queue_size": -1}, ValueError, "max_queue_size"),
+        ((), {"schedule_delay_millis": "soon"}, (TypeError, ValueError), "schedule_delay_millis"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, options, error, message):
+    """A bad argument raises at once, with its name and its value."""
+    with pytest.raises(error, match=message):
+        otp.TorchSpanProcessor(*arguments, **options)

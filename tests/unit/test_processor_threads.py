@@ -1,0 +1,255 @@
+"""TorchSpanProcessor when things go on at the same time, go wrong, or never end; and in forked children."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+from live_batches import Event
+from live_recordings import Hanging, Recording, attached, names
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import otel_torchprof as otp
+
+LONG = 60
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def in_a_drain(recording):
+    """A way to have a drain of the recording hang, and the moment when one does."""
+    begun, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        let_go.wait(LONG)
+
+    recording.meanwhile = hang
+    yield begun
+    let_go.set()
+
+
+def test_one_recording_may_follow_another_while_that_is_drained(recording, exporter):
+    """Who detaches during a drain comes back, though the next recording was attached meanwhile; that one is drained then."""
+    before = set(threading.enumerate())
+    processor = attached(recording, exporter, schedule_delay_millis=1)
+    following = Recording()
+    leaving = threading.Thread(target=processor.detach, daemon=True)
+
+    def follow() -> None:
+        recording.meanwhile = bool
+        leaving.start()
+        leaving.join(0.2)
+        processor.attach(following, processor.detach, {})
+
+    recording.meanwhile = follow
+    assert following.drained.wait(LONG)
+    leaving.join(LONG)
+    assert not leaving.is_alive()
+    assert recording.finished
+    processor.shutdown()
+    assert following.finished
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_flush_never_raises(recording, exporter):
+    """When the recorder cannot be drained, a flush says False, and the application's spans come with the next one."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = attached(recording, exporter, sdk_spans=True)
+    provider.add_span_processor(processor)
+    provider.get_tracer("test").start_span("request").end()
+    recording.fails = 1
+    assert provider.force_flush() is False
+    assert names(exporter) == []
+    assert provider.force_flush() is True
+    assert names(exporter) == ["request"]
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("timeout", [0, 50])
+def test_a_flush_does_not_wait_for_ever_for_another_drain(recording, in_a_drain, timeout):
+    """A flush whose time is over while another drain hangs says False."""
+    processor = attached(recording, schedule_delay_millis=1)
+    assert in_a_drain.wait(LONG)
+    begin = time.monotonic()
+    assert processor.force_flush(timeout) is False
+    assert time.monotonic() - begin < LONG / 2
+
+
+def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, in_a_drain, caplog):
+    """A drain that never ends (a sampler that waits) is left behind: the recording is stopped, the exporters are shut down."""
+    processor = attached(recording, exporter, schedule_delay_millis=1)
+    assert in_a_drain.wait(LONG)
+    begin = time.monotonic()
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        processor.shutdown_within(0.1)
+    assert time.monotonic() - begin < LONG / 2
+    assert (recording.stopped, recording.finished) == (True, False)
+    assert "the last events were not taken" in caplog.text
+    assert exporter.export(()) is SpanExportResult.FAILURE
+
+
+def test_exporters_are_shut_down_when_stopping_fails(recording, exporter, caplog):
+    """Whatever the instrumentation raises when it is stopped, the exporters are shut down, and the caller sees nothing."""
+
+    def fail(_) -> None:
+        raise OSError("cannot stop")
+
+    processor = otp.TorchSpanProcessor(exporter)
+    processor.attach(recording, fail, {})
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        processor.shutdown()
+    assert "cannot stop" in caplog.text
+    assert exporter.export(()) is SpanExportResult.FAILURE
+    processor.detach()
+
+
+def test_an_exporter_that_hangs_leaves_time_for_the_next(recording, exporter, caplog):
+    """At a shutdown each exporter has its share of the time: one that hangs does not have the others given up."""
+    hanging = Hanging()
+    processor = attached(recording, hanging, exporter)
+    recording.waiting.append((Event("mm", 0, 10),))
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        processor.shutdown_within(0.5)
+    assert names(exporter) == ["mm"]
+    assert "Hanging: 0 waiting spans were dropped" in caplog.text
+    assert "InMemorySpanExporter" not in caplog.text
+    hanging.let_go.set()
+
+
+@pytest.mark.parametrize("call", ["force_flush", "key_averages", "shutdown", "detach"])
+def test_who_is_called_by_a_drain_may_call_back(recording, exporter, call):
+    """What a drain calls (a sampler, a signal handler on its thread) may flush, ask or shut down: nobody waits for itself."""
+    processor = attached(recording, exporter)
+    called = threading.Event()
+
+    def call_back() -> None:
+        recording.meanwhile = bool
+        getattr(processor, call)()
+        called.set()
+
+    recording.meanwhile = call_back
+    flush = threading.Thread(target=processor.force_flush, daemon=True)
+    flush.start()
+    flush.join(LONG)
+    assert called.is_set()
+    assert not flush.is_alive()
+    processor.shutdown()
+
+
+def test_without_threads_a_flush_still_sends(recording, exporter, monkeypatch, caplog):
+    """Where no thread can be started, as in an interpreter that goes down, the application notices nothing, and flushes work."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        provider.add_span_processor(attached(recording, exporter, sdk_spans=True))
+        provider.get_tracer("test").start_span("request").end()
+    assert "there is no thread" in caplog.text
+    recording.waiting.append((Event("mm", 0, 10),))
+    assert provider.force_flush()
+    assert names(exporter) == ["mm", "request"]
+    provider.shutdown()
+
+
+# ---- a provider's only processor ----
+
+
+def test_the_applications_spans_are_sent_also_when_torch_is_not_instrumented():
+    """With sdk_spans=True nothing else sends them: they go out on schedule, without any recording, until the shutdown."""
+    sent = threading.Event()
+
+    class Tells(InMemorySpanExporter):
+        def export(self, spans):
+            result = super().export(spans)
+            sent.set()
+            return result
+
+    exporter = Tells()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(otp.TorchSpanProcessor(exporter, sdk_spans=True, schedule_delay_millis=1))
+    tracer = provider.get_tracer("test")
+    tracer.start_span("on schedule").end()
+    assert sent.wait(LONG)
+    tracer.start_span("flushed").end()
+    assert provider.force_flush()
+    tracer.start_span("last").end()
+    provider.shutdown()
+    tracer.start_span("too late").end()
+    assert names(exporter) == ["on schedule", "flushed", "last"]
+
+
+def test_other_processors_do_nothing_until_torch_is_instrumented(exporter):
+    """Without sdk_spans=True and without a recording there is no thread, and spans that end are not kept."""
+    before = set(threading.enumerate())
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = otp.TorchSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    provider.get_tracer("test").start_span("request").end()
+    assert len(processor._ended) == 0
+    assert set(threading.enumerate()) == before
+    provider.shutdown()
+
+
+# ---- forks ----
+
+
+def in_child(body) -> bytes:
+    """What ``body()`` gives in a forked child; the child gets no further."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        said = b"nothing"
+        try:
+            said = repr(body()).encode()
+        finally:
+            os.write(writer, said)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_begins_at_nothing(recording):
+    """A child that is forked in the middle of a drain, with every lock taken, works; what the parent counted is the parent's."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = attached(recording)
+    provider.add_span_processor(processor)
+    provider.get_tracer("test").start_span("request").end()
+    recording.waiting.append((Event("mm", 0, 10),))
+    provider.force_flush()
+    said = []
+
+    def ask() -> tuple[bool, int, list[str]]:
+        return provider.force_flush(), processor.health.recorded, [average.key for average in processor.key_averages()]
+
+    recording.meanwhile = lambda: said.append(in_child(ask))
+    with processor.averages._lock:
+        drain = threading.Thread(target=processor.force_flush, daemon=True)
+        drain.start()
+        drain.join(LONG)
+    assert said == [b"(True, 0, [])"]
+    recording.meanwhile = bool
+    assert ask() == (True, 1, ["request"])
+    provider.shutdown()
