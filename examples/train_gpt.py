@@ -2,12 +2,14 @@
 
     python examples/train_gpt.py --steps 40 --profile-steps 10 --out out
 
-Writes out/trace.json.gz (Chrome trace) and out/trace.otlp (OpenTelemetry spans) and prints where the time went.
+Writes out/trace.json.gz (Chrome trace) and out/trace.otlp (OpenTelemetry spans) and prints where the time went. With
+OTEL_EXPORTER_OTLP_ENDPOINT set, the spans are sent there too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch.nn import functional
 import otel_torchprof as otp
 
 TEXT = Path(__file__).parent / "data" / "where-the-time-goes.txt"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 WARM_UP_STEPS = 5
 """Steps before the profiled ones: the first fill caches and settle the allocator, and say little about the rest."""
 
@@ -159,6 +162,19 @@ def report(prof: otp.profile, out: Path) -> None:
     print(f"    curl -H 'Content-Type: application/x-protobuf' --data-binary @{otlp} http://localhost:4318/v1/traces")
 
 
+def send(prof: otp.profile) -> None:
+    """Send the spans where the environment says that spans go, if it says so."""
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return
+    exporter = otp.OTLPExporter()
+    try:
+        print(f"\n{prof.export(exporter)} spans sent by {exporter}")
+    except otp.ExportError:
+        print(f"\nnot all spans were taken by {exporter}: {exporter.stats}")
+    finally:
+        exporter.shutdown()
+
+
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the CPU and look inside a few of its steps.")
@@ -185,7 +201,9 @@ def main() -> None:
     training = Training(TEXT.read_text(encoding="ascii"))
     weights = sum(parameter.numel() for parameter in training.model.parameters())
     print(f"a GPT of {training.shape.layers} layers and {weights:,} weights; {len(training.text):,} letters of text")
-    report(train(training, chosen.steps, chosen.profile_steps), chosen.out)
+    prof = train(training, chosen.steps, chosen.profile_steps)
+    report(prof, chosen.out)
+    send(prof)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""examples/training.py: the steps of a loop that knows of nothing, as traces."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from instrumented import instrumented  # noqa: E402
+
+STEPS = 4
+
+
+@pytest.fixture
+def example():
+    """The example as a module."""
+    path = Path(__file__).resolve().parent.parent.parent / "examples" / "training.py"
+    spec = importlib.util.spec_from_file_location("training_example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(example, detail):
+    """The spans of a short training, instrumented before the model is made and taken back after the last step."""
+    with instrumented(detail=detail) as service:
+        example.train(STEPS)
+    return service.exporter.spans
+
+
+def steps_of(spans):
+    """The roots of the traces, which are all steps, by number."""
+    roots = [span for span in spans if span.parent is None]
+    assert {root.name for root in roots} == {"torch.step"}
+    return sorted(roots, key=lambda root: root.attributes["torch.step"])
+
+
+def path(span, by_id):
+    """Names from the outermost span to this one."""
+    names = [span.name]
+    while span.parent is not None:
+        span = by_id[span.parent.span_id]
+        names.append(span.name)
+    return tuple(reversed(names))
+
+
+@pytest.mark.parametrize("detail", ["steps", "modules", "ops"])
+def test_steps_are_linked_traces(example, detail):
+    """Each step of the optimizer ends a trace, which is linked to the one before; what follows the last is one more."""
+    steps = steps_of(trained(example, detail))
+    whole = steps[:STEPS]
+    assert [step.attributes["torch.step"] for step in steps] == list(range(len(steps)))
+    assert len(steps) <= STEPS + 1
+    assert len(whole) == STEPS == len({step.context.trace_id for step in whole})
+    assert [[link.context.span_id for link in step.links] for step in steps] == [
+        [],
+        *([step.context.span_id] for step in steps[:-1]),
+    ]
+    times = [(step.start_time, step.end_time) for step in steps]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("detail", ["modules", "ops"])
+def test_steps_are_whole_trees(example, detail):
+    """Every span's parent was sent, too, in the same trace, and lasted at least as long; no span was sent twice."""
+    spans = trained(example, detail)
+    by_id = {span.context.span_id: span for span in spans}
+    assert len(by_id) == len(spans)
+    for span in spans:
+        if span.parent is not None:
+            parent = by_id[span.parent.span_id]
+            assert parent.context.trace_id == span.context.trace_id
+            assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+
+
+def test_modules_have_their_full_names(example):
+    """Modules are found under their step by the names that the model gives them."""
+    spans = trained(example, "modules")
+    by_id = {span.context.span_id: span for span in spans}
+    layer = ("torch.step", "LanguageModel", "encoder", "encoder.layers.1", "encoder.layers.1.linear1")
+    assert sum(path(span, by_id) == layer for span in spans) == STEPS
+
+
+def test_only_steps_by_default(example):
+    """What the default shows is the steps, and nothing else."""
+    assert {span.name for span in trained(example, None)} == {"torch.step"}
