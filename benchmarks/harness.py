@@ -142,6 +142,29 @@ def against_nothing(
     return added
 
 
+def in_abba(
+    run: Callable[[Recorder], float], contestants: Mapping[str, Recorder], rounds: int, *, percent: bool = False
+) -> dict[str, list[float]]:
+    """What each contestant adds to a run without one, in every round of four: without, with, with, without.
+
+    A machine that gets slower or faster at an even pace does so to both, and neither always comes second. For small
+    differences, and runs of which there cannot be hundreds.
+    """
+    added: dict[str, list[float]] = {who: [] for who in (NONE, *contestants)}
+    with no_collections():
+        for recorder in contestants.values():
+            run(recorder)  # the first start of each is slow
+        for _ in range(rounds):
+            for who, values in added.items():
+                recorder = contestants.get(who, contextlib.nullcontext)
+                before, first = run(contextlib.nullcontext), run(recorder)
+                second, after = run(recorder), run(contextlib.nullcontext)
+                added_time, base = (first + second - before - after) / 2, (before + after) / 2
+                values.append(added_time / base * 100 if percent else added_time)
+                gc.collect()
+    return added
+
+
 def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """What each contestant costs by itself, in every round; each returns its own cost."""
     costs: dict[str, list[float]] = {who: [] for who in contestants}

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import peers
+from children import environment
 from harness import KINETO, OURS, Budget, Row, Settings, rows
 
 _EVENTS = {OURS: 1_000_000, KINETO: 100_000}
@@ -35,14 +35,9 @@ def measure(settings: Settings) -> list[Row]:
 
 def _in_new_process(who: str) -> dict[str, float]:
     command = [sys.executable, __file__, who, peers.library()]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _environment() -> dict[str, str]:
-    """The folders that this process imports from, for the next one too."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _child(who: str, path: str) -> dict[str, float]:

@@ -1,0 +1,59 @@
+"""Processes that benchmarks start: one line in, one line of JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Child:
+    """Runs one of the benchmarks' files as a program until ``with`` ends it.
+
+    Args:
+        arguments: the file, and what is on its command line.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, *arguments]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+
+    def ask(self, line: str) -> Any:
+        """What it answers to a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self.said()
+
+    def said(self) -> Any:
+        """The next thing it says."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} has ended, with status {self._process.wait()}")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def environment() -> dict[str, str]:
+    """The folders that this process imports from, for the next one too."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def answer(found: Any) -> None:
+    """Says something to the process that asked."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()

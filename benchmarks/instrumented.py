@@ -1,0 +1,96 @@
+"""What the instrumentation adds to a service that leaves it on, its exporter at work: per training step, per request."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+from harness import OURS, Budget, Recorder, Row, Settings, in_abba, rows, timed
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from receiver import Receiver
+from workloads import gpt2_step
+
+import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DELAY_MILLIS = 500
+"""Between two exports, instead of 5 s: every round has one, in each of which there is more to do than a tenth."""
+_STEPS = 20
+_ROUNDS = 8
+_WARM_UP = 2
+"""Steps after which the default detail has seen where a step ends, and asks modules no more."""
+_REQUESTS = 2_000
+_REQUESTS_WARM_UP = 100
+_REQUESTS_ROUNDS = 12
+_LIMIT_PERCENT = 1.0
+
+
+def measure(settings: Settings) -> list[Row]:
+    """The GPT-2 training step in percent, then requests to a small model in microseconds."""
+    with Receiver() as receiver:
+        provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
+        exporter = otp.OTLPExporter(endpoint=receiver.grpc)
+        provider.add_span_processor(otp.TorchSpanProcessor(exporter, schedule_delay_millis=_DELAY_MILLIS))
+        table = [*_training(provider, settings), *_serving(provider, settings)]
+        provider.shutdown()
+        if not receiver.take().spans:
+            raise RuntimeError("no span has arrived: what was measured is not what is left on")
+    return table
+
+
+def _contestants(provider: TracerProvider) -> dict[str, Recorder]:
+    details = ("steps", "modules", "ops")
+    return {f"{OURS}, {detail}": functools.partial(_instrumented, provider, detail) for detail in details}
+
+
+@contextlib.contextmanager
+def _instrumented(provider: TracerProvider, detail: str) -> Iterator[None]:
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail=detail)
+    try:
+        yield
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+
+
+def _training(provider: TracerProvider, settings: Settings) -> list[Row]:
+    step = gpt2_step()
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    def run(recorder: Recorder) -> float:
+        with recorder():
+            steps(_WARM_UP)
+            provider.force_flush()  # the first export, by which torch's hooks are as they then stay
+            steps(1)
+            # Of so few, an interrupt would spoil the mean. The share of an export is in the one or two steps that it runs beside.
+            return statistics.median(timed(step) for _ in range(_STEPS))
+
+    added = in_abba(run, _contestants(provider), settings.rounds_or(_ROUNDS), percent=True)
+    return rows("GPT-2 training step, left on", "%", added, {f"{OURS}, steps": Budget(plus=_LIMIT_PERCENT)})
+
+
+def _serving(provider: TracerProvider, settings: Settings) -> list[Row]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    tracer, x = provider.get_tracer("benchmark"), torch.ones(1, 64)
+
+    def requests(count: int) -> None:
+        for _ in range(count):
+            with tracer.start_as_current_span("request"):
+                model(x)
+
+    def run(recorder: Recorder) -> float:
+        with recorder(), torch.inference_mode():
+            requests(_REQUESTS_WARM_UP)
+            return timed(lambda: requests(_REQUESTS), _REQUESTS) / 1_000
+
+    added = in_abba(run, _contestants(provider), settings.rounds_or(_REQUESTS_ROUNDS))
+    return rows("request to a model of 4 modules, added time", "us", added)

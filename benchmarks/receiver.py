@@ -1,0 +1,133 @@
+"""A receiver of traces in a process of its own, by gRPC and by HTTP, that is not the slowest part of what is measured.
+
+It keeps the messages that it acknowledges as they come, and counts what is in them when it is asked.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from children import Child, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, UNAVAILABLE, SILENT = "ok", "unavailable", "silent"
+"""How it answers: it takes everything; says that it cannot (HTTP 503, UNAVAILABLE); takes the connection and says nothing."""
+
+_THREADS = 4
+
+
+class Received(NamedTuple):
+    """What was acknowledged since the last time."""
+
+    spans: int
+    different: int
+    """Spans with an id of their own: as many as spans, unless something came twice."""
+    requests: int
+    size: int
+    """Bytes of the messages, as they came."""
+
+
+class Receiver(Child):
+    """Starts the process; ``with`` ends it.
+
+    Args:
+        behaviour: one of the constants above.
+    """
+
+    def __init__(self, behaviour: str = OK) -> None:
+        super().__init__(__file__, behaviour)
+        ports = self.said()
+        self.grpc = f"http://127.0.0.1:{ports['grpc']}"
+        self.http = f"http://127.0.0.1:{ports['http']}/v1/traces"
+
+    def take(self) -> Received:
+        """Counts what has come since the last call, and forgets it."""
+        return Received(**self.ask("count"))
+
+
+class _Messages:
+    """What was acknowledged. Appending to a list needs no lock."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[bytes, bool]] = []
+
+    def add(self, message: bytes, *, zipped: bool = False) -> None:
+        self._messages.append((message, zipped))
+
+    def take(self) -> Received:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        messages, self._messages = self._messages, []
+        spans, ids = 0, set()
+        for message, zipped in messages:
+            request = ExportTraceServiceRequest.FromString(gzip.decompress(message) if zipped else message)
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    spans += len(scope.spans)
+                    ids.update(span.span_id for span in scope.spans)
+        return Received(spans, len(ids), len(messages), sum(len(message) for message, _ in messages))
+
+
+def _serve_grpc(behaviour: str, keep: Callable[[bytes], None]) -> tuple[Any, int]:
+    import grpc
+
+    def export(message: bytes, context: Any) -> bytes:
+        if behaviour == SILENT:
+            threading.Event().wait()
+        if behaviour == UNAVAILABLE:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "come back later")
+        keep(message)
+        return b""
+
+    handler = grpc.unary_unary_rpc_method_handler(export)  # without (de)serializers: bytes in, bytes out
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    server = grpc.server(ThreadPoolExecutor(_THREADS))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port
+
+
+def _serve_http(behaviour: str, keep: Callable[..., None]) -> tuple[Any, int]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            message = self.rfile.read(int(self.headers["Content-Length"]))
+            if behaviour == SILENT:
+                threading.Event().wait()
+            if behaviour == OK:
+                keep(message, zipped=self.headers.get("Content-Encoding") == "gzip")
+            self.send_response(200 if behaviour == OK else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: requests are counted."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, server.server_address[1]
+
+
+def _main(behaviour: str) -> None:
+    messages = _Messages()
+    (_grpc_server, grpc_port), (_http_server, http_port) = (
+        serve(behaviour, messages.add) for serve in (_serve_grpc, _serve_http)
+    )  # the servers are kept: one that nobody refers to stops
+    answer({"grpc": grpc_port, "http": http_port})
+    for _ in sys.stdin:
+        answer(messages.take()._asdict())
+    os._exit(0)  # silent handlers would be waited for
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

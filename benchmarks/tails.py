@@ -1,0 +1,101 @@
+"""What a bad backend does to a training loop: percentiles of its step times, every operator being recorded and sent.
+
+Each backend has a training process of its own, which stays instrumented throughout; they train in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from children import Child, answer
+from harness import Budget, Row, Settings, rows, timed
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from receiver import OK, SILENT, UNAVAILABLE, Receiver
+from workloads import gpt2_step
+
+import otel_torchprof as otp
+
+_STEPS = 40
+"""In a row: more than a second, in which there are some exports."""
+_ROUNDS = 8
+_WARM_UP, _WARM_UP_AGAIN = 10, 2
+"""At the start, and after the others' turns."""
+_NONE = "no exporter"
+_HEALTHY = "healthy receiver"
+_AS_WITHOUT = 1.1
+"""Times the same without an exporter: what the 99th percentile of so few steps varies by in itself."""
+
+
+def measure(settings: Settings) -> list[Row]:
+    """The median, with its quartiles, and the 99th percentile."""
+    with contextlib.ExitStack() as stack:
+        start = stack.enter_context
+        healthy, unavailable, silent = (start(Receiver(behaviour)) for behaviour in (OK, UNAVAILABLE, SILENT))
+        endpoints = {
+            _NONE: (),
+            f"{_NONE}, again (A/A)": (),
+            _HEALTHY: ("grpc", healthy.grpc),
+            "answers 503": ("http/protobuf", unavailable.http),
+            "never answers": ("grpc", silent.grpc),
+            "nobody listens": ("grpc", f"http://127.0.0.1:{_unused_port()}"),
+        }
+        children = {who: start(Child(__file__, *endpoint)) for who, endpoint in endpoints.items()}
+        times = _train(children, settings.rounds_or(_ROUNDS))
+    budgets = {who: Budget(_NONE, _AS_WITHOUT) for who in times if who != _NONE}
+    tails = {who: [float(np.percentile(found, 99))] for who, found in times.items()}
+    what = "GPT-2 training step, every operator sent"
+    return [*rows(f"{what}: median", "ms", times, budgets), *rows(f"{what}: p99", "ms", tails, budgets)]
+
+
+def _train(children: dict[str, Child], rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {who: [] for who in children}
+    for child in children.values():
+        child.said()  # it is ready
+    for _ in range(rounds):
+        for who, child in children.items():
+            found = child.ask(str(_STEPS))
+            times[who] += found["times"]
+    for who, child in children.items():
+        sent = child.ask("0")["sent"]
+        if bool(sent) != (who == _HEALTHY):
+            raise RuntimeError(f"{who}: {sent} spans were sent")
+    return times
+
+
+def _unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _main(protocol: str = "", endpoint: str = "") -> None:
+    logging.getLogger("otel_torchprof").setLevel(logging.CRITICAL)  # what it says about a bad backend is expected here
+    torch.set_num_threads(1)
+    exporters = [otp.OTLPExporter(endpoint=endpoint, protocol=protocol)] if endpoint else []
+    processor = otp.TorchSpanProcessor(*exporters)
+    provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops")
+    step = gpt2_step()
+    for _ in range(_WARM_UP):
+        step()
+    answer("ready")
+    for line in sys.stdin:
+        times = [timed(step) / 1e6 for _ in range(_WARM_UP_AGAIN + int(line))]
+        answer({"times": times[_WARM_UP_AGAIN:], "sent": _sent(processor)})
+
+
+def _sent(processor: Any) -> int:
+    return sum(stats.exported_spans for stats in processor.health.exporters.values())
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
