@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_torchprof._columns.schema import COLUMNS, INPUTS, Column, Flag, Kind
+from otel_torchprof._columns.schema import COLUMNS, OPTIONAL, Column, Flag, Kind
 from otel_torchprof._encode.attributes import attributes_markdown
+from otel_torchprof._export.variables import variables_markdown
 from otel_torchprof._native import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +81,7 @@ def column_page() -> str:
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
-            *(row(column) for column in (*COLUMNS, INPUTS)),
+            *(row(column) for column in (*COLUMNS, *OPTIONAL)),
             "",
             f"Kinds: {members(Kind)}.",
             "",
@@ -98,10 +99,14 @@ def test_column_page_is_up_to_date():
     assert page.read_text() == column_page()
 
 
-def test_attribute_table_is_up_to_date():
-    """docs/spans.md lists the attributes that the one table in the code has."""
-    page = ROOT / "docs" / "spans.md"
-    head, marker, _ = page.read_text().partition("<!-- attributes -->\n")
+@pytest.mark.parametrize(
+    ("page", "marker", "table"),
+    [("spans.md", "attributes", attributes_markdown), ("instrumentation.md", "variables", variables_markdown)],
+)
+def test_tables_of_the_docs_are_up_to_date(page, marker, table):
+    """The last section of these pages is the table that the code has."""
+    path = ROOT / "docs" / page
+    head, found, _ = path.read_text().partition(f"<!-- {marker} -->\n")
     if os.environ.get("GOLDEN_ACCEPT"):
-        page.write_text(f"{head}{marker}\n{attributes_markdown()}")
-    assert page.read_text() == f"{head}<!-- attributes -->\n\n{attributes_markdown()}"
+        path.write_text(f"{head}{found}\n{table()}")
+    assert path.read_text() == f"{head}<!-- {marker} -->\n\n{table()}"
