@@ -300,8 +300,7 @@ with exporter._trace.lock, chrome._TRACES._lock:  # as if another thread were in
         os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 exporter.export([span("parent again", 3, 4)])
-print(exporter.path)
-print(child)
+print(exporter.path, child, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
