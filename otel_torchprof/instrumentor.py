@@ -38,6 +38,7 @@ class TorchInstrumentor(BaseInstrumentor):
 
     - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
     - ``detail``: ``"off"``, ``"steps"`` (default), ``"modules"`` or ``"ops"``; by default as ``OTEL_TORCHPROF_DETAIL`` says.
+    - ``meter_provider``: accepted, as by every instrumentor; there are no metrics yet.
     - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"``.
 
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose

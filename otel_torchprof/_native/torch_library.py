@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import weakref
 from typing import Any
@@ -158,8 +157,3 @@ def load() -> TorchLibrary:
 def forget() -> None:
     """Lets the next :func:`load` try again (after a fix, without a new process)."""
     _load.cache_clear()
-
-
-def torch_is_imported() -> bool:
-    """Whether the program uses torch, without importing it."""
-    return "torch" in sys.modules
