@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_torchprof._columns.schema import COLUMNS, OPTIONAL, Column, Flag, Kind
+from otel_torchprof._columns.schema import COLUMNS, MEMORY_COLUMNS, OPTIONAL, Column, Flag, Kind, MemoryFlag
 from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.variables import variables_markdown
 from otel_torchprof._native import build
@@ -68,7 +68,7 @@ def column_page() -> str:
     def row(column: Column) -> str:
         return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |"
 
-    def members(enum: type[Kind | Flag]) -> str:
+    def members(enum: type[Kind | Flag | MemoryFlag]) -> str:
         return ", ".join(f"{member.name} {int(member)}" for member in enum)
 
     return "\n".join(
@@ -86,6 +86,15 @@ def column_page() -> str:
             f"Kinds: {members(Kind)}.",
             "",
             f"Flags: {members(Flag)}.",
+            "",
+            "`prof.memory` holds what was allocated and given back, where `profile_memory` is on: one row each, by thread and,",
+            "within a thread, by time.",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in MEMORY_COLUMNS),
+            "",
+            f"Flags: {members(MemoryFlag)}.",
             "",
         ]
     )

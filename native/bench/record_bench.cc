@@ -29,7 +29,7 @@ double median(std::vector<double> values) {
 }
 
 otp_session* start(uint64_t budget, uint32_t all_threads, uint32_t inputs, uint32_t contexts = 0) {
-  otp_session_options options{budget, OTP_FULL_DROP_NEWEST, all_threads, inputs, 0, contexts};
+  otp_session_options options{budget, OTP_FULL_DROP_NEWEST, all_threads, inputs, 0, contexts, 0};
   otp_session* session = nullptr;
   if (otp_session_new(&options, &session) != OTP_OK || otp_session_start(session) != OTP_OK) std::abort();
   return session;

@@ -29,7 +29,7 @@ constexpr uint32_t kConsumer = 1;
 constexpr uint64_t kStart = 1000, kStop = uint64_t{1} << 62;
 
 struct Choices {
-  bool inputs, repair, final, loss, contexts;
+  bool inputs, repair, final, loss, contexts, memory;
   uint8_t cut, late;
 };
 
@@ -38,12 +38,13 @@ void repair(std::vector<uint8_t>* bytes) {
   for (size_t at = 0; at + sizeof(otp_record) <= bytes->size();) {
     otp_record head;
     std::memcpy(&head, bytes->data() + at, sizeof head);
-    head.kind = static_cast<uint8_t>(OTP_RECORD_BEGIN + head.kind % 6);
+    head.kind = static_cast<uint8_t>(OTP_RECORD_BEGIN + head.kind % 7);
     if (head.detail % 8 != 0) head.consumers |= kConsumer;
     if (head.kind == OTP_RECORD_END) head.value %= 8;
     if (head.kind == OTP_RECORD_INPUTS) head.ticks %= 16;
     size_t size = sizeof(otp_record) + (head.kind == OTP_RECORD_BEGIN       ? 16
                                         : head.kind == OTP_RECORD_ERROR_END ? 8
+                                        : head.kind == OTP_RECORD_MEMORY    ? 40
                                         : head.kind == OTP_RECORD_INPUTS    ? head.ticks * 8
                                                                             : 0);
     std::memcpy(bytes->data() + at, &head, sizeof head);
@@ -83,6 +84,15 @@ void check_open(const otp_batch& batch, const std::set<uint32_t>& words, const s
   }
 }
 
+void check_memory(const otp_batch& batch, uint64_t max_memory) {
+  REQUIRE(batch.memory_count <= (batch.memory_time == nullptr ? 0 : max_memory));
+  for (uint64_t i = 0; i < batch.memory_count; ++i) {
+    REQUIRE(batch.memory_thread[i] < batch.thread_count);
+    if (i > 0 && batch.memory_thread[i] == batch.memory_thread[i - 1])
+      REQUIRE(batch.memory_time[i] >= batch.memory_time[i - 1]);
+  }
+}
+
 // A thread of the recorder, as far as the decoder sees it.
 struct Source {
   otp_thread info{};
@@ -119,7 +129,8 @@ void Fuzz::drain(bool final) {
     for (auto& event : source.decoder.pending) pending_words += event.inputs.size();
   }
   uint64_t max_rows = bytes / sizeof(otp_record_begin) + pending, max_words = bytes / 8 + pending_words;
-  otp::BatchBuilder builder(max_rows, max_words, choices.inputs, choices.contexts);
+  uint64_t max_memory = bytes / sizeof(otp_record_memory);
+  otp::BatchBuilder builder({max_rows, max_words, max_memory, choices.inputs, choices.contexts, choices.memory});
   REQUIRE(builder.ok());
   static const otp::Clock clock;
   otp::ClockReader reader(clock);
@@ -132,8 +143,8 @@ void Fuzz::drain(bool final) {
       // Chunks were evicted in between: numbers go on higher up.
       uint64_t first = source.decoder.next_index + (choices.loss ? 1000 : 0);
       std::vector<otp::LateEnd> ends;
-      uint64_t begins = otp::scan_lost({chunk.data(), size, first}, kConsumer, &ends);
-      REQUIRE(begins <= size / sizeof(otp_record_begin));
+      uint64_t events = otp::scan_lost({chunk.data(), size, first}, kConsumer, &ends);
+      REQUIRE(events <= size / sizeof(otp_record_begin));
       for (const otp::LateEnd& end : ends) REQUIRE(end.index < first);
       if (choices.loss) decodes.back().after_loss();
       decodes.back().chunk({chunk.data(), size, first});
@@ -157,6 +168,7 @@ void Fuzz::drain(bool final) {
   REQUIRE(batch != nullptr);
   check(*batch, max_rows, max_words, words, &seen);
   check_open(*batch, words, seen);
+  check_memory(*batch, max_memory);
   REQUIRE(batch->open_count == open.size());
   otp_batch_free(batch);
 }
@@ -166,7 +178,7 @@ void Fuzz::drain(bool final) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) return 0;
   Fuzz fuzz{{(data[0] & 1) != 0, (data[0] & 2) != 0, (data[0] & 4) != 0, (data[0] & 8) != 0, (data[0] & 16) != 0,
-             data[1], static_cast<uint8_t>(data[2] % 16)},
+             (data[0] & 32) != 0, data[1], static_cast<uint8_t>(data[2] % 16)},
             {},
             {},
             {}};

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLUMNS, OPTIONAL
+from .schema import COLUMNS, MEMORY_COLUMNS, OPTIONAL
 
 Array = npt.NDArray[Any]
 
@@ -115,9 +115,13 @@ class Batch:
     names: Names
     threads: Sequence[Thread]
     inputs: npt.NDArray[np.int64] | None = None
-    """Inputs of the events, in words: at ``columns["inputs"][row]`` a count, then each input as a header word and its
-    dimensions; a header is ``kind | dtype << 8 | n << 32`` with kind 0 = no tensor, 1 = tensor with n dimensions,
-    2 = list of n tensors (each with a header of its own), dtype = ``c10::ScalarType`` + 1 or 0 where unknown."""
+    """Inputs of the events, in words of 64 bits: those of a row begin at ``columns["inputs"][row]``. The format stands at
+    ``otp_input_kind`` in ``record_format.h``; ``dtype`` there is ``c10::ScalarType`` + 1, 0 where unknown."""
+    kept: int = -1
+    """What the inputs may hold: bits of ``otp_input_kept`` in ``inputs.h``, so that nobody looks for what nobody wanted."""
+    memory: Mapping[str, Array] | None = None
+    """What was allocated and given back, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
+    None where that was not recorded."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Events that were produced but are not here, by reason."""
     outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -147,6 +151,9 @@ class Batch:
         full["id"] = np.arange(1, rows + 1, dtype=np.uint64)
         types = {c.name: c.dtype for c in (*COLUMNS, *OPTIONAL)}
         full.update({name: np.asarray(values, dtype=types[name]) for name, values in columns.items()})
+        if rest.get("memory") is not None:
+            memory_types = {c.name: c.dtype for c in MEMORY_COLUMNS}
+            rest["memory"] = {name: np.asarray(rest["memory"][name], dtype) for name, dtype in memory_types.items()}
         if "end_thread" not in columns:
             full["end_thread"] = full["thread"]
         return cls(full, Names.of(names), threads or (Thread(1, 1, 1, "main"),), **rest)

@@ -22,6 +22,12 @@ class Kind(enum.IntEnum):
     """A label written by this package's ``record_function``."""
     MODULE = 3
     """The forward pass of a module, told of by torch's module hooks; its name is the module's full name in its root."""
+    FRAME = 4
+    """A call of a Python or C function."""
+
+
+MEMORY_KIND = 255
+"""What the column ``kind`` says of rows that no recorder writes: memory as an event, see :mod:`~otel_torchprof._model.memory`."""
 
 
 class Scope(enum.IntEnum):
@@ -52,6 +58,15 @@ class Flag(enum.IntFlag):
     """Events of this thread were dropped between the previous recorded event and this one."""
     INPUTS_CUT = 16
     """More inputs than one record can hold; the last ones are missing from ``inputs``."""
+    ROOT = 128
+    """A module that is no part of the one around it, or has none around it; known at its end."""
+
+
+class MemoryFlag(enum.IntFlag):
+    """Bits of the column ``flags`` of memory."""
+
+    OUT_OF_MEMORY = 1
+    """The allocator had no ``bytes`` to give."""
 
 
 class Column(NamedTuple):
@@ -92,5 +107,21 @@ CONTEXT = _column("context", np.uint32, "", "number of the span that its thread 
 
 OPTIONAL: tuple[Column, ...] = (INPUTS, CONTEXT)
 """The columns that are there for some recordings only."""
+
+MEMORY_COLUMNS: tuple[Column, ...] = (
+    _column("time", np.int64, "ns", "when it was allocated or given back, Unix time"),
+    _column("bytes", np.int64, "bytes", "size, below 0 where it was given back"),
+    _column("address", np.uint64, "", "where the block lies; who gives it back names the same"),
+    _column(
+        "total_allocated", np.int64, "bytes", "what the allocator had given out after it, -1 where it does not tell"
+    ),
+    _column("total_reserved", np.int64, "bytes", "what the allocator held of the system, -1 where it does not tell"),
+    _column("event", np.uint64, "", "id of the event that was open around it on its thread, 0 for none"),
+    _column("thread", np.uint32, "", "index into Batch.threads"),
+    _column("device_type", np.int32, "", "c10::DeviceType: 0 CPU, 1 CUDA, ..."),
+    _column("device_index", np.int32, "", "which device of its type; -1 where there is one only"),
+    _column("flags", np.uint8, "", "bits: see MemoryFlag"),
+)
+"""The columns of :attr:`Batch.memory`, which has rows of its own: by thread, and within a thread by time."""
 
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

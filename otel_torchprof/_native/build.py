@@ -15,7 +15,7 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INCLUDE = ROOT / "native" / "include"
-HEADERS = ("encode.h", "encode_otlp.h", "encode_chrome.h", "record_format.h", "recorder.h")
+HEADERS = ("encode.h", "encode_otlp.h", "encode_chrome.h", "inputs.h", "model.h", "record_format.h", "recorder.h")
 CDEF = HERE / "core.cdef"
 
 
@@ -54,8 +54,8 @@ def _builder() -> FFI:
     includes = "\n".join(
         f"#include <otel_torchprof/{name}>" for name in HEADERS if (INCLUDE / "otel_torchprof" / name).exists()
     )
-    sources = sorted((ROOT / "native" / "src" / "core").glob("*.cc"))
-    sources += sorted((ROOT / "native" / "src" / "encode").glob("*.cc"))
+    folders = [ROOT / "native" / "src" / name for name in ("core", "model", "encode")]
+    sources = [path for folder in folders for path in sorted(folder.glob("*.cc"))]
     headers = [*INCLUDE.rglob("*.h"), *(ROOT / "native" / "src").rglob("*.h")]
     ffi.set_source(
         "otel_torchprof._native._core",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Array, Batch, Names, OpenEvents, Thread
-from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS
+from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib
@@ -154,11 +154,17 @@ def _batch(raw: Any) -> Batch:
         words = _view(raw.input_words, raw.input_word_count, np.int64, raw)
     if raw.context != ffi.NULL:
         columns[CONTEXT.name] = _view(raw.context, raw.rows, CONTEXT.dtype, raw)
+    memory = None
+    if raw.memory_time != ffi.NULL:
+        memory = {
+            c.name: _view(getattr(raw, f"memory_{c.name}"), raw.memory_count, c.dtype, raw) for c in MEMORY_COLUMNS
+        }
     return Batch(
         columns,
         _names(),
         _threads(raw),
         inputs=words,
+        memory=memory,
         dropped=_by_reason(raw.dropped),
         outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, raw),
         outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, raw),
@@ -188,6 +194,7 @@ class Session:
         all_threads: every thread, instead of the one that starts it and what sources add.
         inputs: keep what sources tell of inputs (shapes).
         kinds: of events that it wants; none named: every kind.
+        memory: keep what is allocated and given back; not together with ``contexts``.
         contexts: follow the spans that threads are in: batches have the column ``context``, and what begins in
             :data:`CONTEXT_MUTED` is left out.
     """
@@ -201,6 +208,7 @@ class Session:
         keep_newest: bool = False,
         all_threads: bool = False,
         inputs: bool = False,
+        memory: bool = False,
         kinds: Iterable[Kind] = (),
         contexts: bool = False,
     ) -> None:
@@ -209,6 +217,7 @@ class Session:
         options.full_policy = lib.OTP_FULL_DROP_OLDEST if keep_newest else lib.OTP_FULL_DROP_NEWEST
         options.all_threads = all_threads
         options.inputs = inputs
+        options.memory = memory
         options.kinds = sum(1 << kind for kind in set(kinds))
         options.contexts = contexts
         out = ffi.new("otp_session **")

@@ -9,6 +9,7 @@
  *   INPUTS   | words  |k |f | for | -      | words * int64 ...
  *   LOSS     | count  |k |- | for | -      |
  *   CONTEXT  | -      |k |- | for | context|
+ *   MEMORY   | ticks  |k |f | for | around | bytes | address | total allocated | total reserved | device |
  *
  *   k  record kind          s  at::RecordScope (low 4 bits) and event kind (high 4 bits)
  *   f  flags                for  bit mask of the consumers that the record is for
@@ -19,6 +20,9 @@
  *
  * A CONTEXT record tells in which context the events behind it begin, until the next one; a session that follows
  * contexts has one at the head of what it holds of every chunk.
+ *
+ * A MEMORY record is no event of the tree: a block of memory that was allocated or given back, at one moment, inside
+ * the event `around` (a distance as in BEGIN; 0: none).
  *
  * Records hold no pointers and no absolute ids: a chunk means the same in another process.
  */
@@ -35,7 +39,7 @@
 #endif
 
 /* Raised whenever a record's layout or meaning changes; compared when the parts are put together (see otp_api). */
-#define OTP_RECORD_FORMAT_VERSION 2
+#define OTP_RECORD_FORMAT_VERSION 3
 
 enum otp_record_kind {
   OTP_RECORD_BEGIN = 1,
@@ -44,6 +48,7 @@ enum otp_record_kind {
   OTP_RECORD_INPUTS = 4,
   OTP_RECORD_LOSS = 5,
   OTP_RECORD_CONTEXT = 6,
+  OTP_RECORD_MEMORY = 7,
 };
 
 /* Event kinds: column `kind`. */
@@ -51,7 +56,8 @@ enum otp_event_kind {
   OTP_EVENT_OPERATOR = 1,
   OTP_EVENT_LABEL = 2,
   OTP_EVENT_MODULE = 3,
-  OTP_EVENT_KINDS = 4, /* one more than the last */
+  OTP_EVENT_FRAME = 4, /* a call of a Python or a C function */
+  OTP_EVENT_KINDS = 5, /* one more than the last */
 };
 
 /* Event flags: column `flags`; END, ERROR_END and INPUTS carry those that they know of. */
@@ -61,13 +67,37 @@ enum otp_event_flag {
   OTP_FLAG_ERROR = 4,
   OTP_FLAG_LOSS_BEFORE = 8,
   OTP_FLAG_INPUTS_CUT = 16,
+  OTP_FLAG_ROOT = 128, /* of a module: it is no part of the one around it; known at its end */
 };
 
-/* Header words of the inputs: kind | dtype << 8 | count << 32 (see otp_input_word). */
+/* Flags of MEMORY records. */
+enum otp_memory_flag {
+  OTP_MEMORY_OUT_OF_MEMORY = 1, /* the allocator had no `bytes` to give */
+};
+
+/* Inputs are words of 64 bits. The first: number of inputs | number of extras << 32. Then every input, then every
+ * extra: a header kind | dtype << 8 | flags << 16 | n << 32, and what the kind says. Strings are ids of names. */
 enum otp_input_kind {
-  OTP_INPUT_OTHER = 0,
-  OTP_INPUT_TENSOR = 1,
-  OTP_INPUT_TENSOR_LIST = 2,
+  OTP_INPUT_OTHER = 0,       /* nothing that is kept; a scalar where OTP_INPUT_SYMBOLIC is set */
+  OTP_INPUT_TENSOR = 1,      /* n sizes, then n strides where OTP_INPUT_STRIDED is set; else it is contiguous */
+  OTP_INPUT_TENSOR_LIST = 2, /* n tensors, each with a header of its own */
+  OTP_INPUT_INT = 3,         /* one word */
+  OTP_INPUT_DOUBLE = 4,      /* one word: the bits */
+  OTP_INPUT_BOOL = 5,        /* n is the value */
+  OTP_INPUT_COMPLEX = 6,     /* two words: bits of the real and of the imaginary part */
+  OTP_INPUT_SCALAR_LIST = 7, /* n scalars (INT to COMPLEX; for a keyword also STRING), each with a header of its own */
+  OTP_INPUT_STRING = 8,      /* n is the id */
+  /* Extras. */
+  OTP_INPUT_KEYWORD = 9,           /* n is the id of the keyword; one input follows, its value */
+  OTP_INPUT_OVERLOAD = 10,         /* n is the id of the operator's overload name */
+  OTP_INPUT_CALL_STACK = 11,       /* n is the id of TorchScript's call stack: entries, innermost first, by line */
+  OTP_INPUT_MODULE_HIERARCHY = 12, /* n is the id of TorchScript's module hierarchy */
+};
+
+enum otp_input_flag {
+  OTP_INPUT_STRIDED = 1,
+  OTP_INPUT_NO_STRIDES = 2, /* a tensor whose layout has none */
+  OTP_INPUT_SYMBOLIC = 4,   /* a scalar without a value */
 };
 
 /* The first 16 bytes of every record. */
@@ -92,6 +122,16 @@ typedef struct {
   uint64_t event; /* distance to the event */
 } otp_record_error_end;
 
+typedef struct {
+  otp_record head; /* value: distance to the event around it, as parent above */
+  int64_t bytes;   /* below 0: given back */
+  uint64_t address;
+  int64_t total_allocated; /* by its allocator, after it; -1: unknown */
+  int64_t total_reserved;
+  int32_t device_type; /* c10::DeviceType */
+  int32_t device_index;
+} otp_record_memory;
+
 /* An event's id is thread << 38 | (index + 1). 38 bits of index: 76 hours of one thread at a million events a second;
  * 26 bits of thread: 67 million threads. */
 #define OTP_INDEX_BITS 38
@@ -100,5 +140,6 @@ OTP_STATIC_ASSERT(sizeof(otp_record) == 16, "END is 16 bytes");
 OTP_STATIC_ASSERT(offsetof(otp_record, kind) == 8 && offsetof(otp_record, value) == 12, "as drawn above");
 OTP_STATIC_ASSERT(sizeof(otp_record_begin) == 32 && offsetof(otp_record_begin, sequence_nr) == 24, "as drawn above");
 OTP_STATIC_ASSERT(sizeof(otp_record_error_end) == 24, "as drawn above");
+OTP_STATIC_ASSERT(sizeof(otp_record_memory) == 56, "as drawn above");
 
 #endif /* OTEL_TORCHPROF_RECORD_FORMAT_H_ */

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 2
+#define OTP_ABI_VERSION 3
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -66,6 +66,7 @@ typedef struct {
   uint32_t inputs;       /* 1: keep the INPUTS records */
   uint32_t kinds;        /* bits 1 << otp_event_kind of what it wants; 0: every kind */
   uint32_t contexts;     /* 1: follow contexts: fill the column `context`, and leave out what is muted */
+  uint32_t memory;       /* 1: keep the MEMORY records; a session that follows contexts gets none */
 } otp_session_options;
 
 /* A context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation).
@@ -102,7 +103,7 @@ uint32_t otp_session_consumer(const otp_session* session);
 void otp_session_free(otp_session* session);
 
 typedef struct {
-  uint64_t recorded;   /* drained so far */
+  uint64_t recorded;   /* drained so far, MEMORY records among them */
   uint64_t dropped[4]; /* by otp_loss */
   uint64_t bytes_held;
   uint64_t bytes_held_max;
@@ -150,6 +151,17 @@ typedef struct {
   uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */
   uint32_t* open_name;    /* ... and their names */
   uint64_t open_count;
+  int64_t* memory_time; /* MEMORY records, by thread and within a thread by time; null when the session keeps none */
+  int64_t* memory_bytes;
+  uint64_t* memory_address;
+  int64_t* memory_total_allocated;
+  int64_t* memory_total_reserved;
+  uint64_t* memory_event; /* id of the event around it, 0 for none */
+  uint32_t* memory_thread;
+  int32_t* memory_device_type;
+  int32_t* memory_device_index;
+  uint8_t* memory_flags;
+  uint64_t memory_count;
   otp_thread* threads;
   uint64_t thread_count;
   uint64_t dropped[4]; /* by otp_loss, since the last drain */
@@ -188,8 +200,8 @@ void otp_get_recorder_stats(otp_recorder_stats* out);
 /* ---- for sources: libraries of their own get this table once and call through it ---- */
 
 typedef struct {
-  const void* key; /* identity of the open event: nothing else that is open may have it, except where `nests` is set */
-  const char* name;
+  const void* key;  /* identity of the open event: nothing else that is open may have it, except where `nests` is set */
+  const char* name; /* null: `name_size` is the name's id (see intern), which is found without looking */
   uint32_t name_size; /* UINT32_MAX: zero-terminated */
   uint8_t scope;      /* at::RecordScope */
   uint8_t kind;       /* otp_event_kind */
@@ -205,8 +217,21 @@ typedef struct {
    * it raises whenever one is given up, and answers whether the name of the event with this key is such a one: 1 yes; 0
    * no; -1 no, and no other name at this address will be. 0 and null: nobody vouches, names are found by content. */
   uint32_t name_generation;
+  uint32_t not_for; /* consumers that must not get it, since they have it already (what is open where another starts) */
   int (*name_is_stable)(const void* key);
 } otp_begin_args;
+
+typedef struct {
+  int64_t bytes; /* below 0: given back */
+  uint64_t address;
+  int64_t total_allocated;
+  int64_t total_reserved;
+  int32_t device_type; /* c10::DeviceType */
+  int32_t device_index;
+  uint32_t source_tid; /* torch's id of this thread; 0: unknown */
+  uint32_t scope_mask; /* consumers that want this thread beyond those that the recorder knows of */
+  uint8_t flags;       /* otp_memory_flag */
+} otp_memory_args;
 
 /* Tells in which context the calling thread is. A context is whatever the source numbers, from 1: the spans of a
  * service. Asked only where a running session follows contexts, and not for an operator (scope FUNCTION or
@@ -234,9 +259,10 @@ typedef struct {
   uint32_t record_format_version;
 
   /* Bits of the running sessions: [0] of all, [kind] of those that want that kind of event. And of those among all that
-   * want inputs. Read relaxed on the fast path. */
+   * want inputs, and that want memory. Read relaxed on the fast path. */
   const volatile uint32_t* active;
   const volatile uint32_t* wants_inputs;
+  const volatile uint32_t* wants_memory;
 
   /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session wanted it:
    * then there is nothing to end, which matters where `nests` is set, since an end would find an outer one. */
@@ -252,6 +278,14 @@ typedef struct {
   /* Takes an open event of this thread off the stack of parents (a suspended coroutine) and puts it back. 1: done. */
   int (*suspend)(const void* key);
   int (*resume)(const void* key);
+
+  /* Records that memory was allocated or given back on the calling thread, inside the innermost open event. 1: done; 0:
+   * no session wanted it, or none had room. */
+  int (*memory)(const otp_memory_args* args);
+
+  /* Id of a string among the names; 0 for the empty one, and where the table is full. size UINT32_MAX: zero-terminated.
+   * Seldom waits: each thread remembers what it has asked for lately. */
+  uint32_t (*intern)(const char* text, uint32_t size);
 
   /* A source that knows which sessions want the calling thread (torch's thread-local state) tells so here; null: none.
    */

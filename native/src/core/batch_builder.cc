@@ -30,19 +30,29 @@ bool allocate(T** out, uint64_t count) {
   return memory != nullptr;
 }
 
+bool allocate_memory(otp_batch* b, uint64_t count) {
+  return allocate(&b->memory_time, count) && allocate(&b->memory_bytes, count) && allocate(&b->memory_address, count) &&
+         allocate(&b->memory_total_allocated, count) && allocate(&b->memory_total_reserved, count) &&
+         allocate(&b->memory_event, count) && allocate(&b->memory_thread, count) &&
+         allocate(&b->memory_device_type, count) && allocate(&b->memory_device_index, count) &&
+         allocate(&b->memory_flags, count);
+}
+
 }  // namespace
 
-BatchBuilder::BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs, bool with_contexts)
+BatchBuilder::BatchBuilder(const Size& size)
     : d_batch(static_cast<otp_batch*>(std::calloc(1, sizeof(otp_batch)))), d_ok(d_batch != nullptr) {
   if (!d_ok) return;
   otp_batch& b = *d_batch;
+  uint64_t max_rows = size.rows;
   d_ok = allocate(&b.id, max_rows) && allocate(&b.start, max_rows) && allocate(&b.end, max_rows) &&
          allocate(&b.sequence_nr, max_rows) && allocate(&b.name, max_rows) && allocate(&b.parent, max_rows) &&
          allocate(&b.thread, max_rows) && allocate(&b.end_thread, max_rows) && allocate(&b.fwd_thread, max_rows) &&
          allocate(&b.error_type, max_rows) && allocate(&b.kind, max_rows) && allocate(&b.scope, max_rows) &&
          allocate(&b.flags, max_rows);
-  if (with_contexts) d_ok = d_ok && allocate(&b.context, max_rows);
-  if (with_inputs) d_ok = d_ok && allocate(&b.inputs, max_rows) && allocate(&b.input_words, max_input_words);
+  if (size.with_contexts) d_ok = d_ok && allocate(&b.context, max_rows);
+  if (size.with_inputs) d_ok = d_ok && allocate(&b.inputs, max_rows) && allocate(&b.input_words, size.input_words);
+  if (size.with_memory) d_ok = d_ok && allocate_memory(&b, size.memory);
 }
 
 BatchBuilder::~BatchBuilder() { otp_batch_free(d_batch); }
@@ -52,6 +62,21 @@ uint32_t BatchBuilder::thread_index(const otp_thread& thread) {
     if (d_threads[i].id == thread.id) return i;
   d_threads.push_back(thread);
   return static_cast<uint32_t>(d_threads.size() - 1);
+}
+
+void BatchBuilder::add_memory(const otp_record_memory& record, int64_t time, uint64_t event, uint32_t thread) {
+  otp_batch& b = *d_batch;
+  uint64_t at = b.memory_count++;
+  b.memory_time[at] = time;
+  b.memory_bytes[at] = record.bytes;
+  b.memory_address[at] = record.address;
+  b.memory_total_allocated[at] = record.total_allocated;
+  b.memory_total_reserved[at] = record.total_reserved;
+  b.memory_event[at] = event;
+  b.memory_thread[at] = thread;
+  b.memory_device_type[at] = record.device_type;
+  b.memory_device_index[at] = record.device_index;
+  b.memory_flags[at] = record.head.detail;
 }
 
 void BatchBuilder::move_row(uint64_t from, uint64_t to) {
@@ -141,11 +166,40 @@ otp_batch* BatchBuilder::finish() {
 
 extern "C" void otp_batch_free(otp_batch* batch) {
   if (batch == nullptr) return;
-  void* arrays[] = {
-      batch->id,      batch->start,   batch->end,         batch->sequence_nr, batch->inputs,       batch->name,
-      batch->parent,  batch->thread,  batch->end_thread,  batch->fwd_thread,  batch->error_type,   batch->kind,
-      batch->scope,   batch->flags,   batch->input_words, batch->outer_row,   batch->outer_parent, batch->threads,
-      batch->context, batch->open_id, batch->open_parent, batch->open_start,  batch->open_context, batch->open_name};
+  void* arrays[] = {batch->id,
+                    batch->start,
+                    batch->end,
+                    batch->sequence_nr,
+                    batch->inputs,
+                    batch->name,
+                    batch->parent,
+                    batch->thread,
+                    batch->end_thread,
+                    batch->fwd_thread,
+                    batch->error_type,
+                    batch->kind,
+                    batch->scope,
+                    batch->flags,
+                    batch->input_words,
+                    batch->outer_row,
+                    batch->outer_parent,
+                    batch->threads,
+                    batch->memory_time,
+                    batch->memory_bytes,
+                    batch->memory_address,
+                    batch->memory_total_allocated,
+                    batch->memory_total_reserved,
+                    batch->memory_event,
+                    batch->memory_thread,
+                    batch->memory_device_type,
+                    batch->memory_device_index,
+                    batch->memory_flags,
+                    batch->context,
+                    batch->open_id,
+                    batch->open_parent,
+                    batch->open_start,
+                    batch->open_context,
+                    batch->open_name};
   for (void* array : arrays) std::free(array);
   std::free(batch);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
 
 namespace otp {
@@ -19,7 +20,13 @@ class BatchBuilder {
     uint32_t context, name;
   };
 
-  BatchBuilder(uint64_t max_rows, uint64_t max_input_words, bool with_inputs, bool with_contexts);
+  // Upper bounds, and which of the optional arrays there are.
+  struct Size {
+    uint64_t rows, input_words, memory;
+    bool with_inputs, with_contexts, with_memory;
+  };
+
+  explicit BatchBuilder(const Size& size);
   ~BatchBuilder();
   BatchBuilder(const BatchBuilder&) = delete;
   BatchBuilder& operator=(const BatchBuilder&) = delete;
@@ -30,6 +37,7 @@ class BatchBuilder {
   void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
   uint64_t outer_parent(uint64_t row) const;
   void add_open(const Open& open) { d_open.push_back(open); }
+  void add_memory(const otp_record_memory& record, int64_t time, uint64_t event, uint32_t thread);
   // Takes rows out; their children keep the id of their parent as an outer one. `rows` ascending.
   void remove_rows(const std::vector<uint64_t>& rows);
   // Hands the batch over; null when memory was short.

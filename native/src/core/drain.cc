@@ -52,12 +52,15 @@ uint64_t ThreadDecode::new_row(uint64_t index) {
 
 // A parent that this session did not get (dropped, or begun before its start) is replaced by the next one outwards that
 // it did get: events are listed in the order of their begin, so that is the last open one before it.
+const ThreadDecoder::Open* ThreadDecode::open_around(uint64_t index) const {
+  for (size_t i = d_state.open.size(); i-- > 0;)
+    if (d_state.open[i].index <= index) return &d_state.open[i];
+  return nullptr;
+}
+
 void ThreadDecode::set_parent(uint64_t row, uint64_t parent) {
-  for (size_t i = d_state.open.size(); i-- > 0;) {
-    if (d_state.open[i].index > parent) continue;
-    d_batch.parent[row] = static_cast<int32_t>(d_state.open[i].row);
-    return;
-  }
+  const ThreadDecoder::Open* around = open_around(parent);
+  if (around != nullptr) d_batch.parent[row] = static_cast<int32_t>(around->row);
 }
 
 void ThreadDecode::restore_parent(uint64_t row, uint64_t parent_id) {
@@ -108,6 +111,20 @@ void ThreadDecode::inputs(const uint8_t* at, uint64_t words, uint8_t flags) {
   d_batch.input_word_count += words;
 }
 
+void ThreadDecode::memory(const otp_record_memory& record) {
+  if (d_batch.memory_time == nullptr) return;
+  if (record.head.ticks < d_limits.start_ticks || record.head.ticks > d_limits.stop_ticks) return;
+  uint64_t distance = record.head.value;
+  const ThreadDecoder::Open* around = nullptr;
+  if (distance == UINT32_MAX) {
+    around = open_around(d_state.next_index);
+  } else if (distance != 0 && distance <= d_state.next_index) {
+    around = open_around(d_state.next_index - distance);
+  }
+  d_builder.add_memory(record, next_ns(record.head.ticks), around == nullptr ? 0 : id_of(around->index),
+                       d_thread_index);
+}
+
 void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
   d_batch.end[row] = std::max(end_ns, d_batch.start[row]);
   d_batch.flags[row] |= flags;
@@ -148,6 +165,9 @@ static uint32_t record_size(const otp_record& head, uint32_t left) {
     case OTP_RECORD_CONTEXT:
       size = sizeof(otp_record);
       break;
+    case OTP_RECORD_MEMORY:
+      size = sizeof(otp_record_memory);
+      break;
     case OTP_RECORD_INPUTS:
       if (head.ticks > Chunk::kCapacity) return 0;
       size = sizeof(otp_record) + head.ticks * sizeof(int64_t);
@@ -159,7 +179,7 @@ static uint32_t record_size(const otp_record& head, uint32_t left) {
 }
 
 uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd>* ends) {
-  uint64_t begins = 0, next_index = view.next_index;
+  uint64_t events = 0, next_index = view.next_index;
   for (uint32_t at = 0, step = 0; view.size - at >= sizeof(otp_record); at += step) {
     otp_record head;
     std::memcpy(&head, view.data + at, sizeof head);
@@ -168,9 +188,10 @@ uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd
     bool ours = (head.consumers & consumer) != 0;
     if (head.kind == OTP_RECORD_BEGIN) {
       ++next_index;
-      begins += ours;
+      events += ours;
       continue;
     }
+    events += ours && head.kind == OTP_RECORD_MEMORY;
     if (!ours || (head.kind != OTP_RECORD_END && head.kind != OTP_RECORD_ERROR_END)) continue;
     uint64_t distance = head.value;
     if (head.kind == OTP_RECORD_ERROR_END) std::memcpy(&distance, view.data + at + sizeof head, sizeof distance);
@@ -178,7 +199,7 @@ uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd
     uint32_t error = head.kind == OTP_RECORD_ERROR_END ? head.value : 0;
     ends->push_back({0, next_index - distance, head.ticks, error, head.detail, {}});
   }
-  return begins;
+  return events;
 }
 
 // Decodes the record at `at`; its size, or 0 where there is no whole, known one.
@@ -200,6 +221,10 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
     std::memcpy(&whole, at, sizeof whole);
     if (whole.event <= d_state.next_index)
       end_here(d_state.next_index - whole.event, head.ticks, head.detail, head.value);
+  } else if (head.kind == OTP_RECORD_MEMORY && ours) {
+    otp_record_memory whole;
+    std::memcpy(&whole, at, sizeof whole);
+    memory(whole);
   } else if (head.kind == OTP_RECORD_INPUTS && ours && d_last_begin_ours) {
     inputs(at + sizeof head, head.ticks, head.detail);
   } else if (head.kind == OTP_RECORD_LOSS && ours) {

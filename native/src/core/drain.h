@@ -61,8 +61,8 @@ struct ChunkView {
   uint64_t next_index;  // of the first event that begins in it
 };
 
-// Of records that will not be decoded: the number of events that begin there and are for the consumer. Adds the ends of
-// those of its events that began before; the caller fills in the threads.
+// Of records that will not be decoded: the number of events (memory among them) that are there for the consumer. Adds
+// the ends of those of its events that began before; the caller fills in the threads.
 uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd>* ends);
 
 // Decodes the chunks of one thread into rows. Any bytes are safe: a record that makes no sense ends its chunk.
@@ -83,11 +83,13 @@ class ThreadDecode {
  private:
   uint32_t record(const uint8_t* at, uint32_t left);
   void begin(const otp_record_begin& record);
+  void memory(const otp_record_memory& record);
   void inputs(const uint8_t* at, uint64_t words, uint8_t flags);
   void end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type);
   void end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
   int64_t next_ns(uint64_t ticks) { return d_state.last_ns = std::max(d_state.last_ns, d_clock.unix_ns(ticks)); }
   uint64_t new_row(uint64_t index);
+  const ThreadDecoder::Open* open_around(uint64_t index) const;
   void set_parent(uint64_t row, uint64_t parent);
   ThreadDecoder::Open* find_open(uint64_t index);
   uint64_t id_of(uint64_t index) const { return (static_cast<uint64_t>(d_thread.id) << OTP_INDEX_BITS) + index + 1; }

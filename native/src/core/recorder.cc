@@ -76,6 +76,18 @@ OTP_COLD bool drop_forgotten(ThreadBuffer& thread) {
   return thread.depth.get() < before;
 }
 
+// Which of the sessions can have a record of this size now, with what has to stand before it written.
+OTP_COLD uint32_t room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
+  uint32_t consumers = wanted & thread.accepted;
+  if (consumers != wanted || !thread.fits(bytes) || !is_current(thread))
+    consumers = make_room_slowpath(thread, wanted, bytes, true);
+  if ((thread.loss_pending & consumers) != 0) append_loss_mark(thread, thread.loss_pending & consumers);
+  thread.context_pending &= g_shared.follows.load(std::memory_order_relaxed);  // a bit's last owner may have followed
+  if ((thread.context_pending & consumers) != 0) append_context(thread, thread.context_pending & consumers);
+  thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending;
+  return consumers;
+}
+
 // Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
 OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
                              uint32_t* consumers) {
@@ -87,13 +99,7 @@ OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, u
     count_too_deep(thread, wanted, args);
     return false;
   }
-  *consumers = wanted & thread.accepted;
-  if (*consumers != wanted || !thread.fits(bytes) || !is_current(thread))
-    *consumers = make_room_slowpath(thread, wanted, bytes, true);
-  if ((thread.loss_pending & *consumers) != 0) append_loss_mark(thread, thread.loss_pending & *consumers);
-  thread.context_pending &= g_shared.follows.load(std::memory_order_relaxed);  // a bit's last owner may have followed
-  if ((thread.context_pending & *consumers) != 0) append_context(thread, thread.context_pending & *consumers);
-  thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending;
+  *consumers = room_slowpath(thread, wanted, bytes);
   return true;
 }
 
@@ -111,8 +117,8 @@ __attribute__((noinline)) uint32_t name_slowpath(ThreadBuffer& thread, const otp
 // back in 16-byte pieces before they have left the store buffer, and the processor waits for that (measured: 10 ns per
 // event).
 inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers, uint64_t visible) {
-  uint32_t name;
-  if (args.name_generation == 0 || !thread.names.find(args.name, args.name_generation, &name))
+  uint32_t name = args.name_size;
+  if (args.name != nullptr && (args.name_generation == 0 || !thread.names.find(args.name, args.name_generation, &name)))
     name = name_slowpath(thread, args);
   auto* record = reinterpret_cast<otp_record_begin*>(thread.chunk->data() + thread.at);
   write_head(&record->head, OTP_RECORD_BEGIN, args.scope | args.kind << 4, consumers, name);
@@ -148,7 +154,7 @@ __attribute__((noinline)) OTP_HOT uint32_t wanting_in_context(ThreadBuffer& thre
     uint64_t version = source == nullptr ? 0 : source->version();
     if (version == 0 || version != thread.context_version || epoch != thread.context_epoch || thread.own_context == 0) {
       if (!refresh_context_slowpath(thread, source, version)) return 0;
-      active = g_shared.active[args.kind].load(std::memory_order_acquire);  // asking may have taken its time
+      active = g_shared.active[args.kind].load(std::memory_order_acquire) & ~args.not_for;  // asking took its time
       epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
     }
   }
@@ -162,7 +168,7 @@ __attribute__((noinline)) OTP_HOT uint32_t wanting_in_context(ThreadBuffer& thre
 OTP_HOT uint32_t begin(const otp_begin_args* args) {
   // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
   // remembers of the bit's last owner for the new one's.
-  uint32_t active = g_shared.active[args->kind].load(std::memory_order_acquire);
+  uint32_t active = g_shared.active[args->kind].load(std::memory_order_acquire) & ~args->not_for;
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
@@ -259,6 +265,45 @@ OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t
   return 1;
 }
 
+OTP_COLD uint32_t memory_slowpath(ThreadBuffer& thread, uint32_t active, uint32_t scope_mask, uint32_t bytes) {
+  uint32_t wanted = wanting(thread, active, scope_mask);
+  if (wanted == 0) return 0;
+  repair_stack(thread);
+  return room_slowpath(thread, wanted, bytes);
+}
+
+// As begin: what is written is not read back, and the time is taken last.
+int memory(const otp_memory_args* args) {
+  constexpr uint32_t kBytes = sizeof(otp_record_memory) + 2 * sizeof(otp_record);  // a loss mark, a context
+  uint32_t consumers = g_shared.wants_memory.load(std::memory_order_acquire);
+  ThreadBuffer* thread = consumers == 0 ? nullptr : this_thread();
+  if (thread == nullptr) return 0;
+  bool ready = (consumers & thread->not_ready) == 0 && is_current(*thread) && thread->at + kBytes <= Chunk::kCapacity &&
+               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
+  if (__builtin_expect(!ready, 0)) consumers = memory_slowpath(*thread, consumers, args->scope_mask, kBytes);
+  if (consumers == 0) return 0;
+  if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
+  uint64_t visible = thread->visible_parent(thread->depth.get());
+  auto* record = reinterpret_cast<otp_record_memory*>(thread->chunk->data() + thread->at);
+  write_head(&record->head, OTP_RECORD_MEMORY, args->flags, consumers,
+             visible == 0 ? 0 : distance_to(thread->next_index + 1, visible));
+  record->bytes = args->bytes;
+  record->address = args->address;
+  record->total_allocated = args->total_allocated;
+  record->total_reserved = args->total_reserved;
+  record->device_type = args->device_type;
+  record->device_index = args->device_index;
+  record->head.ticks = ticks_now();
+  thread->at += sizeof *record;
+  thread->publish();
+  return 1;
+}
+
+uint32_t intern(const char* text, uint32_t size) {
+  ThreadBuffer* thread = this_thread();
+  return thread == nullptr ? 0 : thread->names.id_of(registry().interner, text, size);
+}
+
 void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }
 
 void set_context_source(const otp_context_source* source) {
@@ -267,7 +312,7 @@ void set_context_source(const otp_context_source* source) {
 }
 
 void set_context_carrier(const otp_context_carrier* carrier) {
-  g_shared.context_carrier.store(carrier, std::memory_order_release);
+  g_context_carrier.store(carrier, std::memory_order_release);
 }
 
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
@@ -284,11 +329,14 @@ extern "C" const otp_api* otp_get_api(void) {
                               OTP_RECORD_FORMAT_VERSION,
                               otp::as_word(otp::g_shared.active[0]),
                               otp::as_word(otp::g_shared.wants_inputs),
+                              otp::as_word(otp::g_shared.wants_memory),
                               otp::begin,
                               otp::end,
                               otp::end_elsewhere,
                               otp::suspend,
                               otp::resume,
+                              otp::memory,
+                              otp::intern,
                               otp::set_scope_hook,
                               otp::set_context_source,
                               otp::set_context_carrier};

@@ -22,18 +22,19 @@ struct alignas(64) SharedState {
   std::atomic<uint32_t> active[OTP_EVENT_KINDS] = {};
   std::atomic<uint32_t> all_threads{0};   // those of them that want every thread
   std::atomic<uint32_t> wants_inputs{0};  // those of them that want inputs
+  std::atomic<uint32_t> wants_memory{0};  // those of them that want memory
   std::atomic<uint32_t> epoch{1};         // raised whenever a thread must ask again which sessions hold its chunk
   std::atomic<uint32_t> follows{0};       // of the running sessions, those that follow contexts
   std::atomic<uint32_t> muted_roots{0};   // those of them that leave out what begins outside of any context
   std::atomic<uint32_t> follow_epoch{1};  // raised whenever a thread must ask for its context anew
   std::atomic<uint32_t (*)()> scope_hook{nullptr};
   std::atomic<const otp_context_source*> context_source{nullptr};
-  std::atomic<const otp_context_carrier*> context_carrier{nullptr};
 
   uint32_t running() const { return active[0].load(std::memory_order_relaxed); }
 };
 static_assert(sizeof(SharedState) == 64, "one cache line");
 extern SharedState g_shared;
+extern std::atomic<const otp_context_carrier*> g_context_carrier;
 
 extern std::atomic<uint32_t> g_generation;  // raised in a forked child
 

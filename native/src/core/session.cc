@@ -47,6 +47,7 @@ void stop_locked(Registry& all, otp_session* session) {
   for (auto& kind : g_shared.active) kind.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.all_threads.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.wants_inputs.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_shared.wants_memory.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.follows.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (ThreadBuffer* thread : all.threads) thread->local.fetch_and(~session->mask(), std::memory_order_relaxed);
@@ -157,8 +158,9 @@ otp_batch* Drain::decode() {
     pending += thread.decoder.pending.size();
     for (const PendingEvent& event : thread.decoder.pending) pending_words += event.inputs.size();
   }
-  BatchBuilder builder(d_bytes / sizeof(otp_record_begin) + pending, d_bytes / 8 + pending_words,
-                       d_session->options.inputs != 0, d_session->options.contexts != 0);
+  BatchBuilder builder({d_bytes / sizeof(otp_record_begin) + pending, d_bytes / 8 + pending_words,
+                        d_bytes / sizeof(otp_record_memory), d_session->options.inputs != 0,
+                        d_session->options.contexts != 0, d_session->options.memory != 0});
   if (!builder.ok()) return nullptr;
   ClockReader clock(registry().clock);
   std::vector<ThreadDecode> decodes;
@@ -237,7 +239,7 @@ void Drain::give_back(otp_batch* batch) {
   take_from_held(batch != nullptr);
   if (batch != nullptr) {
     take_from_cursors(all);
-    d_session->recorded += batch->rows;
+    d_session->recorded += batch->rows + batch->memory_count;
     count_dropped(all, batch);
     if (d_final) release_all_locked(all, d_session);
   }
@@ -276,6 +278,7 @@ int otp_session_start(otp_session* session) {
   session->state = State::kRunning;
   uint32_t mask = session->mask();
   if (session->options.inputs != 0) g_shared.wants_inputs.fetch_or(mask, std::memory_order_relaxed);
+  bool memory = session->options.memory != 0 && session->options.contexts == 0;
   if (session->options.all_threads != 0) {
     g_shared.all_threads.fetch_or(mask, std::memory_order_relaxed);
   } else {
@@ -288,6 +291,7 @@ int otp_session_start(otp_session* session) {
     bool wanted = kind == 0 || session->options.kinds == 0 || (session->options.kinds >> kind & 1) != 0;
     if (wanted) g_shared.active[kind].fetch_or(mask, std::memory_order_release);
   }
+  if (memory) g_shared.wants_memory.fetch_or(mask, std::memory_order_release);
   return OTP_OK;
 }
 
