@@ -1,7 +1,9 @@
 // Chrome JSON: bytes in, bytes out, and what happens at the edges. Whole traces are tested from Python.
 #include "otel_torchprof/encode_chrome.h"
+#include "otel_torchprof/record_format.h"
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -172,22 +174,115 @@ void writes_times_of_any_size() {
   CHECK(text.find("\"ts\":0.005,\"dur\":0.000,") != std::string::npos);
 }
 
+constexpr int64_t kTensor = OTP_INPUT_TENSOR, kFloat = 7 << 8, kOne = 1LL << 32;
+
+int64_t bits(double value) {
+  int64_t found;
+  std::memcpy(&found, &value, sizeof found);
+  return found;
+}
+
 void writes_inputs() {
-  constexpr int64_t kTensor = 1, kList = 2, kFloat = 7 << 8, kOne = 1LL << 32;
+  constexpr int64_t kList = OTP_INPUT_TENSOR_LIST, kStrided = OTP_INPUT_STRIDED << 16;
+  constexpr int64_t kNoStrides = OTP_INPUT_NO_STRIDES << 16;
   Rows rows(2);
   rows.inputs = {-1, 0};
-  rows.input_words = {3, kTensor | kFloat | 2 * kOne, 2, -3, kFloat, kList | 2 * kOne, kTensor | kOne, 4, kTensor};
+  rows.input_words = {5,
+                      kTensor | kFloat | 3 * kOne,
+                      2,
+                      0,
+                      5,
+                      kTensor | kFloat | kStrided | 2 * kOne,
+                      2,
+                      3,
+                      1,
+                      -2,
+                      kList | 2 * kOne,
+                      kTensor | kOne,
+                      4,
+                      kTensor,
+                      kTensor | kFloat | kNoStrides | kOne,
+                      7,
+                      OTP_INPUT_OTHER};
   const std::string text = rows.encode();
-  CHECK(text.find("\"Ev Idx\":1,\"Input Dims\":[[2,-3],[],[[4],[]]]}}") != std::string::npos);
+  CHECK(text.find("\"Input Dims\":[[2,0,5],[2,3],[[4],[]],[7],[]]}}") != std::string::npos);
+  CHECK(text.find("\"Input Strides\":[[5,5,1],[1,-2],[[1],[]],[],[]],") != std::string::npos);
+  CHECK(text.find("\"Input type\":[\"float\",\"float\",\"TensorList\",\"float\",\"\"],") != std::string::npos);
+  CHECK(text.find("\"Concrete Inputs\":[\"\",\"\",\"\",\"\",\"\"],") != std::string::npos);
+}
+
+void writes_values() {
+  constexpr int64_t kList = OTP_INPUT_SCALAR_LIST, kDouble = OTP_INPUT_DOUBLE;
+  Rows rows(1);
+  rows.inputs = {0};
+  rows.input_words = {11,
+                      OTP_INPUT_INT,
+                      -3,
+                      kDouble,
+                      bits(0.1),
+                      kDouble,
+                      bits(-0.0),
+                      kDouble,
+                      bits(1e17),
+                      kDouble,
+                      bits(1e19),
+                      OTP_INPUT_BOOL | kOne,
+                      OTP_INPUT_COMPLEX,
+                      bits(1.5),
+                      bits(-2),
+                      kList | 2 * kOne,
+                      OTP_INPUT_INT,
+                      1,
+                      OTP_INPUT_BOOL,
+                      kList,
+                      kDouble,
+                      bits(std::numeric_limits<double>::quiet_NaN()),
+                      kDouble,
+                      bits(-std::numeric_limits<double>::infinity())};
+  const std::string text = rows.encode();
+  CHECK(
+      text.find("\"Concrete Inputs\":[\"-3\",\"0.10000000000000001\",\"0.\",\"100000000000000000.\",\"1e+19\",\"True\","
+                "\"1.5-2.j\",\"[1, False]\",\"[]\",\"nan\",\"-inf\"],") != std::string::npos);
+}
+
+void writes_extras() {
+  Rows rows(1);
+  rows.names = Names({"", "aten::mul", "Tensor", "k", escape("a\n\"b"), escape("f(1): g\nf(2): h"), "TOP.m"});
+  rows.name = {1};
+  rows.inputs = {0};
+  rows.input_words = {1 | 7 * kOne,
+                      OTP_INPUT_OTHER,
+                      OTP_INPUT_KEYWORD | 3 * kOne,
+                      OTP_INPUT_STRING | 4 * kOne,
+                      OTP_INPUT_KEYWORD | 3 * kOne,
+                      OTP_INPUT_SCALAR_LIST | 2 * kOne,
+                      OTP_INPUT_INT,
+                      1,
+                      OTP_INPUT_BOOL | kOne,
+                      OTP_INPUT_KEYWORD | 3 * kOne,
+                      kTensor,
+                      OTP_INPUT_OVERLOAD | 2 * kOne,
+                      OTP_INPUT_CALL_STACK | 5 * kOne,
+                      OTP_INPUT_MODULE_HIERARCHY | 6 * kOne,
+                      OTP_INPUT_OVERLOAD | 99 * kOne};
+  const std::string text = rows.encode();
+  CHECK(text.find("\"name\":\"aten::mul.Tensor\"") != std::string::npos);
+  CHECK(text.find("\"k\":\"a\\n\\\"b\",\"k\":[1,true],\"Call stack\":\"f(1): g;f(2): h;\","
+                  "\"Module Hierarchy\":\"TOP.m.\"}}") != std::string::npos);
 }
 
 void never_reads_beyond_the_input_words() {
-  for (const std::vector<int64_t>& words : std::vector<std::vector<int64_t>>{
-           {}, {-1}, {5}, {1, -1}, {1, 1 | 100LL << 32, 2}, {2, 2 | 100LL << 32, 1 | 9LL << 32}}) {
+  for (const std::vector<int64_t>& words : std::vector<std::vector<int64_t>>{{},
+                                                                             {-1},
+                                                                             {5},
+                                                                             {1, -1},
+                                                                             {1, 1 | 100LL << 32, 2},
+                                                                             {2, 2 | 100LL << 32, 1 | 9LL << 32},
+                                                                             {7LL << 32, 9, 10 | 77LL << 32}}) {
     Rows rows(3);
     rows.inputs = {0, 1, std::numeric_limits<int64_t>::max()};
     rows.input_words = words;
-    CHECK(rows.encode().find("\"Input Dims\":[") != std::string::npos);  // the sanitizers look for the rest
+    CHECK(rows.encode().find("\"args\":{") != std::string::npos);  // the sanitizers look for the rest
   }
 }
 
@@ -243,6 +338,8 @@ int main() {
   RUN(a_row_without_id_has_no_arguments);
   RUN(writes_times_of_any_size);
   RUN(writes_inputs);
+  RUN(writes_values);
+  RUN(writes_extras);
   RUN(never_reads_beyond_the_input_words);
   RUN(pieces_make_the_whole);
   RUN(detaches_what_sticks_out);

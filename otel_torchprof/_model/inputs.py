@@ -1,4 +1,4 @@
-"""Reads the inputs of operators, which a batch keeps as 64-bit words (the format stands at ``Batch.inputs``)."""
+"""Inputs of operators as torch's profiler shows them: shapes, strides, types, values, keywords, overloads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .tree import BLOCK
+from .input_words import Input, InputKind, InputPart, decoded, has_inputs, may_have, numbered, text_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_torchprof._columns.batch import Batch
 
-_TENSOR, _TENSOR_LIST = 1, 2
+    from .tree import TreeView
 
 Shape = list[int]
 
@@ -24,83 +24,83 @@ def input_shapes(batch: Batch, row: int) -> list[Shape]:
 
     The same as torch's ``FunctionEvent.input_shapes``; empty where no inputs were recorded.
     """
-    return _inputs(batch, row, lambda _: [])
+    return [one.shape for one in decoded(batch, row).inputs]
 
 
 def structured_input_shapes(batch: Batch, row: int) -> list[Shape | list[Shape]]:
     """Like :func:`input_shapes`, with a list of tensors as the list of their dimensions."""
-    return _inputs(batch, row, lambda tensors: tensors)
+    return [_nested(one, lambda tensor: tensor.shape) for one in decoded(batch, row).inputs]
 
 
-def _inputs(batch: Batch, row: int, of_list: Callable[[list[Shape]], Any]) -> list[Any]:
-    if batch.inputs is None:
-        return []
-    at = batch["inputs"].item(row)
-    if at < 0:
-        return []
-    words, shapes = batch.inputs, list[Any]()
-    count, at = words.item(at), at + 1
-    for _ in range(count):
-        kind, dims, at = _one(words, at)
-        if kind == _TENSOR_LIST:
-            tensors = []
-            for _ in range(dims):
-                _, shape, at = _one(words, at)
-                tensors.append(shape)
-            shapes.append(of_list(tensors))
-        else:
-            shapes.append(dims)
-    return shapes
+def structured_input_strides(batch: Batch, row: int) -> list[Shape | list[Shape]]:
+    """One entry per input: the strides of a tensor, or of each in a list; empty for whatever has none."""
+    return [_nested(one, lambda tensor: tensor.strides) for one in decoded(batch, row).inputs]
 
 
-def _one(words: npt.NDArray[np.int64], at: int) -> tuple[int, Any, int]:
-    """Kind of the input at a word, its dimensions (of a list: how many tensors), and the word after."""
-    header = words.item(at)
-    kind, n = header & 0xFF, header >> 32
-    if kind == _TENSOR_LIST:
-        return kind, n, at + 1
-    dims = words[at + 1 : at + 1 + n].tolist() if kind == _TENSOR else []
-    return kind, dims, at + 1 + len(dims)
+def _nested(one: Input, get: Callable[[Input], Shape]) -> Any:
+    return [get(tensor) for tensor in one.elements] if one.kind is InputKind.TENSOR_LIST else get(one)
+
+
+def input_dtypes(batch: Batch, row: int) -> list[str]:
+    """One entry per input: ``float`` for a tensor, ``Scalar``, ``ScalarList``, ``TensorList``, or nothing."""
+    return [one.type for one in decoded(batch, row).inputs]
+
+
+def concrete_inputs(batch: Batch, row: int) -> list[Any]:
+    """One entry per input: the value of a scalar or of a list of scalars; None for all else."""
+    return [None if one.kind is InputKind.STRING else value_of(one) for one in decoded(batch, row).inputs]
+
+
+def kwinputs(batch: Batch, row: int) -> dict[str, Any]:
+    """The values of keyword inputs; None for those that are tensors."""
+    return {keyword: value_of(one) for keyword, one in decoded(batch, row).keywords.items()}
+
+
+def value_of(one: Input) -> Any:
+    """The value of an input; None where it has none."""
+    return [element.value for element in one.elements] if one.kind is InputKind.SCALAR_LIST else one.value
+
+
+def overload_name(batch: Batch, row: int) -> str:
+    """The operator's overload; empty for the default one, and where overloads were not recorded."""
+    return decoded(batch, row).texts.get(InputKind.OVERLOAD, "")
+
+
+def script_stack(batch: Batch, row: int) -> list[str]:
+    """TorchScript's call stack, innermost first; empty outside of TorchScript, and where it was not recorded."""
+    text = decoded(batch, row).texts.get(InputKind.CALL_STACK, "")
+    return text.split("\n") if text else []
+
+
+def overload_codes(view: TreeView) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """For grouping: a small number per event of the view, equal for equal overload names, and the name of each number."""
+    if not may_have(view.batch, InputKind.OVERLOAD):
+        return np.zeros(len(view), dtype=np.int64), [""]
+    used, codes = np.unique(text_ids(view.batch, InputKind.OVERLOAD)[view.rows], return_inverse=True)
+    return codes.astype(np.int64, copy=False), [view.batch.names[name] for name in used.tolist()]
 
 
 def shape_keys(batch: Batch) -> tuple[npt.NDArray[np.int32], list[str]]:
     """A number per row of the batch that is equal where ``str(input_shapes)`` is, and that text for every number.
 
-    Rows are first told apart by a 64-bit hash of their words, so that only one of each kind is decoded: among a million
-    different inputs the chance that any two fall together is 3e-8.
-    Costs about 270 ns per event, most of it in a sort; events without inputs cost nothing.
+    Costs about 50 ns per event; events without inputs cost nothing.
+    """
+    return texts_of(batch, InputPart.SHAPES, input_shapes)
+
+
+def texts_of(
+    batch: Batch, parts: InputPart, make: Callable[[Batch, int], Any]
+) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """A number per row that is equal where ``str(make(batch, row))`` is, and that text for every number.
+
+    ``parts`` says of what ``make`` makes it: of rows that are equal in these only one is asked. Number 0 is the empty list.
     """
     texts = {"[]": 0}
     keys = np.zeros(len(batch), dtype=np.int32)
-    if batch.inputs is None:
+    if not has_inputs(batch):
         return keys, list(texts)
-    rows = np.flatnonzero(batch["inputs"] >= 0)
-    starts, where = np.unique(batch["inputs"][rows], return_inverse=True)
-    _, first, kind = np.unique(_hashes(batch.inputs, starts), return_index=True, return_inverse=True)
-    sample = np.empty(len(starts), dtype=np.int64)
-    sample[where] = rows
-    distinct = [str(input_shapes(batch, row)) for row in sample[first].tolist()]
-    numbers = np.array([texts.setdefault(text, len(texts)) for text in distinct], dtype=np.int32)
-    keys[rows] = numbers[kind[where]]
-    return keys, list(texts)
-
-
-def _hashes(words: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """A hash of the words from each start up to the next one."""
-    hashes = np.empty(len(starts), dtype=np.uint64)
-    limits = np.append(starts, len(words))
-    for begin in range(0, len(starts), BLOCK):
-        own = limits[begin : begin + BLOCK + 1]
-        offsets = own[:-1] - own[0]
-        place = np.arange(own[-1] - own[0], dtype=np.uint64) - np.repeat(offsets, np.diff(own)).astype(np.uint64)
-        mixed = _scrambled(words[own[0] : own[-1]].view(np.uint64) ^ _scrambled(place))
-        hashes[begin : begin + BLOCK] = np.add.reduceat(mixed, offsets)
-    return hashes
-
-
-def _scrambled(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The step and finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): every bit depends on every bit."""
-    z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    numbers, first = numbered(batch, parts)
+    codes = np.array(
+        [texts.setdefault(str(make(batch, row)), len(texts)) for row in first.tolist()] or [0], dtype=np.int32
+    )
+    return codes[numbers], list(texts)

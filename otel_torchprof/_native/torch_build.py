@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -31,6 +32,9 @@ _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hid
 inputs throws. Never -march=native: an image is built on one machine and runs on another."""
 
 _COMPILE_SECONDS = 300.0
+
+OPTIONAL = {"torch_memory.cc": "memory cannot be recorded", "torch_ranges.cc": "operators cannot be shown as ranges"}
+"""Sources that use more of torch than its operators: where one does not compile, the library is built without it."""
 
 
 def _sources() -> Path:
@@ -129,14 +133,15 @@ def _compiler() -> str:
     )
 
 
-def _command(torch: Any, output: Path) -> list[str]:
+def _command(torch: Any, sources: list[Path], output: Path) -> list[str]:
     root = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={_cxx11_abi(torch)}"
     includes = [f"-I{_sources() / 'include'}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
-    source = str(_sources() / "src" / "sources" / "torch_ops.cc")
+    # As one, since torch's headers are most of the work.
+    unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull, "-x", "none"]
     undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", *undefined]
-    return [_compiler(), *_FLAGS, abi, *includes, source, *libraries, "-o", str(output)]
+    return [_compiler(), *_FLAGS, abi, *includes, *unit, *libraries, "-o", str(output)]
 
 
 def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -152,25 +157,62 @@ def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def _compile(torch: Any, target: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".building")
-    os.close(handle)
-    output = Path(name)
+def _compile_without(torch: Any, left_out: tuple[str, ...], output: Path) -> str:
+    """Compiles the sources without some of them; returns what went wrong."""
+    sources = [path for path in _source_files() if path.suffix == ".cc" and path.name not in left_out]
+    command = _command(torch, sources, output)
+    done = _run_compiler(command)
+    if done.returncode == 0:
+        return ""
+    return (
+        f"building the library that records operators of torch {torch.__version__} failed (exit status "
+        f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}"
+    )
+
+
+def _compile_what_can_be(torch: Any, output: Path) -> tuple[tuple[str, ...], str]:
+    """The optional sources that had to be left out, and why."""
+    why = ""
+    for count in range(len(OPTIONAL) + 1):
+        for left_out in itertools.combinations(OPTIONAL, count):
+            failed = _compile_without(torch, left_out, output)
+            if not failed:
+                return left_out, why
+            why = why or failed
+    raise TorchLibraryError(why)
+
+
+def _compile(torch: Any, target: Path) -> tuple[str, ...]:
+    """Builds it; returns the optional sources that are not in it."""
     try:
-        command = _command(torch, output)
-        done = _run_compiler(command)
-        if done.returncode != 0:
-            raise TorchLibraryError(
-                f"building the library that records operators of torch {torch.__version__} failed (exit status "
-                f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}"
-            )
-        output.chmod(0o755)
-        _digest_file(target).write_text(_digest(output))
-        output.replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent, suffix=".building") as name:
+            output = Path(name) / target.name
+            output.touch()  # what a compiler makes that makes nothing: told where it is loaded
+            left_out, why = _compile_what_can_be(torch, output)
+            output.chmod(0o755)
+            for source in OPTIONAL:
+                _why_file(target, source).unlink(missing_ok=True)
+            for source in left_out:
+                _why_file(target, source).write_text(why)
+            _digest_file(target).write_text(_digest(output))
+            output.replace(target)
     except OSError as error:
         raise TorchLibraryError(f"{target} could not be written: {error.strerror}") from error
-    finally:
-        output.unlink(missing_ok=True)
+    return left_out
+
+
+def _why_file(library: Path, source: str) -> Path:
+    return library.with_suffix(f".no_{Path(source).stem}")
+
+
+def why_left_out(library: Path, source: str) -> str:
+    """Why an optional source is not in a library: what to tell who needs it."""
+    why = _why_file(library, source)
+    said = why.read_text() if why.exists() else "what the compiler said was not kept"
+    return (
+        f"{OPTIONAL[source]}: {source} did not compile against the torch that is installed, and the library was built "
+        f"without it; to try again, remove {library}. It was: {said}"
+    )
 
 
 def _digest(path: Path) -> str:
@@ -215,5 +257,7 @@ def _build(torch: Any, path: Path, *, announce: bool) -> None:
     why = "the kept one is damaged: building again" if path.exists() else "building, once"
     say(f"library that records operators of torch {torch.__version__}: {why} (some seconds) ...")
     begin = time.monotonic()
-    _compile(torch, path)
+    left_out = _compile(torch, path)
     say(f"built in {time.monotonic() - begin:.1f} s, kept as {path}")
+    for source in left_out:
+        say(f"{OPTIONAL[source]}: {source} did not compile against this torch (see {_why_file(path, source)})")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from opentelemetry import context
 
-from otel_torchprof.errors import TorchLibraryError
+from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build
 from .ffi import ffi, lib
@@ -28,13 +30,21 @@ def installed_torch() -> Any | None:
     return torch if hasattr(torch, "__version__") else None
 
 
+class Wants(enum.IntFlag):
+    """What an observer can want beside the operators: ``otp_torch_wants``."""
+
+    INPUTS = 1
+    OVERLOADS = 2
+    CALL_STACKS = 4
+    MODULE_HIERARCHY = 8
+
+
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, library: Any, session: Session, handle: int) -> None:
-        self._finalizer = weakref.finalize(
-            self, _unobserve, library, session.consumer, session.all_threads, handle, os.getpid()
-        )
+    def __init__(self, library: Any, session: Session, wants: Wants, handle: int) -> None:
+        registration = session.consumer, session.all_threads, wants, handle
+        self._finalizer = weakref.finalize(self, _unobserve, library, registration, os.getpid())
 
     def stop(self) -> None:
         """Takes it away; does nothing in a forked child.
@@ -45,28 +55,74 @@ class Observation:
         self._finalizer()
 
 
-def _unobserve(library: Any, consumer: int, all_threads: bool, handle: int, pid: int) -> None:
+def _unobserve(library: Any, registration: tuple[int, bool, Wants, int], pid: int) -> None:
     # A child that was forked while another thread held torch's lock would wait for it for ever.
     if os.getpid() == pid:
-        library.otp_torch_unobserve(consumer, all_threads, handle)
+        library.otp_torch_unobserve(*registration)
+
+
+class MemoryObservation:
+    """What is allocated and given back on a thread goes to a session, until :meth:`stop` or until nothing refers to it any more."""
+
+    def __init__(self, library: Any, session: Session, token: int) -> None:
+        self._finalizer = weakref.finalize(self, _unobserve_memory, library, session.consumer, token, os.getpid())
+        self.was_cut = False
+        """Whether it was found out at its stop that torch had ended it before."""
+
+    def stop(self) -> None:
+        """Ends it, from any thread; does nothing in a forked child."""
+        self.was_cut |= self._finalizer() is False
+
+
+def _unobserve_memory(library: Any, consumer: int, token: int, pid: int) -> bool:
+    return os.getpid() != pid or bool(library.otp_torch_unobserve_memory(consumer, token))
+
+
+_OCCUPIED = (
+    "memory cannot be recorded on this thread: another profiler of torch's (torch.profiler, torch.autograd.profiler or "
+    "emit_nvtx) is running on it, and torch tells only one of what it allocates. Stop that one first, or record without "
+    "profile_memory"
+)
 
 
 class TorchLibrary:
     """The loaded library."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, path: str) -> None:
         self._native = native
+        self.path = path
+        """The file, for those who need others of its functions."""
 
-    def observe(self, session: Session) -> Observation:
+    def observe(self, session: Session, wants: Wants | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
+
+        ``wants``: what it wants to know of them; by default their inputs, where the session keeps any.
 
         Raises:
             TorchLibraryError: torch refused the observer.
         """
-        handle = int(self._native.otp_torch_observe(session.consumer, session.all_threads, session.inputs))
+        if wants is None:
+            wants = Wants.INPUTS if session.inputs else Wants(0)
+        handle = int(self._native.otp_torch_observe(session.consumer, session.all_threads, wants))
         if handle == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
-        return Observation(self._native, session, handle)
+        return Observation(self._native, session, wants, handle)
+
+    def observe_memory(self, session: Session) -> MemoryObservation:
+        """Lets a running session have what is allocated and given back on the calling thread and where torch carries its state.
+
+        Raises:
+            TorchProfError: a profiler of torch's is running on the thread.
+            TorchLibraryError: torch refused, or the library was built without.
+        """
+        if not _tells_of_memory(self._native):
+            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), "torch_memory.cc"))
+        token = int(self._native.otp_torch_observe_memory(session.consumer))
+        if token == self._native.OTP_TORCH_MEMORY_OCCUPIED:
+            raise TorchProfError(_OCCUPIED)
+        if token <= 0:
+            raise TorchLibraryError("torch refused to tell of what it allocates")
+        return MemoryObservation(self._native, session, token)
 
 
 def _open(path: str) -> Any:
@@ -76,8 +132,12 @@ def _open(path: str) -> Any:
     loader.cdef("""
         int otp_torch_attach(const void *api);
         const char *otp_torch_version(void);
-        uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
-        void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle);
+        uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants);
+        void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants, uint64_t handle);
+        enum { OTP_TORCH_MEMORY_OCCUPIED = -1, OTP_TORCH_MEMORY_REFUSED = -2 };
+        int64_t otp_torch_observe_memory(uint32_t consumer);
+        int otp_torch_unobserve_memory(uint32_t consumer, int64_t token);
+        void otp_torch_attach_memory(const void *api);
     """)
     try:
         # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
@@ -89,7 +149,18 @@ def _open(path: str) -> Any:
     api = loader.cast("void *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
     if native.otp_torch_attach(api) != 0:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
+    if _tells_of_memory(native):
+        native.otp_torch_attach_memory(api)
     return native
+
+
+def _tells_of_memory(native: Any) -> bool:
+    """False where that part did not compile against the torch that is installed."""
+    return hasattr(native, "otp_torch_attach_memory")
+
+
+_FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32
+"""The header of a contiguous tensor of floats with two dimensions: see otp_input_kind."""
 
 
 def _probe(torch: Any, library: TorchLibrary) -> None:
@@ -106,7 +177,7 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
         session.start()
         observation = library.observe(session)
         with torch.no_grad():
-            torch.empty((2, 3), device="cpu").neg_()
+            torch.empty((2, 3), device="cpu", dtype=torch.float).neg_()
         observation.stop()
         session.stop()
         found.append(session.final_batch())
@@ -121,15 +192,18 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was built and loaded, but recorded {names} where aten::neg_ ran")
     words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]
-    if not np.array_equal(words[[0, 2, 3]], [1, 2, 3]):
-        raise TorchLibraryError(f"the library was built and loaded, but read the shape (2, 3) as {words.tolist()}")
+    if not np.array_equal(words, [1, _FLOAT_2D, 2, 3]):
+        raise TorchLibraryError(
+            f"the library was built and loaded, but read a float of shape (2, 3) as {words.tolist()}"
+        )
 
 
 @functools.cache
 def _load(torch: Any) -> TorchLibrary | str:
     """The library, or why there is none: asked once per process, since a build that failed will fail again."""
     try:
-        library = TorchLibrary(_open(str(torch_build.ensure(torch))))
+        path = str(torch_build.ensure(torch))
+        library = TorchLibrary(_open(path), path)
         _probe(torch, library)
     except TorchLibraryError as error:
         return str(error)
@@ -145,7 +219,7 @@ def load() -> TorchLibrary:
     torch = installed_torch()
     if torch is None:
         raise TorchLibraryError(
-            "torch is not installed, so there are no operators to record: install it, or record labels alone with "
+            "torch is not installed, so there are no operators to record: install it; a profile of labels alone is "
             "profile(operators=False)"
         )
     loaded = _load(torch)

@@ -200,6 +200,23 @@ def test_a_thread_without_a_name_has_none():
     assert (nameless["thread.id"], named["thread.id"], named["thread.name"]) == (1001, 1002, "worker")
 
 
+def test_memory_of_events():
+    """Bytes allocated and given back, apart for the CPU and devices, with those of children; nothing where there are none."""
+    size, event, device = [64, -32, 1 << 40, -8, 5], [2, 2, 2, 1, 0], [0, 0, 1, 1, 0]
+    told = {"time": [1] * 5, "bytes": size, "event": event, "device_type": device}
+    rest = ("address", "total_allocated", "total_reserved", "thread", "device_index", "flags")
+    memory = {**told, **{name: [0] * 5 for name in rest}}
+    columns = {"start": [0, 1, 2], "end": [9, 8, 3], "parent": [-1, 0, 1]}
+    found = attributes(Batch.of(columns, [""], memory=memory))
+    keys = [f"torch.{device}memory.{way}" for device in ("", "device.") for way in ("allocated", "released")]
+    assert [[span.get(key) for key in keys] for span in found] == [
+        [None] * 4,
+        [64, 32, 1 << 40, 8],
+        [64, 32, 1 << 40, None],
+        [None] * 4,
+    ]
+
+
 def test_input_shapes_of_events():
     """Events show their own inputs, equal ones share a string, and events without recorded inputs have none."""
     one = [1, TENSOR | FLOAT | 2 << 32, 2, 3]
@@ -211,7 +228,7 @@ def test_input_shapes_of_events():
         None,
         "[[2, 3]]",
         None,
-        "[]",
+        None,
         "[[2, 3]]",
     ]
 

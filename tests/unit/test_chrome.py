@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chrome_inputs import as_json, words
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
@@ -108,32 +109,13 @@ def test_line_separators_are_escaped():
     assert r"a\u2028b\u2029" in text
 
 
-def words(inputs: list[Any]) -> list[int]:
-    """Inputs in the format of Batch.inputs: None, dimensions, or a list of dimensions."""
-    encoded = [len(inputs)]
-    for value in inputs:
-        if value is None:
-            encoded.append(7 << 8)
-        elif isinstance(value, tuple):
-            encoded += [1 | len(value) << 32, *value]
-        else:
-            encoded.append(2 | len(value) << 32)
-            for tensor in value:
-                encoded += [1 | 7 << 8 | len(tensor) << 32, *tensor]
-    return encoded
-
-
-def as_json(inputs: list[Any]) -> list[Any]:
-    return [[] if v is None else list(v) if isinstance(v, tuple) else [list(tensor) for tensor in v] for v in inputs]
-
-
 def test_input_shapes():
     """Dimensions per input, [] for no tensor, a list of them for a tensor list; nothing where none were recorded."""
     inputs = [(2, 3), None, (), [(4,), (5, -6)], [], (2**62,)]
     data = np.array(words([]) + words(inputs), dtype=np.int64)
     columns = {"start": [0, 0, 0], "end": [1, 1, 1], "inputs": [0, 1, -1]}
     found = [e["args"].get("Input Dims") for e in events_of(trace_of(Batch.of(columns, [""], inputs=data)))]
-    assert found == [[], [[2, 3], [], [], [[4], [5, -6]], [], [2**62]], None]
+    assert found == [None, [[2, 3], [], [], [[4], [5, -6]], [], [2**62]], None]
 
 
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2 << 32 | 1, 9 << 32 | 2])))
@@ -386,7 +368,7 @@ def expected_args(batch: Batch, row: int, inputs: list[Any] | None) -> dict[str,
     if batch["error_type"][row]:
         args["error.type"] = batch.names[batch["error_type"][row]]
     if inputs is not None:
-        args["Input Dims"] = as_json(inputs)
+        args |= as_json(inputs)
     return args | {"Ev Idx": row}
 
 

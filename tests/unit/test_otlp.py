@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanContext, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._columns.schema import MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
@@ -47,7 +47,7 @@ def recorded():
         {
             "start": [110, 120, 310, 330, 350],
             "end": [190, 130, 320, 340, 360],
-            "name": [1, 2, 3, 1, 1],
+            "name": [1, 2, 3, 5, 1],
             "parent": [-1, 0, -1, -1, -1],
             "sequence_nr": [4, -1, 4, 2**62, -1],
             "fwd_thread": [0, 0, 1, 0, 0],
@@ -55,18 +55,28 @@ def recorded():
             "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0],
             "error_type": [0, 4, 0, 0, 0],
             "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0],
-            "inputs": [0, -1, 4, 4, -1],
+            "inputs": [0, 10, -1, 0, -1],
         },
-        ["", "aten::mm", 'my "label"\n\0 für Größe', b"Mm\xff\xed\xa0\x80Backward", "ValueError"],
+        ["", "aten::mm", 'my "label"\n\0 für Größe', b"Mm\xff\xed\xa0\x80Backward", "ValueError", "CompiledFunction"],
         (Thread(5, 140_001, 1, "träger"),),
-        inputs=np.array([1, 1 | 2 << 32, 2, 3, 0], dtype=np.int64),
+        inputs=np.array(
+            [3 | 1 << 32, 1 | 2 << 32, 2, 3, 1 | 2 << 32, 3, 4, 3, 7, 10 | 4 << 32, 1, 8 | 2 << 32], dtype=np.int64
+        ),
+        memory={
+            **{column.name: [0] * 4 for column in MEMORY_COLUMNS},
+            "event": [1, 2, 2, 5],
+            "bytes": [64, -32, 1 << 40, -8],
+            "device_type": [0, 0, 1, 1],
+        },
         dropped={"budget": 4},
     )
     ids = itertools.count(1)
     options = {"start": 0, "end": 400, "steps": [Step(0, 100, 200), Step(1, 300, 400)]}
     return [
         add_attributes(
-            span_table(batch, **options, trace_ids=lambda: next(ids), span_ids=lambda: next(ids), parent=parent), batch
+            span_table(batch, **options, trace_ids=lambda: next(ids), span_ids=lambda: next(ids), parent=parent),
+            batch,
+            with_flops=True,
         )
         for parent in (None, AMBIENT)
     ]

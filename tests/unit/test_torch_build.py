@@ -240,6 +240,39 @@ def test_a_full_disk(tmp_path, monkeypatch):
         torch_build.ensure(torch, announce=False)
 
 
+WITHOUT_MEMORY = """
+import pathlib, shutil, torch, otel_torchprof as otp
+from otel_torchprof._native import torch_build, torch_ranges
+
+kept = pathlib.Path({kept!r})
+shutil.copytree(torch_build._sources(), kept / "sources")
+source = kept / "sources/src/sources/torch_memory.cc"
+source.write_text("#error this torch has no such slot\\n" + source.read_text())
+torch_build._sources = lambda: kept / "sources"
+with otp.profile() as prof:
+    torch.ones(2).neg()
+assert "aten::neg" in [event.name for event in prof.events()]
+torch_ranges.ranges()
+for _ in range(2):
+    try:
+        otp.profile(profile_memory=True).start()
+    except otp.TorchLibraryError as error:
+        print(error)
+with otp.profile() as prof:
+    torch.ones(2).neg()
+assert "aten::neg" in [event.name for event in prof.events()]
+"""
+
+
+def test_a_part_that_does_not_compile(tmp_path):
+    """Where torch's memory slot is another one, operators and ranges are there without it, and profile_memory says why."""
+    done = python(WITHOUT_MEMORY.format(kept=str(tmp_path)), OTEL_TORCHPROF_BUILD_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "memory cannot be recorded: torch_memory.cc did not compile against this torch" in done.stderr
+    assert done.stdout.count("did not compile against the torch that is installed") == 2
+    assert done.stdout.count("error: #error this torch has no such slot") == 2
+
+
 def test_several_processes_build_once(tmp_path):
     """Of four processes that start at once with nothing built, one builds and all record."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "shared")}

@@ -117,7 +117,7 @@ def as_torch(events: list[Event], with_shapes: bool = True) -> Any:
             input_shapes=[_plain(shape) for shape in event.shapes] if with_shapes else [],
             structured_input_shapes=event.shapes if with_shapes else [],
             stack=[],
-            concrete_inputs=[],
+            concrete_inputs=[None for _ in event.shapes] if with_shapes else [],
             kwinputs={},
             flops=0,
         )

@@ -30,16 +30,21 @@ typedef struct {
   const uint8_t* scope;
   const uint8_t* flags;
   const uint8_t* detached;    /* 1: written as an async pair (otp_chrome_detach_overlapping) */
+  const uint32_t* hierarchy;  /* index in `hierarchies`, 0 for none; or null */
   const int64_t* inputs;      /* offset in input_words, -1 for none; or null */
   const int64_t* input_words; /* format: Batch.inputs in batch.py; what is cut short there is left out */
   uint64_t input_word_count;
-  const uint64_t* flow_row;  /* ends of the arrows, sorted by row */
-  const uint64_t* flow_id;   /* the same number at both ends of an arrow, at no other */
-  const uint8_t* flow_phase; /* 's': the arrow starts here, 'f': it finishes here */
+  const int64_t* python_id;        /* of a call, among calls; null, as the next two, where there are no calls */
+  const int64_t* python_parent_id; /* of the call around it, -1 for none */
+  const int64_t* python_module_id; /* of a module's call, among its class; else -1 */
+  const uint64_t* flow_row;        /* ends of the arrows, sorted by row */
+  const uint64_t* flow_id;         /* the same number at both ends of an arrow, at no other */
+  const uint8_t* flow_phase;       /* 's': the arrow starts here, 'f': it finishes here */
   uint64_t flow_count;
   const int64_t* thread_tids;
-  otp_names names; /* already escaped: otp_json_escape_names */
-  int64_t base;    /* Unix ns that "ts" counts from */
+  otp_names names;       /* already escaped: otp_json_escape_names */
+  otp_names hierarchies; /* of modules; escaped likewise */
+  int64_t base;          /* Unix ns that "ts" counts from */
   int64_t pid;
 } otp_chrome_events;
 
@@ -58,6 +63,28 @@ int otp_chrome_detach_overlapping(uint64_t count, const int64_t* order, const in
  * or more. Returns the next row (count when all are written), or -1 when memory is short; `out` is then to be thrown
  * away. */
 int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out);
+
+/* What was allocated and given back, as columns of `count` rows (MEMORY_COLUMNS in schema.py). Every thread must be in
+ * thread_tids; not checked here. */
+typedef struct {
+  uint64_t count;
+  const int64_t* time;
+  const int64_t* bytes;
+  const uint64_t* address;
+  const int64_t* total_allocated;
+  const int64_t* total_reserved;
+  const uint32_t* thread;
+  const int32_t* device_type;
+  const int32_t* device_index;
+  const uint8_t* flags;
+  const int64_t* thread_tids;
+  uint64_t first_index; /* "Ev Idx" of the first row */
+  int64_t base;         /* Unix ns that "ts" counts from */
+  int64_t pid;
+} otp_chrome_memory;
+
+/* As otp_chrome_encode: each row becomes an instant event, as Kineto writes it. */
+int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uint64_t first, uint64_t limit, otp_buffer* out);
 
 /* How spans are written: which, where, and the texts that are the same for many. Not checked here: every row must be
  * below spans->count, every category below categories.count. */

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "encode/buffer.h"
+#include "encode/chrome_inputs.h"
 #include "encode/json_writer.h"
 
 namespace {
@@ -21,6 +22,8 @@ using otp::text_at;
 
 // Values of the columns kind, scope and flags: schema.py.
 constexpr uint8_t kLabel = 2;
+constexpr uint8_t kModule = 3;
+constexpr uint8_t kFrame = 4;
 constexpr uint8_t kUserScope = 7;
 constexpr uint8_t kAsync = 1;
 constexpr uint8_t kUnfinished = 2;
@@ -41,90 +44,63 @@ char* put_place(char* out, const otp_chrome_events& events, uint32_t thread, int
   return otp::put_microseconds_between(out, events.base, time);
 }
 
+bool has_inputs(const otp_chrome_events& events, uint64_t row) {
+  return events.inputs != nullptr && events.inputs[row] >= 0;
+}
+
+otp::InputReader inputs_of(const otp_chrome_events& events, uint64_t row) {
+  return {events.input_words, events.input_word_count, events.inputs[row]};
+}
+
+// The name of the operator's overload, where it was recorded: Kineto writes it behind the operator's.
+otp::JsonText overload_of(const otp_chrome_events& events, uint64_t row) {
+  const uint32_t id = has_inputs(events, row) ? otp::extra_of(inputs_of(events, row), OTP_INPUT_OVERLOAD) : 0;
+  return id != 0 && id < events.names.count ? text_at(events.names, id) : otp::JsonText{nullptr, 0};
+}
+
 // "cat":..,"name":..  -- by which viewers pair "b" with "e", so both take it from here.
 char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
-  if (events.kind[row] == kLabel || events.scope[row] == kUserScope) {
+  if (events.kind[row] == kModule) {
+    out = put(out, "\"cat\":\"module\",\"name\":\"");
+  } else if (events.kind[row] == kLabel || events.scope[row] == kUserScope) {
     out = put(out, "\"cat\":\"user_annotation\",\"name\":\"");
+  } else if (events.kind[row] == kFrame) {
+    out = put(out, "\"cat\":\"python_function\",\"name\":\"");
   } else {
     out = put(out, "\"cat\":\"cpu_op\",\"name\":\"");
   }
   out = put_text(out, text_at(events.names, events.name[row]));
+  const otp::JsonText overload = overload_of(events, row);
+  if (overload.size != 0) *out++ = '.';
+  out = put_text(out, overload);
   *out++ = '"';
   return out;
 }
 
-// Reads the words of one row; never beyond their end, whatever they say.
-class InputReader {
- public:
-  InputReader(const otp_chrome_events& events, int64_t offset)
-      : next_(events.input_words), left_(events.input_word_count) {
-    const uint64_t skip = std::min(static_cast<uint64_t>(offset), left_);
-    next_ += skip;
-    left_ -= skip;
+// The numbers of a call among calls.
+char* put_python_ids(char* out, const otp_chrome_events& events, uint64_t row) {
+  out = put(out, "\"Python id\":");
+  out = put_integer(out, events.python_id[row]);
+  out = put(out, ",\"Python parent id\":");
+  out = events.python_parent_id[row] < 0 ? put(out, "null") : put_integer(out, events.python_parent_id[row]);
+  if (events.python_module_id[row] >= 0) {
+    out = put(out, ",\"Python module id\":");
+    out = put_integer(out, events.python_module_id[row]);
   }
-  uint64_t left() const { return left_; }
-  uint64_t word() {
-    if (left_ == 0) return 0;
-    --left_;
-    return static_cast<uint64_t>(*next_++);
-  }
-
- private:
-  const int64_t* next_;
-  uint64_t left_;
-};
-
-bool append(otp_buffer* out, char byte) {
-  if (!otp::buffer_reserve(out, 1)) return false;
-  out->data[out->size++] = static_cast<uint8_t>(byte);
-  return true;
+  return put(out, ",");
 }
 
-// [2,3] for a tensor, [] for what is none.
-bool append_dimensions(InputReader* reader, uint64_t header, otp_buffer* out) {
-  const uint64_t count = (header & 0xFF) == 1 ? std::min(header >> 32, reader->left()) : 0;
-  if (!otp::buffer_reserve(out, 2 + count * (otp::kMaxIntegerSize + 1))) return false;
-  char* at = put(cursor(out), "[");
-  for (uint64_t i = 0; i < count; ++i) {
-    if (i != 0) *at++ = ',';
-    at = put_integer(at, static_cast<int64_t>(reader->word()));
-  }
-  finish(out, put(at, "]"));
-  return true;
-}
-
-// One input: dimensions, or for a list of tensors a list of them.
-bool append_input(InputReader* reader, otp_buffer* out) {
-  const uint64_t header = reader->word();
-  if ((header & 0xFF) != 2) return append_dimensions(reader, header, out);
-  if (!append(out, '[')) return false;
-  const uint64_t count = std::min(header >> 32, reader->left());
-  for (uint64_t i = 0; i < count; ++i) {
-    if (i != 0 && !append(out, ',')) return false;
-    if (!append_dimensions(reader, reader->word(), out)) return false;
-  }
-  return append(out, ']');
-}
-
-// "Input Dims":[[2,3],[],[[4],[5]]],
-bool append_inputs(const otp_chrome_events& events, int64_t offset, otp_buffer* out) {
-  constexpr char kKey[] = "\"Input Dims\":[";
-  if (!otp::buffer_reserve(out, sizeof(kKey))) return false;
-  finish(out, put(cursor(out), kKey));
-  InputReader reader(events, offset);
-  const uint64_t wanted = reader.word();
-  const uint64_t count = std::min(wanted, reader.left());
-  for (uint64_t i = 0; i < count; ++i) {
-    if (i != 0 && !append(out, ',')) return false;
-    if (!append_input(&reader, out)) return false;
-  }
-  return append(out, ']') && append(out, ',');
+// The modules around an operator or a label; a module says it by its name. 0: none.
+uint32_t hierarchy_of(const otp_chrome_events& events, uint64_t row) {
+  return events.hierarchy == nullptr || events.kind[row] == kModule ? 0 : events.hierarchy[row];
 }
 
 // "args":{..}  with a comma after each argument, the last one of which becomes the closing brace.
 bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
   char* at = put(cursor(out), ",\"args\":{");
-  if (events.id[row] != 0) {
+  if (events.kind[row] == kFrame) {
+    if (events.python_id != nullptr) at = put_python_ids(at, events, row);
+  } else if (events.id[row] != 0) {
     at = put(at, "\"External id\":");
     at = put_integer(at, events.id[row]);
     *at++ = ',';
@@ -148,14 +124,19 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
     at = put_text(at, text_at(events.names, events.error_type[row]));
     at = put(at, "\",");
   }
+  const uint32_t hierarchy = hierarchy_of(events, row);
+  if (hierarchy != 0) {
+    at = put(at, "\"Module Hierarchy\":\"");
+    at = put_text(at, text_at(events.hierarchies, hierarchy));
+    at = put(at, "\",");
+  }
   if (events.id[row] != 0) {
     at = put(at, "\"Ev Idx\":");
     at = put_integer(at, row);
     *at++ = ',';
   }
   finish(out, at);
-  if (events.inputs != nullptr && events.inputs[row] >= 0 && !append_inputs(events, events.inputs[row], out))
-    return false;
+  if (has_inputs(events, row) && !otp::append_input_arguments(inputs_of(events, row), events.names, out)) return false;
   if (!otp::buffer_reserve(out, kMaxFixedSize)) return false;
   at = cursor(out);
   if (at[-1] == ',') --at;
@@ -185,8 +166,9 @@ bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, 
 }
 
 bool append_row(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
-  const uint64_t size =
-      text_at(events.names, events.name[row]).size + text_at(events.names, events.error_type[row]).size;
+  uint64_t size = text_at(events.names, events.name[row]).size + overload_of(events, row).size +
+                  text_at(events.names, events.error_type[row]).size;
+  if (const uint32_t hierarchy = hierarchy_of(events, row)) size += text_at(events.hierarchies, hierarchy).size;
   if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
   if (events.detached[row]) return append_async(events, row, size, out);
   char* at = put(cursor(out), ",\n{\"ph\":\"X\",");

@@ -6,9 +6,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <pthread.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/profiler/util.h>
 #include <torch/version.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "otel_torchprof/record_format.h"
 #include "torch_context.h"
@@ -26,6 +29,7 @@ struct alignas(64) Hot {
   // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
   // watches.
   std::atomic<uint32_t> name_generation{0};
+  std::atomic<uint64_t> wanting{0};  // how many observers want each of otp_torch_wants, 16 bits each
 };
 Hot g_hot;
 const otp_api* g_api = nullptr;
@@ -34,6 +38,15 @@ const otp_api* g_api = nullptr;
 // into the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left
 // over.
 std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
+
+// Counts the wants of an observer that comes (by = 1) or goes (-1).
+void count_wants(uint32_t wants, int64_t by) {
+  uint64_t counts = 0;
+  for (uint32_t bit = 0; bit < OTP_WANTS_COUNT; ++bit) counts += static_cast<uint64_t>(wants >> bit & 1) << 16 * bit;
+  g_hot.wanting.fetch_add(counts * static_cast<uint64_t>(by), std::memory_order_relaxed);
+}
+
+bool is_wanted(uint64_t wanting, otp_torch_wants what) { return (wanting >> 16 * __builtin_ctz(what) & 0xFFFF) != 0; }
 
 // Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
 bool is_forked() { return g_forks.load(std::memory_order_relaxed) != 0; }
@@ -68,10 +81,28 @@ bool carried_here(uint64_t handle) {
   return false;
 }
 
+// Around changes of the observers that torch has for all threads. Guards nothing of ours: see before_fork().
+std::mutex g_control;
+
+// Each thread keeps a copy of those observers. One whose copy is old makes a new one with its next operator, under a
+// lock of torch's. Of a child, which has only the thread that forked, that lock may be held for ever by a thread that
+// is not there: so its copy is made new here, and stays so until the child is there.
+void before_fork() {
+  g_control.lock();
+  try {
+    at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  } catch (...) {  // no memory: then it is as it was
+  }
+}
+
+void after_fork_in_parent() { g_control.unlock(); }
+
 // What the parent had registered is left where it is: the child's recorder is empty, and its handles mean nothing.
 void after_fork_in_child() {
+  g_control.unlock();
   g_forks.fetch_add(1, std::memory_order_relaxed);
   for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
+  g_hot.wanting.store(0, std::memory_order_relaxed);
 }
 
 class OperatorWatch final : public c10::OpRegistrationListener {
@@ -107,20 +138,81 @@ int name_is_stable(const void* key) {
   }
 }
 
+uint32_t intern(const std::string& text) { return g_api->intern(text.data(), static_cast<uint32_t>(text.size())); }
+
+// A line for each entry; stacksToStr, which torch has for this, ends each with a separator.
+uint32_t intern_lines(const std::vector<std::string>& entries, char separator) {
+  std::string text;
+  for (const std::string& entry : entries) {
+    if (!text.empty()) text += separator;
+    text += entry;
+  }
+  return intern(text);
+}
+
+// What TorchScript is running; nothing, and nothing allocated, outside of it.
+bool add_call_stack(InputWords* words) {
+  std::vector<torch::jit::StackEntry> stack = torch::jit::currentCallstack();
+  if (stack.empty()) return true;
+  using namespace torch::profiler::impl;
+  return words->add_text(OTP_INPUT_CALL_STACK, intern_lines(callstackStr(prepareCallstack(stack)), '\n'));
+}
+
+bool add_module_hierarchy(InputWords* words) {
+  std::vector<std::string> modules = torch::jit::currentModuleHierarchy();
+  return modules.empty() || words->add_text(OTP_INPUT_MODULE_HIERARCHY, intern_lines(modules, '.'));
+}
+
+uint32_t overload_of(const at::RecordFunction& fn) {
+  if constexpr (requires { fn.overload_name(); }) {
+    return g_api->intern(fn.overload_name(), UINT32_MAX);
+  } else {  // torch 2.6
+    std::optional<c10::OperatorName> name = fn.operator_name();
+    return name.has_value() ? intern(name->overload_name) : 0;
+  }
+}
+
+// Asking for keywords copies them. What has outputs before it has run is an operator with a schema, which has none.
+bool may_have_keywords(const at::RecordFunction& fn) { return fn.num_outputs() == 0; }
+
+bool collect(const at::RecordFunction& fn, uint64_t wanting, InputWords* words) try {
+  words->clear();
+  bool fitted = true;
+  if (is_wanted(wanting, OTP_WANTS_INPUTS) && fn.needsInputs()) {
+    fitted = words->add_inputs(fn.inputs(), fn.scope() == at::RecordScope::USER_SCOPE ? g_api->intern : nullptr);
+    if (may_have_keywords(fn)) fitted &= words->add_keywords(fn.kwinputs(), g_api->intern);
+  }
+  if (__builtin_expect(wanting < 0x10000, 1)) return fitted;
+  if (is_wanted(wanting, OTP_WANTS_OVERLOADS)) fitted &= words->add_text(OTP_INPUT_OVERLOAD, overload_of(fn));
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return fitted;  // as torch has it
+  if (is_wanted(wanting, OTP_WANTS_CALL_STACKS)) fitted &= add_call_stack(words);
+  if (is_wanted(wanting, OTP_WANTS_MODULE_HIERARCHY)) fitted &= add_module_hierarchy(words);
+  return fitted;
+} catch (...) {  // an operator must run whatever its inputs are; what is there so far is whole
+  return false;
+}
+
+struct Scratch {
+  bool in_use = false;
+  InputWords words;
+};
+
 // The words are the thread's. Before the recorder has copied them it may ask for the context, and that may run
 // operators, which then go without.
-void begin_with_inputs(const at::RecordFunction& fn, otp_begin_args* args) {
-  static thread_local InputWords words;
-  static thread_local bool in_use = false;
-  if (!in_use) {
-    if (!words.collect(fn.inputs())) args->flags |= OTP_FLAG_INPUTS_CUT;
-    args->inputs = words.data();
-    args->input_words = words.size();
+void begin_with_words(const at::RecordFunction& fn, uint64_t wanting, otp_begin_args* args) {
+  static thread_local Scratch t_scratch;
+  Scratch& scratch = t_scratch;  // finding it is a call
+  bool was_in_use = scratch.in_use;
+  if (!was_in_use) {
+    scratch.in_use = true;
+    if (!collect(fn, wanting, &scratch.words)) args->flags |= OTP_FLAG_INPUTS_CUT;
+    if (!scratch.words.empty() || args->flags != 0) {
+      args->inputs = scratch.words.data();
+      args->input_words = scratch.words.size();
+    }
   }
-  bool was_in_use = in_use;
-  in_use = true;
   g_hot.begin(args);
-  in_use = was_in_use;
+  scratch.in_use = was_in_use;
 }
 
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
@@ -135,6 +227,7 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.key = &fn;
   args.name = fn.name();
   args.name_size = UINT32_MAX;
+  args.not_for = 0;
   args.scope = static_cast<uint8_t>(fn.scope());
   args.kind = OTP_EVENT_OPERATOR;
   args.flags = 0;
@@ -147,8 +240,9 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.inputs = nullptr;
   args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
   args.name_is_stable = name_is_stable;
-  if (__builtin_expect(fn.needsInputs(), 0) && *g_hot.wants_inputs != 0) {
-    begin_with_inputs(fn, &args);
+  uint64_t wanting = g_hot.wanting.load(std::memory_order_relaxed);
+  if (__builtin_expect(wanting != 0, 0) && *g_hot.wants_inputs != 0) {
+    begin_with_words(fn, wanting, &args);
   } else {
     g_hot.begin(&args);
   }
@@ -178,7 +272,7 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
   otp::g_hot.end = api->end;
   otp::g_api = api;
   otp::watch_operators();
-  pthread_atfork(nullptr, nullptr, otp::after_fork_in_child);
+  pthread_atfork(otp::before_fork, otp::after_fork_in_parent, otp::after_fork_in_child);
   api->set_scope_hook(otp::carried_sessions);
   api->set_context_carrier(&otp::kContextCarrier);
   return OTP_OK;
@@ -186,26 +280,34 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
 
 __attribute__((visibility("default"))) const char* otp_torch_version(void) { return TORCH_VERSION; }
 
-__attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs) {
+__attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants) {
   at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
-  callback.needsInputs(inputs != 0);
+  callback.needsInputs((wants & OTP_WANTS_INPUTS) != 0);
+  otp::count_wants(wants, 1);
   try {
-    if (all_threads != 0) return at::addGlobalCallback(callback);
+    if (all_threads != 0) {
+      std::lock_guard<std::mutex> lock(otp::g_control);
+      return at::addGlobalCallback(callback);
+    }
     uint64_t handle = at::addThreadLocalCallback(callback);
     otp::g_handles[__builtin_ctz(consumer)].store(handle, std::memory_order_relaxed);
     return handle;
   } catch (...) {
+    otp::count_wants(wants, -1);
     return 0;
   }
 }
 
-__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle) {
+__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants,
+                                                                uint64_t handle) {
+  otp::count_wants(wants, -1);
   // Only its own entry: a profile that nobody stopped goes when it is collected, and its bit may be another's by then.
   uint64_t own = handle;
   otp::g_handles[__builtin_ctz(consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);
   // Torch would complain on stderr of a handle that it does not find here.
   if (all_threads == 0 && !otp::carried_here(handle)) return;
   try {
+    std::lock_guard<std::mutex> lock(otp::g_control);
     at::removeCallback(handle);
   } catch (...) {  // torch knows nothing of it any more: then there is nothing to take away
   }

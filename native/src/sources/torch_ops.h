@@ -18,13 +18,23 @@ int otp_torch_attach(const otp_api* api);
 /* The version of the headers that the library was built with; static memory. */
 const char* otp_torch_version(void);
 
+/* What an observer wants beside the operators. What is recorded is the union; sessions that keep no INPUTS records get
+ * none of it. */
+enum otp_torch_wants {
+  OTP_WANTS_INPUTS = 1,           /* inputs and keyword inputs */
+  OTP_WANTS_OVERLOADS = 2,        /* overload names */
+  OTP_WANTS_CALL_STACKS = 4,      /* TorchScript's call stack */
+  OTP_WANTS_MODULE_HIERARCHY = 8, /* TorchScript's modules */
+  OTP_WANTS_COUNT = 4,            /* as many bits */
+};
+
 /* Registers the observer for a running session: on the calling thread and wherever torch carries its thread-local state
  * (autograd, jit.fork), or on all threads. Returns a handle, or 0 when torch refused. */
-uint64_t otp_torch_observe(uint32_t consumer, int all_threads, int inputs);
+uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants);
 
 /* Takes the observer away; from any thread, with the arguments of its registration. One that another thread still
  * carries takes itself away when it is called. */
-void otp_torch_unobserve(uint32_t consumer, int all_threads, uint64_t handle);
+void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants, uint64_t handle);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,59 @@
+/* Inputs of events, as words (otp_input_kind in record_format.h): told apart, searched and thinned out.
+ *
+ * Words are read up to their end and never beyond, whatever they say; an offset below 0 is a row without any. See
+ * encode.h for ownership and threads.
+ */
+#ifndef OTEL_TORCHPROF_INPUTS_H_
+#define OTEL_TORCHPROF_INPUTS_H_
+
+#include "otel_torchprof/encode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What of the inputs counts when two rows are compared. */
+enum otp_input_part {
+  OTP_PART_SHAPES = 1, /* sizes of tensors; all that is no tensor is alike */
+  OTP_PART_DTYPES = 2, /* what each is, and the dtype of a tensor */
+  OTP_PART_VALUES = 4, /* what each is, and the value of a scalar */
+};
+
+/* What otp_inputs_keep leaves. */
+enum otp_input_kept {
+  OTP_KEEP_INPUTS = 1, /* inputs and keyword inputs */
+  OTP_KEEP_OVERLOADS = 2,
+  OTP_KEEP_CALL_STACKS = 4,
+  OTP_KEEP_MODULE_HIERARCHY = 8,
+};
+
+typedef struct {
+  const int64_t* words;
+  uint64_t word_count;
+  const int64_t* offsets; /* one per row */
+  uint64_t row_count;
+} otp_inputs;
+
+/* Numbers the rows from 0, in the order in which they come, so that rows with equal parts (otp_input_part) and, unless
+ * `names` is null, equal names have the same number; rows without inputs are alike. Parts are compared by a hash of 64
+ * bits. Writes row_count numbers; returns how many there are, or -1 when memory is short. Linear in the words; takes up
+ * to 48 bytes per number. */
+int64_t otp_inputs_number(const otp_inputs* inputs, const uint32_t* names, uint32_t parts, int32_t* numbers);
+
+/* For each row, the id in the first extra of a kind (otp_input_kind), or for OTP_INPUT_STRING in the first input of
+ * that kind; 0 where there is none. */
+void otp_inputs_texts(const otp_inputs* inputs, uint32_t kind, uint32_t* ids);
+
+/* Copies what is to be kept (bits of otp_input_kept) to `words`, which has room for as many as there are, and writes
+ * where each row's then begin to `offsets`: -1 where nothing is left. No two rows may share words. Both null: counts
+ * only. Returns the number of words. */
+uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* words, int64_t* offsets);
+
+/* What torch's profiler calls the type of an input with this header (a word of otp_input_kind): "float", "Scalar",
+ * "TensorList"; static memory. */
+const char* otp_input_type_name(int64_t header);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OTEL_TORCHPROF_INPUTS_H_ */

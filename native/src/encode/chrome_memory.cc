@@ -1,0 +1,58 @@
+// Chrome JSON of what was allocated and given back: an instant each.
+#include "encode/buffer.h"
+#include "encode/json_writer.h"
+#include "otel_torchprof/encode_chrome.h"
+
+namespace {
+
+using otp::put;
+using otp::put_integer;
+
+// More than all literals and numbers of one line.
+constexpr uint64_t kMaxSize = 640;
+constexpr uint8_t kOutOfMemory = 1;  // schema.py: MemoryFlag
+
+char* put_amounts(char* out, const otp_chrome_memory& memory, uint64_t row) {
+  out = put(out, ",\"args\":{\"Total Reserved\":");
+  out = put_integer(out, memory.total_reserved[row]);
+  out = put(out, ",\"Total Allocated\":");
+  out = put_integer(out, memory.total_allocated[row]);
+  out = put(out, ",\"Bytes\":");
+  return put_integer(out, memory.bytes[row]);
+}
+
+char* put_row(char* out, const otp_chrome_memory& memory, uint64_t row) {
+  const bool is_failure = (memory.flags[row] & kOutOfMemory) != 0;
+  out = put(out, ",\n{\"ph\":\"i\",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"name\":\"");
+  out = is_failure ? put(out, "[OutOfMemory]") : put(out, "[memory]");
+  out = put(out, "\",\"pid\":");
+  out = put_integer(out, memory.pid);
+  out = put(out, ",\"tid\":");
+  out = put_integer(out, memory.thread_tids[memory.thread[row]]);
+  out = put(out, ",\"ts\":");
+  out = otp::put_microseconds_between(out, memory.base, memory.time[row]);
+  out = put_amounts(out, memory, row);
+  out = put(out, ",\"Device Id\":");
+  out = put_integer(out, memory.device_index[row]);
+  out = put(out, ",\"Device Type\":");
+  out = put_integer(out, memory.device_type[row]);
+  if (!is_failure) {
+    out = put(out, ",\"Addr\":");
+    out = put_integer(out, memory.address[row]);
+  }
+  out = put(out, ",\"finished\":false,\"Ev Idx\":");
+  out = put_integer(out, memory.first_index + row);
+  return put(out, "}}");
+}
+
+}  // namespace
+
+extern "C" int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uint64_t first, uint64_t limit,
+                                            otp_buffer* out) {
+  uint64_t row = first;
+  for (; row < memory->count && out->size < limit; ++row) {
+    if (!otp::buffer_reserve(out, kMaxSize)) return -1;
+    otp::finish(out, put_row(otp::cursor(out), *memory, row));
+  }
+  return static_cast<int64_t>(row);
+}

@@ -1,0 +1,81 @@
+"""What attributes are computed from."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._model.compiled import Shares, shares_of_roots
+from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._model.units import SpanTable
+
+Array = npt.NDArray[Any]
+Values = tuple[Array, Array]
+"""The values of an attribute and where they are present, both one per span."""
+
+
+class Source:
+    """What attributes are computed from: a batch, its span table, and strings added on the way."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        table: SpanTable,
+        *,
+        dropped_on: int | None,
+        self_time: Array | None,
+        with_flops: bool = False,
+    ) -> None:
+        self.batch = batch
+        self.with_flops = with_flops
+        self.table = table
+        self.dropped_on = dropped_on
+        self.self_time = self_time
+        self.is_event: npt.NDArray[np.bool_] = table.row >= 0
+        self.strings: list[str] = []
+        self._shares: Shares | None = None
+        # The events as they are in the batch, after one root (the usual recording without steps) or none (the usual drain):
+        # copying is then a third of the cost of gathering.
+        self._roots = len(table) - len(batch)
+        in_order = len(batch) > 0 and self._roots in (0, 1)
+        self._in_order = in_order and np.array_equal(table.row, np.arange(-self._roots, len(batch)))
+
+    def spread(self, per_event: Array) -> Array:
+        """One value per row of the batch as one per span; synthetic spans get any of them."""
+        if self._in_order:
+            return np.concatenate((per_event[: self._roots], per_event))
+        return per_event[self.table.row] if len(per_event) else np.zeros(len(self.table), dtype=per_event.dtype)
+
+    def column(self, name: str) -> Array:
+        """A column of the batch, one value per span."""
+        return self.spread(self.batch[name])
+
+    def captured(self) -> Shares | None:
+        """What ran in compiled regions, by synthetic root; None where there is no such region."""
+        if self._shares is None:
+            self._shares = shares_of_roots(self.batch, self.table)
+        return self._shares
+
+    @functools.cached_property
+    def cpu_memory(self) -> MovedMemory | None:
+        """What the rows of the batch allocated and gave back on the CPU."""
+        return moved_memory(self.batch, CPU_TYPES)
+
+    @functools.cached_property
+    def device_memory(self) -> MovedMemory | None:
+        """... and on devices."""
+        return moved_memory(self.batch, DEVICE_TYPES)
+
+    def add(self, strings: Sequence[str]) -> npt.NDArray[np.uint32]:
+        """Adds strings to the names of the table and returns their indices."""
+        first = len(self.table.names) + len(self.strings)
+        self.strings.extend(strings)
+        return np.arange(first, first + len(strings), dtype=np.uint32)

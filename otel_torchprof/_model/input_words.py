@@ -1,0 +1,258 @@
+"""The words in which inputs are kept (``otp_input_kind`` in ``record_format.h``), by row and over whole columns."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import struct
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.schema import INPUTS
+from otel_torchprof._native.ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.batch import Batch
+
+Array = npt.NDArray[Any]
+
+
+class InputKind(enum.IntEnum):
+    """Low byte of a header."""
+
+    OTHER = 0
+    TENSOR = 1
+    TENSOR_LIST = 2
+    INT = 3
+    DOUBLE = 4
+    BOOL = 5
+    COMPLEX = 6
+    SCALAR_LIST = 7
+    STRING = 8
+    KEYWORD = 9
+    OVERLOAD = 10
+    CALL_STACK = 11
+    MODULE_HIERARCHY = 12
+
+
+class InputPart(enum.IntFlag):
+    """What of the inputs counts when events are compared: ``otp_input_part``."""
+
+    SHAPES = 1
+    DTYPES = 2
+    VALUES = 4
+
+
+class InputKept(enum.IntFlag):
+    """What :func:`kept` leaves: ``otp_input_kept``."""
+
+    INPUTS = 1
+    OVERLOADS = 2
+    CALL_STACKS = 4
+    MODULE_HIERARCHY = 8
+
+
+_KEPT = {
+    InputKind.OVERLOAD: InputKept.OVERLOADS,
+    InputKind.CALL_STACK: InputKept.CALL_STACKS,
+    InputKind.MODULE_HIERARCHY: InputKept.MODULE_HIERARCHY,
+}
+_STRIDED, _NO_STRIDES = 1, 2
+_SCALARS = frozenset((InputKind.INT, InputKind.DOUBLE, InputKind.BOOL, InputKind.COMPLEX))
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of an operator."""
+
+    kind: InputKind
+    type: str = ""
+    """Torch's name for what it is: ``float`` for a tensor of floats, ``Scalar``, ``TensorList``."""
+    shape: list[int] = field(default_factory=list)
+    strides: list[int] = field(default_factory=list)
+    elements: list[Input] = field(default_factory=list)
+    """Of a list."""
+    value: Any = None
+    """Of a scalar, or a string."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that is known of one event's inputs."""
+
+    inputs: list[Input] = field(default_factory=list)
+    keywords: dict[str, Input] = field(default_factory=dict)
+    texts: dict[InputKind, str] = field(default_factory=dict)
+    """Overload, call stack and module hierarchy."""
+
+
+_NOTHING = Inputs()
+
+
+def decoded(batch: Batch, row: int) -> Inputs:
+    """The inputs of a row; empty where none were recorded. Costs some microseconds."""
+    if batch.inputs is None or INPUTS.name not in batch.columns:
+        return _NOTHING
+    at = batch[INPUTS.name].item(row)
+    return _NOTHING if at < 0 else _Reader(batch, at).read()
+
+
+class _Reader:
+    """Reads the words of one row."""
+
+    def __init__(self, batch: Batch, at: int) -> None:
+        self._words: Array = batch.inputs  # type: ignore[assignment]  # looked at by who makes one
+        self._names = batch.names
+        self._at = at
+
+    def _word(self) -> int:
+        self._at += 1
+        return int(self._words.item(self._at - 1))
+
+    def _several(self, count: int) -> list[int]:
+        self._at += count
+        found: list[int] = self._words[self._at - count : self._at].tolist()
+        return found
+
+    def read(self) -> Inputs:
+        counts = self._word()
+        inputs = [self._input() for _ in range(counts & 0xFFFFFFFF)]
+        keywords: dict[str, Input] = {}
+        texts: dict[InputKind, str] = {}
+        for _ in range(counts >> 32):
+            header = self._word()
+            kind, text = InputKind(header & 0xFF), self._names[header >> 32]
+            if kind is InputKind.KEYWORD:
+                keywords[text] = self._input()
+            else:
+                texts[kind] = text
+        return Inputs(inputs, keywords, texts)
+
+    def _input(self) -> Input:
+        header = self._word()
+        kind, flags, n = InputKind(header & 0xFF), header >> 16 & 0xFFFF, header >> 32
+        if kind is InputKind.TENSOR:
+            shape = self._several(n)
+            return Input(kind, _type_name(header & 0xFFFFFF), shape, self._strides(shape, flags))
+        if kind in {InputKind.TENSOR_LIST, InputKind.SCALAR_LIST}:
+            return Input(kind, _type_name(kind), elements=[self._input() for _ in range(n)])
+        return Input(kind, _type_name(header & 0xFFFFFF), value=self._value(kind, n))
+
+    def _strides(self, shape: list[int], flags: int) -> list[int]:
+        if flags & _STRIDED:
+            return self._several(len(shape))
+        return [] if flags & _NO_STRIDES else contiguous_strides(shape)
+
+    def _value(self, kind: InputKind, n: int) -> Any:
+        if kind is InputKind.INT:
+            return self._word()
+        if kind is InputKind.DOUBLE:
+            return _double(self._word())
+        if kind is InputKind.BOOL:
+            return n != 0
+        if kind is InputKind.COMPLEX:
+            return complex(_double(self._word()), _double(self._word()))
+        return self._names[n] if kind is InputKind.STRING else None
+
+
+def contiguous_strides(shape: list[int]) -> list[int]:
+    """The strides of a contiguous tensor."""
+    strides, step = [0] * len(shape), 1
+    for i in range(len(shape) - 1, -1, -1):
+        strides[i] = step
+        step *= max(shape[i], 1)
+    return strides
+
+
+def _double(word: int) -> float:
+    value: float = struct.unpack("d", struct.pack("q", word))[0]
+    return value
+
+
+@functools.cache
+def _type_name(header: int) -> str:
+    """Torch's name for the type of an input; ``header`` without its upper half."""
+    name: bytes = ffi.string(lib.otp_input_type_name(header))
+    return name.decode()
+
+
+# ---- whole columns ----
+
+
+def _lent(batch: Batch, rows: Array | None) -> tuple[Any, tuple[Array, Array]]:
+    """The inputs as native code takes them, and what must live as long."""
+    offsets = batch[INPUTS.name] if rows is None else batch[INPUTS.name][rows]
+    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+    words = np.ascontiguousarray(batch.inputs, dtype=np.int64)
+    lent = ffi.new("otp_inputs *")
+    lent.words, lent.word_count = ffi.from_buffer("int64_t[]", words), len(words)
+    lent.offsets, lent.row_count = ffi.from_buffer("int64_t[]", offsets), len(offsets)
+    return lent, (words, offsets)
+
+
+def has_inputs(batch: Batch) -> bool:
+    """Whether any words were recorded."""
+    return batch.inputs is not None and INPUTS.name in batch.columns
+
+
+def numbered(
+    batch: Batch, parts: InputPart, *, names: Array | None = None, rows: Array | None = None
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """A small number per row that is equal where the asked parts are, and the first row with each number.
+
+    ``names`` (one per row) keeps rows apart as well; ``rows`` are asked instead of all. Parts are compared by hashes of 64
+    bits: among a million different ones the chance that any two fall together is 3e-8. Costs some 30 ns per row.
+
+    Raises MemoryError when memory is short.
+    """
+    lent, _alive = _lent(batch, rows)
+    numbers = np.empty(lent.row_count, dtype=np.int32)
+    given = ffi.NULL
+    if names is not None:
+        names = np.ascontiguousarray(names, dtype=np.uint32)
+        given = ffi.from_buffer("uint32_t[]", names)
+    count = lib.otp_inputs_number(lent, given, int(parts), ffi.from_buffer("int32_t[]", numbers))
+    if count < 0:
+        raise MemoryError("no memory to tell the inputs of events apart")
+    first = np.empty(count, dtype=np.int64)
+    first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+    return numbers, first if rows is None else rows[first]
+
+
+def may_have(batch: Batch, kind: InputKind) -> bool:
+    """Whether any row can have a text of that kind: without a look at the rows."""
+    return has_inputs(batch) and batch.kept & _KEPT.get(kind, InputKept.INPUTS) != 0
+
+
+def text_ids(batch: Batch, kind: InputKind) -> npt.NDArray[np.uint32]:
+    """Per row, the index into ``batch.names`` of its overload, call stack, module hierarchy or first string; 0 for none."""
+    ids = np.zeros(len(batch), dtype=np.uint32)
+    if may_have(batch, kind):
+        lent, _alive = _lent(batch, None)
+        lib.otp_inputs_texts(lent, int(kind), ffi.from_buffer("uint32_t[]", ids))
+    return ids
+
+
+def kept(batch: Batch, what: InputKept) -> Batch:
+    """The same events with only that much of their inputs: what another recording wanted is taken away.
+
+    The same arrays where there is nothing to take away, which takes 10 ns per event to see.
+    """
+    if not has_inputs(batch):
+        return batch
+    lent, _alive = _lent(batch, None)
+    size = lib.otp_inputs_keep(lent, int(what), ffi.NULL, ffi.NULL)
+    if what and size == lent.word_count:
+        return replace(batch, kept=int(what))
+    words = np.empty(size, dtype=np.int64)
+    offsets = np.empty(lent.row_count, dtype=np.int64)
+    lib.otp_inputs_keep(lent, int(what), ffi.from_buffer("int64_t[]", words), ffi.from_buffer("int64_t[]", offsets))
+    for array in (words, offsets):
+        array.flags.writeable = False
+    columns = {**batch.columns, INPUTS.name: offsets}
+    if not what:
+        del columns[INPUTS.name]
+    return replace(batch, columns=columns, inputs=words if what else None, kept=int(what))

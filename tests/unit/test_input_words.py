@@ -1,0 +1,190 @@
+"""The words of inputs: what was written is read, whatever it is, row by row and over whole columns."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._model.input_words import (
+    Input,
+    InputKept,
+    InputKind,
+    InputPart,
+    contiguous_strides,
+    decoded,
+    kept,
+    numbered,
+    text_ids,
+)
+from otel_torchprof._model.inputs import concrete_inputs, kwinputs, shape_keys, texts_of
+
+NAMES = ["", "aten::f", "k", "Tensor", "a: b\nc: d", "TOP.m", "text"]
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TYPES = {7: "float", 8: "double", 0: ""}
+
+SCALARS = (
+    INT64.map(lambda value: Input(InputKind.INT, "Scalar", value=value))
+    | st.floats(allow_nan=False).map(lambda value: Input(InputKind.DOUBLE, "Scalar", value=value))
+    | st.booleans().map(lambda value: Input(InputKind.BOOL, "Scalar", value=value))
+    | st.complex_numbers(allow_nan=False).map(lambda value: Input(InputKind.COMPLEX, "Scalar", value=value))
+)
+
+
+@st.composite
+def tensors(draw):
+    """Of any sizes: contiguous, laid out in another way, or without a layout."""
+    shape = draw(st.lists(st.integers(0, 2**40), max_size=4))
+    plain = contiguous_strides(shape)
+    strides = draw(st.sampled_from((plain, [])) | st.lists(INT64, min_size=len(shape), max_size=len(shape)))
+    return Input(InputKind.TENSOR, draw(st.sampled_from(sorted(TYPES.values()))), shape, strides)
+
+
+def lists(kind, name, elements):
+    """A list of inputs as one input."""
+    return st.lists(elements, max_size=4).map(lambda found: Input(kind, name, elements=found))
+
+
+TEXTS = st.just(Input(InputKind.STRING, value="text"))
+INPUTS = (
+    tensors()
+    | SCALARS
+    | lists(InputKind.TENSOR_LIST, "TensorList", tensors())
+    | lists(InputKind.SCALAR_LIST, "ScalarList", SCALARS | TEXTS)
+    | TEXTS
+    | st.just(Input(InputKind.OTHER))
+)
+ROWS = st.lists(st.none() | st.tuples(st.lists(INPUTS, max_size=4), st.none() | INPUTS, st.booleans()), max_size=12)
+
+
+def words_of(one: Input) -> list[int]:
+    """As the recorder writes it."""
+    if one.kind is InputKind.TENSOR:
+        dtype = {name: number for number, name in TYPES.items()}[one.type]
+        plain = one.strides == contiguous_strides(one.shape)
+        flag = 0 if plain else 1 if one.strides or not one.shape else 2
+        strided = one.strides if flag == 1 else []
+        return [1 | dtype << 8 | flag << 16 | len(one.shape) << 32, *one.shape, *strided]
+    if one.kind in {InputKind.TENSOR_LIST, InputKind.SCALAR_LIST}:
+        return [one.kind | len(one.elements) << 32, *(word for element in one.elements for word in words_of(element))]
+    if one.kind is InputKind.BOOL:
+        return [one.kind | int(one.value) << 32]
+    if one.kind is InputKind.STRING:
+        return [one.kind | NAMES.index(one.value) << 32]
+    return [one.kind, *_payload(one.value)]
+
+
+def _payload(value: Any) -> list[int]:
+    if isinstance(value, complex):
+        return [*_payload(value.real), *_payload(value.imag)]
+    if isinstance(value, float):
+        return list(struct.unpack("q", struct.pack("d", value)))
+    return [] if value is None else [value]
+
+
+def batch_of(rows) -> Batch:
+    """A batch with these inputs, keyword and overload by row; None: none were recorded."""
+    words: list[int] = []
+    offsets = []
+    for row in rows:
+        offsets.append(-1 if row is None else len(words))
+        if row is None:
+            continue
+        inputs, keyword, overload = row
+        words.append(len(inputs) | (int(keyword is not None) + int(overload)) << 32)
+        words += [word for one in inputs for word in words_of(one)]
+        words += [9 | 2 << 32, *words_of(keyword)] if keyword is not None else []
+        words += [10 | 3 << 32] if overload else []
+    columns = {"start": range(len(rows)), "end": range(len(rows)), "name": [1] * len(rows), "inputs": offsets}
+    return Batch.of(columns, NAMES, inputs=np.array(words, dtype=np.int64))
+
+
+@given(ROWS)
+def test_what_was_written_is_read(rows):
+    """Every input, keyword and overload of every row."""
+    batch = batch_of(rows)
+    for index, row in enumerate(rows):
+        found = decoded(batch, index)
+        inputs, keyword, overload = row or ([], None, False)
+        assert found.inputs == inputs
+        assert found.keywords == ({} if keyword is None else {"k": keyword})
+        assert found.texts == ({InputKind.OVERLOAD: "Tensor"} if overload else {})
+    assert text_ids(batch, InputKind.OVERLOAD).tolist() == [3 if row and row[2] else 0 for row in rows]
+
+
+@given(ROWS)
+def test_equal_numbers_mean_equal_texts(rows):
+    """Rows have one number exactly where shapes, types or values read the same."""
+    batch = batch_of(rows)
+    for parts, attribute in ((InputPart.SHAPES, "shape"), (InputPart.DTYPES, "type")):
+
+        def of(batch: Batch, row: int, name: str = attribute) -> list[Any]:
+            return [getattr(one, name) for one in decoded(batch, row).inputs]
+
+        keys, texts = texts_of(batch, parts, of)
+        assert [texts[key] for key in keys] == [str(of(batch, row)) for row in range(len(rows))]
+    keys, texts = shape_keys(batch)
+    assert len(set(texts)) == len(texts)
+    keys, texts = texts_of(batch, InputPart.VALUES, concrete_inputs)
+    assert [texts[key] for key in keys] == [str(concrete_inputs(batch, row)) for row in range(len(rows))]
+
+
+@given(ROWS)
+def test_the_first_row_of_each_number(rows):
+    """Numbers rise as they come, and each knows its first row; with names, rows of other names have other numbers."""
+    batch = batch_of(rows)
+    numbers, first = numbered(batch, InputPart.SHAPES)
+    assert first.tolist() == [numbers.tolist().index(number) for number in range(len(first))]
+    apart, _ = numbered(batch, InputPart.SHAPES, names=np.arange(len(rows)))
+    assert apart.tolist() == list(range(len(rows)))
+
+
+@given(ROWS, st.integers(0, 3).map(InputKept))
+def test_what_is_not_wanted_is_taken_away(rows, what):
+    """Inputs with their keywords, overloads, both or nothing stay; the given batch is not changed."""
+    batch = batch_of(rows)
+    before = [decoded(batch, row) for row in range(len(rows))]
+    left = kept(batch, what)
+    for row, old in enumerate(before):
+        found = decoded(left, row)
+        assert (found.inputs, found.keywords) == ((old.inputs, old.keywords) if InputKept.INPUTS in what else ([], {}))
+        assert found.texts == (old.texts if InputKept.OVERLOADS in what else {})
+        assert decoded(batch, row) == old
+    assert (left.inputs is None) == (not what)
+
+
+WORD = st.integers(-3, 3) | INT64 | st.builds(lambda kind, n: kind | n << 32, st.integers(0, 12), st.integers(0, 9))
+
+
+@given(st.lists(WORD, max_size=20), st.integers(0, 15))
+def test_words_that_lie_are_no_error_over_columns(words, what):
+    """Words that promise more than there is give numbers and texts all the same."""
+    columns = {"start": [0], "end": [1], "inputs": [0]}
+    batch = Batch.of(columns, NAMES, inputs=np.array(words, dtype=np.int64))
+    assert numbered(batch, InputPart(what & 7))[0].tolist() == [0]
+    for kind in InputKind:
+        text_ids(batch, kind)
+    kept(batch, InputKept(what))
+
+
+def test_values_of_keywords():
+    """Numbers, texts and lists of them as themselves; a tensor has no value."""
+    tensor = Input(InputKind.TENSOR, "float", [2], [1])
+    pair = Input(InputKind.SCALAR_LIST, "ScalarList", elements=[Input(InputKind.INT, "Scalar", value=1)] * 2)
+    rows = [([], one, False) for one in (tensor, pair, Input(InputKind.STRING, value="text"))]
+    assert [kwinputs(batch_of(rows), row) for row in range(3)] == [{"k": None}, {"k": [1, 1]}, {"k": "text"}]
+
+
+@pytest.mark.parametrize("inputs", [None, np.zeros(0, np.int64)])
+def test_batches_without_inputs(inputs):
+    """No words and no column: nothing to read, to number or to take away."""
+    batch = Batch.of({"start": [0], "end": [1]}, NAMES, inputs=inputs)
+    assert decoded(batch, 0).inputs == []
+    assert text_ids(batch, InputKind.OVERLOAD).tolist() == [0]
+    assert shape_keys(batch)[1] == ["[]"]
+    assert kept(batch, InputKept.INPUTS) is batch
