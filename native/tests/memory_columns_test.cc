@@ -1,0 +1,55 @@
+// Memory on its way out: sums over trees, and the lines of Chrome JSON at the edges. Whole traces are tested from
+// Python.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "otel_torchprof/encode_chrome.h"
+#include "otel_torchprof/model.h"
+
+namespace {
+
+// Each value ends up with everything below it, over several levels and roots, and nothing at all is no error.
+void sums_reach_every_parent() {
+  const std::vector<int32_t> parent = {-1, 0, 1, 0, -1, 4};
+  std::vector<int64_t> values = {1, 10, 100, 1000, -5, 7};
+  otp_add_to_parents(values.size(), parent.data(), values.data());
+  CHECK(values == (std::vector<int64_t>{1111, 110, 100, 1000, 2, 7}));
+  otp_add_to_parents(0, nullptr, nullptr);
+}
+
+// The longest line there can be fits into what is reserved for one.
+void the_longest_line_fits() {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  const std::vector<int64_t> least(3, kLeast);
+  const std::vector<uint64_t> most(3, std::numeric_limits<uint64_t>::max());
+  const std::vector<uint32_t> thread(3, 0);
+  const std::vector<int32_t> device(3, std::numeric_limits<int32_t>::min());
+  const std::vector<uint8_t> flags = {0, 1, 0};
+  otp_chrome_memory memory{};
+  memory.count = 3;
+  memory.time = memory.bytes = memory.total_allocated = memory.total_reserved = memory.thread_tids = least.data();
+  memory.address = most.data();
+  memory.thread = thread.data();
+  memory.device_type = memory.device_index = device.data();
+  memory.flags = flags.data();
+  memory.first_index = 1ull << 62;
+  memory.base = std::numeric_limits<int64_t>::max();
+  memory.pid = kLeast;
+  otp_buffer buffer{nullptr, 0, 0};
+  CHECK_EQ(otp_chrome_encode_memory(&memory, 0, 1, &buffer), 1);
+  CHECK_EQ(otp_chrome_encode_memory(&memory, 1, 1u << 20, &buffer), 3);
+  const std::string text(reinterpret_cast<const char*>(buffer.data), buffer.size);
+  CHECK(text.find("\"name\":\"[OutOfMemory]\"") != std::string::npos);
+  CHECK(text.find("\"Addr\":18446744073709551615,\"finished\":false") != std::string::npos);
+  CHECK_EQ(otp_chrome_encode_memory(&memory, 3, 1u << 20, &buffer), 3);
+  otp_buffer_free(&buffer);
+}
+
+}  // namespace
+
+int main() {
+  RUN(sums_reach_every_parent);
+  RUN(the_longest_line_fits);
+}
