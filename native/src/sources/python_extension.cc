@@ -66,7 +66,8 @@ PyObject* attach(PyObject* module, PyObject* address) {
   bool again = g_api != nullptr;
   g_api = api;
   if (again) Py_RETURN_NONE;  // dynamo knows the functions by their addresses, so they are made once
-  if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0) return nullptr;
+  if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0 || add_frames(module) != 0)
+    return nullptr;
   Py_RETURN_NONE;
 }
 

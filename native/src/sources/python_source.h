@@ -52,6 +52,7 @@ struct OpenModule {
   const char* stack;      // where the C stack stood when it began; compared only
   uint32_t again;         // calls of it inside itself that are no events of their own
   uint32_t doubts;        // times that a module began of which it is not sure whether it is inside this one
+  bool is_root;           // it is no part of the module that it was called in
   bool recorded;
 };
 
@@ -68,6 +69,7 @@ PythonThread* python_thread();
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
 int add_context(PyObject* module);
+int add_frames(PyObject* module);
 
 }  // namespace otp_python
 

@@ -1,0 +1,235 @@
+"""Frames and stacks against torch's own tracer: names, counts, nesting, stacks, what is made of them."""
+
+import collections
+import gc
+import json
+import re
+import threading
+
+import pytest
+import torch
+from frame_programs import PROGRAMS, described, functions, masked, modules, python_ids, training
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity
+
+from otel_torchprof import profile
+
+
+def _run(profiler, program):
+    program()  # what is made once and then kept is made now
+    gc.collect()
+    gc.disable()
+    try:
+        with profiler as prof:
+            program()
+    finally:
+        gc.enable()
+    return prof
+
+
+def _theirs(program):
+    verbose = _ExperimentalConfig(verbose=True)
+    return _run(
+        torch.profiler.profile(activities=[ProfilerActivity.CPU], with_stack=True, experimental_config=verbose), program
+    )
+
+
+def _ours(program):
+    return _run(profile(with_stack=True), program)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_same_events_as_torch(program):
+    """Every event inside the program is torch's: name, place in the tree, stack, module number; three times over."""
+    expected = described(_theirs(program).events(), program)
+    assert len(expected) > 50
+    for _ in range(3):
+        assert described(_ours(program).events(), program) == expected
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_same_numbers_of_calls_as_torch(program):
+    """Calls are counted as torch counts them, and know their callers."""
+    expected = python_ids(_theirs(program).events(), program)
+    assert python_ids(_ours(program).events(), program) == expected
+    assert len(expected) > 20
+
+
+def _own_part(line, program):
+    """A line of export_stacks from the program inwards, without the figure; None for others."""
+    entries = line.rsplit(" ", 1)[0].split(";")
+    start = [i for i, entry in enumerate(entries) if entry.endswith(f"):_{program.__name__}")]
+    return tuple(re.sub(r"_at_0x[0-9a-f]+", "", entry) for entry in entries[start[0] :]) if start else None
+
+
+def _lines(events, path):
+    """What export_stacks writes."""
+    events.export_stacks(str(path), "self_cpu_time_total")
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_stacks_file_has_torchs_lines(program, tmp_path):
+    """export_stacks writes torch's lines: the stack of each event whose self time is not below 1 us, and that time."""
+    theirs, ours = _theirs(program).events(), _ours(program).events()
+    lines = _lines(ours, tmp_path / "ours")
+    expected = [
+        ";".join(entry.translate(str.maketrans(" ;", "__")) for entry in reversed(event.stack))
+        + f" {int(event.self_cpu_time_total)}"
+        for event in ours
+        if event.stack and int(event.self_cpu_time_total) > 0
+    ]
+    assert lines == expected
+    own = {_own_part(line, program) for line in lines}
+    # Which events take a microsecond is not the same in two runs, but many of a program do in both.
+    assert len(own & {_own_part(line, program) for line in _lines(theirs, tmp_path / "theirs")} - {None}) > 5
+
+
+@pytest.mark.parametrize("entries", [1, 3])
+def test_same_groups_by_stack_as_torch(entries):
+    """key_averages by the innermost entries has torch's groups, with torch's counts."""
+
+    def groups(averages):
+        own = collections.Counter()
+        for average in averages:
+            if any("frame_programs.py" in entry for entry in average.stack):
+                stack = (re.sub(r"test_frames_parity.py.*", "this file", masked(entry)) for entry in average.stack)
+                own[masked(average.key), tuple(stack)] += average.count
+        return own
+
+    theirs = groups(_theirs(training).key_averages(group_by_stack_n=entries))
+    ours = groups(_ours(training).key_averages(group_by_stack_n=entries))
+    assert ours == theirs
+    assert len(ours) > 10
+
+
+def test_table_has_the_column_of_sources():
+    """Averages by stack are printed with their stacks in the column "Source Location"."""
+    table = _ours(modules).key_averages(group_by_stack_n=2).table(row_limit=-1, max_src_column_width=None)
+    assert "Source Location" in table
+    assert re.search(r"aten::relu .* <built-in method relu of Tensor object at 0x[0-9a-f]+>", table)
+
+
+def test_columns_and_objects_agree():
+    """Sums by stack are the same whether they are made of columns or of the events one by one."""
+    prof = _ours(training)
+    columns = [(a.key, a.stack, a.count) for a in prof.key_averages(group_by_stack_n=4)]
+    events = prof.events()
+    events.append(events.pop())  # an ordinary list from here on
+    assert [(a.key, a.stack, a.count) for a in events.key_averages(group_by_stack_n=4)] == columns
+
+
+def test_chrome_trace_has_torchs_python_functions(tmp_path):
+    """Calls are in the trace with torch's category and arguments."""
+    traces = []
+    for prof, name in ((_theirs(modules), "theirs.json"), (_ours(modules), "ours.json")):
+        prof.export_chrome_trace(str(tmp_path / name))
+        events = json.loads((tmp_path / name).read_text())["traceEvents"]
+        calls = {event["args"]["Python id"]: event for event in events if event.get("cat") == "python_function"}
+        start = next(number for number, call in calls.items() if call["name"].endswith("): modules"))
+        inside, found = {start}, []
+        for number, call in sorted(calls.items()):
+            caller = call["args"]["Python parent id"]
+            if caller in inside:
+                inside.add(number)
+                found.append(
+                    (masked(call["name"]), number - start, caller - start, call["args"].get("Python module id"))
+                )
+        assert len(found) > 50
+        traces.append(found)
+    assert traces[1] == traces[0]
+
+
+def test_spans_are_as_without_frames():
+    """Calls are no spans: names and parents are those of the same program without them."""
+
+    def spans(prof):
+        names = {span.context.span_id: span.name for span in prof.spans()}
+        return [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in prof.spans()]
+
+    assert spans(_ours(training)) == spans(_run(profile(), training))
+
+
+def test_thread_that_exists_at_the_start_is_traced_as_by_torch():
+    """Calls on another thread that was there are torch's, though its operators are not recorded."""
+
+    def calls(make):
+        go, done, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def work():
+            go.wait(60)
+            functions()
+            done.set()
+            ended.wait(60)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        functions()
+        with make() as prof:
+            go.set()
+            done.wait(60)
+        ended.set()
+        thread.join()
+        return described([event for event in prof.events() if event.is_python_function], functions)
+
+    verbose = _ExperimentalConfig(verbose=True)
+    theirs = calls(
+        lambda: torch.profiler.profile(activities=[ProfilerActivity.CPU], with_stack=True, experimental_config=verbose)
+    )
+    assert calls(lambda: profile(with_stack=True)) == theirs
+    assert len(theirs) > 20
+
+
+def test_module_at_a_reused_address_is_another_module():
+    """Modules that are made and freed in turn each get a number of their own, and none is kept alive."""
+
+    def program():
+        for _ in range(5):
+            torch.nn.ReLU()(torch.ones(1))
+
+    names = [event.name for event in _ours(program).events() if event.name.startswith("nn.Module: ")]
+    assert names == [f"nn.Module: ReLU_{number}" for number in range(5)]
+
+
+def _names_inside(prof):
+    """Names and depths inside modules(); torch calls the methods of one name, of whatever class, after the first it met."""
+    return [
+        (re.sub(r"<built-in method (\w+) of .*>", r"<built-in method \1>", event[0]), len(event[1]))
+        for event in described(prof.events(), modules)
+    ]
+
+
+def test_torchs_tracer_is_not_displaced():
+    """Inside torch.profiler with stacks ours goes without, says so, and torch's events are as without it."""
+    expected = _names_inside(_theirs(modules))
+    modules()
+    verbose = _ExperimentalConfig(verbose=True)
+    with (
+        torch.profiler.profile(
+            activities=[ProfilerActivity.CPU], with_stack=True, experimental_config=verbose
+        ) as theirs,
+        profile(with_stack=True) as ours,
+    ):
+        modules()
+    assert _names_inside(theirs) == expected
+    assert any(note.startswith("frames off: sys.setprofile is in use by") for note in ours.health.notes)
+    assert all(event.stack == [] for event in ours.events())
+    assert "aten::relu" in {event.name for event in ours.events()}
+
+
+def test_torchs_tracer_inside_ours():
+    """Where torch.profiler with stacks starts inside ours, it has its calls; ours goes without from then on and says so."""
+    expected = _names_inside(_theirs(modules))
+    modules()
+    verbose = _ExperimentalConfig(verbose=True)
+    with (
+        profile(with_stack=True) as ours,
+        torch.profiler.profile(
+            activities=[ProfilerActivity.CPU], with_stack=True, experimental_config=verbose
+        ) as theirs,
+    ):
+        modules()
+    assert _names_inside(theirs) == expected
+    assert any("another tool profiled them" in note for note in ours.health.notes)
+    relu = next(event for event in ours.events() if event.name == "aten::relu")
+    assert relu.stack == []

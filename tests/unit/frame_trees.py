@@ -1,0 +1,64 @@
+"""Programs whose calls are recorded, and what was recorded as text."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._columns.schema import Flag
+from otel_torchprof._recording import Recording, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_torchprof._columns.batch import Batch
+
+
+@contextlib.contextmanager
+def recording(**wanted: Any) -> Iterator[Recording]:
+    """A recording of calls, without operators."""
+    record = Recording(Wanted(operators=False, frames=True, **wanted))
+    record.start()
+    try:
+        yield record
+    finally:
+        record.stop()
+
+
+def recorded(program: Callable[[], object], **wanted: Any) -> Batch:
+    """What a program called."""
+    record = Recording(Wanted(operators=False, frames=True, **wanted))
+    record.start()
+    program()
+    record.stop()
+    return record.batch()
+
+
+def masked(name: str) -> str:
+    """A name without what is different each time: the file's path and line, and addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"^.*\(\d+\): ", "", name))
+
+
+def tree(batch: Batch, within: str, thread: str | None = None) -> list[str]:
+    """What was called inside calls of a function, each with as many dots as calls are around it there."""
+    lines = []
+    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
+    parents = batch["parent"].tolist()
+    for row, name in enumerate(names):
+        if thread is not None and batch.threads[batch["thread"][row]].name != thread:
+            continue
+        above = []
+        at = row
+        while at >= 0:
+            above.append(names[at])
+            at = parents[at]
+        if within in above[1:]:
+            lines.append("." * above.index(within, 1) + name)
+    return lines
+
+
+def flags_of(batch: Batch, name: str) -> list[Flag]:
+    """The flags of all calls of a function."""
+    rows = [row for row, index in enumerate(batch["name"].tolist()) if masked(batch.names[index]) == name]
+    return [Flag(batch["flags"].item(row)) for row in rows]
