@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._after_import import when_imported
 from ._ambient import AmbientTable
+from ._compile_events import CompileEvents
 from ._live_recording import LiveRecording
 from ._native import torch_library
 from ._native.ffi import python_sources
@@ -49,6 +50,7 @@ class Instrumentation:
         self._detail = detail
         self._record_shapes = record_shapes
         self._modules = ModuleHooks()
+        self._compilations = CompileEvents()
         self._optimizers = OptimizerHooks()
         self._lock = threading.RLock()
         self._observation: Observation | None = None
@@ -106,6 +108,7 @@ class Instrumentation:
             self._running = False
             self._recording.stop()  # first: what were recorded without its context would be astray
             self._modules.remove()
+            self._compilations.remove()
             self._optimizers.remove()
             if self._observation is not None:
                 self._observation.stop()
@@ -127,6 +130,8 @@ class Instrumentation:
     def _attach(self) -> None:
         self._contexts_are_cheap = self._ambient.follow()
         self._recording.start()
+        if self._sources["labels"] == ON:
+            self._compilations.install()
         self._processor.attach(self._recording, self.stop, self._sources, self._notes)
 
     def _notes(self) -> list[str]:

@@ -13,9 +13,11 @@ from ._columns.schema import Kind
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export.sdk import instrumentation_scope
+from ._model.input_words import InputKept, kept
 from ._model.limits import limited
 from ._model.live import LiveTrees
 from ._model.live_table import Flows, live_table
+from ._model.modules import outermost_modules
 from ._model.steps import Steps
 from ._model.tree import torch_view
 from ._model.units import STEP_NAME
@@ -140,7 +142,9 @@ class LiveRecording:
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
         self._ambient.begin_drain()
-        batch = self.session.drain()
+        batch = kept(self.session.drain(), InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
+        if self.detail == "steps":  # somebody else may have hooks on every module
+            batch = outermost_modules(batch)
         dropped = self._unreported + Counter(batch.dropped)
         self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
@@ -216,7 +220,7 @@ class LiveRecording:
 
 def _view(placed: Placed) -> TreeView:
     """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
-    view = torch_view(placed.batch)
+    view = torch_view(placed.batch, modules=True)
     late = np.flatnonzero(placed.inside)
     if late.size:
         own = view.self_time.copy()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +38,25 @@ class ModuleHooks:
     the hooks there is compiled once more when it is called without them. Torch cannot ``export(strict=True)`` while there
     are hooks of this kind, whoever's they are.
 
-    One at a time in a process. Installing and removing is for one thread; modules may run in others meanwhile. A call of a
-    module costs 1.4 us for torch's way to call hooks, 0.1 us more while a session wants modules and only the outermost are
-    events, 0.25 us where all are (measured).
+    There may be any number of these in a process: torch has its hooks while one is installed, every module becomes an event
+    while one wants every module, and what is inside the outermost ones comes to the others too. Installing and removing is
+    for any thread; modules may run in others meanwhile. A call of a module costs 1.4 us for torch's way to call hooks, 0.1 us
+    more while a session wants modules and only the outermost are events, 0.25 us where all are (measured).
+
+    Args:
+        survives_fork: whether they stay installed in a forked child; else nobody there has to take them out.
     """
 
-    def __init__(self) -> None:
-        self.names = ModuleNames()
-        """Names of the modules that were called since the hooks are there."""
-        self._handles: list[Any] = []
-        self._filter: Any = None
+    def __init__(self, *, survives_fork: bool = True) -> None:
+        self.survives_fork = survives_fork
+
+    @property
+    def names(self) -> ModuleNames:
+        """Names of the modules that were called since there are hooks."""
+        return _shared.names
 
     def install(self, *, outermost_only: bool) -> None:
-        """Registers the hooks; where they are there already, changes which modules become events.
+        """Registers the hooks; where these are installed already, changes which modules become events for them.
 
         Args:
             outermost_only: only modules that are not called inside another one.
@@ -56,29 +64,65 @@ class ModuleHooks:
         Raises:
             ImportError: torch is not installed.
         """
-        from torch.nn.modules import module as torch_modules
-
-        python_sources.follow_modules(self.names.tables, self.names.find, _running, outermost_only)
-        if self._handles:
-            return
-        self._handles = [
-            torch_modules.register_module_forward_pre_hook(python_sources.module_begin),
-            torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True),
-        ]
-        warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
-        self._filter = warnings.filters[0]
+        _shared.install(self, outermost_only)
 
     def remove(self) -> None:
-        """Takes the hooks out of torch; without effect where there are none. Modules that are open end no more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        # Not there where the program has put other filters in place since then.
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        self._filter = None
-        python_sources.leave_modules()
+        """Takes the hooks out of torch, if nobody else has them; without effect where there are none.
+
+        Modules that are open then end no more.
+        """
+        _shared.remove(self)
+
+
+class _SharedHooks:
+    """The hooks that torch has, and for whom."""
+
+    def __init__(self) -> None:
         self.names = ModuleNames()
+        self._users: dict[ModuleHooks, bool] = {}
+        self._handles: list[Any] = []
+        self._filter: Any = None
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+
+    def install(self, user: ModuleHooks, outermost_only: bool) -> None:
+        from torch.nn.modules import module as torch_modules
+
+        with self._lock:
+            self._users[user] = outermost_only
+            self._follow()
+            if self._handles:
+                return
+            self._handles = [
+                torch_modules.register_module_forward_pre_hook(python_sources.module_begin),
+                torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True),
+            ]
+            warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
+            self._filter = warnings.filters[0]
+
+    def remove(self, user: ModuleHooks) -> None:
+        with self._lock:
+            if self._users.pop(user, None) is None:
+                return
+            if self._users:
+                self._follow()
+                return
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            # Not there where the program has put other filters in place since then.
+            if self._filter in warnings.filters:
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+            self._filter = None
+            python_sources.leave_modules()
+            self.names = ModuleNames()
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
+        for user in [user for user in self._users if not user.survives_fork]:
+            self.remove(user)
+
+    def _follow(self) -> None:
+        python_sources.follow_modules(self.names.tables, self.names.find, _running, all(self._users.values()))
 
 
 def _running() -> list[int]:
@@ -90,6 +134,10 @@ def _running() -> list[int]:
             found.append(id(frame.f_locals.get("self")))
         frame = frame.f_back
     return found[:0:-1]
+
+
+_shared = _SharedHooks()
+os.register_at_fork(after_in_child=_shared.after_fork_in_child)
 
 
 class OptimizerHooks:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Batch
 
+from .compiled import shares
 from .forest import Decided, Forest, contexts_of, forest
 from .steps import Step, StepSpan, Trace
 from .units import event_span_ids
@@ -120,6 +121,7 @@ class LiveTrees:
             inside,
         )
         self._widen_steps(placed, trees.start, unit)
+        self._add_shares(placed, trees.parent)
         self._steps.settle()
         return placed
 
@@ -151,6 +153,16 @@ class LiveTrees:
         for number, span in enumerate(spans):
             if span is not None and starts[number] != never:
                 span.widen(int(starts[number]), int(ends[number]), int(own_ends[number]), int(inside[number]))
+
+    @staticmethod
+    def _add_shares(placed: Placed, parent: Array) -> None:
+        """What of each step was captured. ``parent``: of rows and open events."""
+        spans = [found.step for found in placed.units]
+        found = shares(placed.batch, placed.unit, len(spans), parent) if any(spans) else None
+        for number, span in enumerate(spans):
+            if found is not None and span is not None:
+                own = found.chosen(number)
+                span.shares = own if span.shares is None else span.shares.plus(own)
 
     # ---- which unit ----
 

@@ -135,6 +135,8 @@ def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) 
                 found[i]["thread.name"] = name
         if step.is_running:
             found[i]["torch.unfinished"] = True
+        if step.shares is not None and step.shares.regions.any():
+            found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
     told = np.array([unit.step is None and bool(unit.trace.attributes) for unit in placed.units], dtype=np.bool_)
     if told.any():
         for row in np.flatnonzero(told[placed.unit] & placed.is_outermost & (position >= 0)).tolist():

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from .compiled import Shares
+
 _MOST = 100_000
 """Steps that are remembered for a drain; the oldest of more are forgotten."""
 
@@ -67,6 +69,8 @@ class StepSpan:
     """When its first event began."""
     own_end: int = 0
     """When the last event of the loop's own threads ended."""
+    shares: Shares | None = None
+    """What ran in compiled regions, so far; None where the program has none."""
 
     def widen(self, start: int, end: int, own_end: int, inside: int) -> None:
         """Takes in events."""

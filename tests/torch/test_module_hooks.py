@@ -59,7 +59,7 @@ def test_names_are_those_of_torch(hooks):
 def test_modules_between_operators_and_labels(hooks):
     """Modules, labels and operators are one tree."""
     model = Block()
-    with otp.profile() as prof, otp.record_function("label"):
+    with otp.profile(with_modules=True) as prof, otp.record_function("label"):
         model(X)
     names, columns = prof.names, prof.columns
     paths = []

@@ -40,6 +40,7 @@ const void* handled_exception(PyObject** kind = nullptr) {
 
 // Ends a module that is off its thread already.
 void close(const OpenModule& open, uint8_t flags, const char* error, uint32_t error_size) {
+  if (open.is_root) flags |= OTP_FLAG_ROOT;
   if (open.recorded) g_api->end(open.key, flags, error, error_size);
   Py_DECREF(open.names);
 }
@@ -147,9 +148,10 @@ bool record(PyObject* module, PyObject* text) {
 
 // Takes the table over, whatever happens.
 void open_module(PythonThread* thread, PyObject* module, PyObject* name, PyObject* table, const char* stack) {
+  bool is_root = thread->modules.empty() || thread->modules.back().names != table;
   bool recorded = name != nullptr && record(module, name);
   try {
-    thread->modules.push_back({module, table, handled_exception(), stack, 0, 0, recorded});
+    thread->modules.push_back({module, table, handled_exception(), stack, 0, 0, is_root, recorded});
   } catch (const std::bad_alloc&) {
     if (recorded) g_api->end(module, OTP_FLAG_UNFINISHED, nullptr, 0);
     Py_DECREF(table);

@@ -1,0 +1,180 @@
+"""The modules around events, on columns: against a walk up the tree, one event at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
+from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._model.modules import module_hierarchy, outermost_modules
+from otel_torchprof._model.tree import torch_view
+
+NAMES = ["", "Net", "part", "part.inner", "Other", "aten::mm", "label"]
+MODULE_NAMES, REST = (1, 2, 3, 4), (5, 6)
+
+
+def batch(rows, **columns):
+    """A batch of (kind, name, parent, is a root); each event lies inside its parent."""
+    count = len(rows)
+    return Batch.of(
+        {
+            "start": np.arange(count),
+            "end": 3 * count - np.arange(count),
+            "kind": [kind for kind, *_ in rows],
+            "name": [name for _, name, *_ in rows],
+            "parent": [parent for _, _, parent, _ in rows],
+            "flags": [Flag.ROOT * root for *_, root in rows],
+            **columns,
+        },
+        NAMES,
+        (Thread(1, 1, 1, "main"), Thread(2, 2, 2, "autograd")),
+    )
+
+
+def texts(found):
+    return [found.texts[index] for index in found.rows.tolist()]
+
+
+@st.composite
+def trees(draw):
+    """Events of every kind, in any order inside one another."""
+    rows = []
+    for i in range(draw(st.integers(0, 25))):
+        module = draw(st.booleans())
+        kind = Kind.MODULE if module else draw(st.sampled_from([Kind.OPERATOR, Kind.LABEL]))
+        name = draw(st.sampled_from(MODULE_NAMES if module else REST))
+        rows.append((kind, name, draw(st.integers(-1, i - 1)), module and draw(st.booleans())))
+    return rows
+
+
+def walked(rows):
+    """The same by walking: (around, root, text) of each module, from the outermost inwards."""
+    places = []
+    for kind, name, parent, root in rows:
+        above = places[parent] if parent >= 0 else None
+        if kind != Kind.MODULE:
+            places.append(above)
+        elif above is None or root:
+            around = above[2] if above else ""
+            places.append((around, NAMES[name], ".".join(filter(None, (around, NAMES[name])))))
+        else:
+            around, class_name, _ = above
+            path = NAMES[name]
+            own = path == class_name or path.startswith(f"{class_name}.")
+            places.append((around, class_name, ".".join(filter(None, (around, "" if own else class_name, path)))))
+    return [place[2] if place else "" for place in places]
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees())
+def test_against_a_walk(rows):
+    """Whatever is inside what, every event has the name that a walk up its parents gives."""
+    found = module_hierarchy(batch(rows))
+    assert texts(found) == walked(rows)
+    assert len(set(found.texts)) == len(found.texts)
+    assert found.texts[0] == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees())
+def test_lists_have_no_modules(rows):
+    """A view without modules has all other events, each under the nearest one that is none."""
+    tree = batch(rows, name=np.arange(len(rows)) % 5 + 1)
+    view = torch_view(tree)
+    parent = tree["parent"].tolist()
+
+    def above(row):
+        row = parent[row]
+        while row >= 0 and rows[row][0] == Kind.MODULE:
+            row = parent[row]
+        return row
+
+    alone = torch_view(batch([(Kind.OPERATOR, 1, -1, False)] * len(rows)), modules=True)
+    assert len(alone) == len(rows)
+    shown = view.rows.tolist()
+    assert all(rows[row][0] != Kind.MODULE for row in shown)
+    duplicates = {row for row, (kind, *_) in enumerate(rows) if kind != Kind.MODULE} - set(shown)
+    for at, row in enumerate(shown):
+        expected = above(row)
+        while expected in duplicates:
+            expected = above(expected)
+        assert (shown[view.parent[at]] if view.parent[at] >= 0 else -1) == expected
+    assert len(torch_view(tree, modules=True)) >= len(view)
+
+
+def test_no_modules_cost_nothing():
+    """Without modules no event is looked at: all have the empty name, and the view keeps the parents as they are."""
+    tree = batch([(Kind.OPERATOR, 5, -1, False), (Kind.LABEL, 6, 0, False)])
+    assert module_hierarchy(tree).texts == [""]
+    assert torch_view(tree).parent is tree["parent"]
+
+
+def test_deep_modules():
+    """A thousand modules inside one another end in one name, and the innermost operator has it."""
+    rows = [
+        (Kind.MODULE, 1, -1, True),
+        *((Kind.MODULE, 2, i, False) for i in range(1000)),
+        (Kind.OPERATOR, 5, 1000, False),
+    ]
+    assert texts(module_hierarchy(batch(rows)))[-1] == "Net.part"
+
+
+def test_backward_functions():
+    """A backward function has its forward operator's module by number and thread, and so have what is around and inside it."""
+    operator = Kind.OPERATOR
+    names = ["", "Net", "part", "aten::mm", "autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "label"]
+    parents, scope = [-1, 0, 1, -1, 3, 4, -1, 6], [7, 7, 0, 0, Scope.BACKWARD_FUNCTION, 0, 7, Scope.BACKWARD_FUNCTION]
+    tree = Batch.of(
+        {
+            "start": range(8),
+            "end": range(20, 12, -1),
+            "kind": [Kind.MODULE, Kind.MODULE, operator, operator, operator, operator, Kind.LABEL, operator],
+            "name": [1, 2, 3, 4, 5, 3, 6, 5],
+            "parent": parents,
+            "scope": scope,
+            "thread": [0, 0, 0, 1, 1, 1, 1, 1],
+            "sequence_nr": [-1, -1, 4, -1, 4, -1, -1, 5],
+            "fwd_thread": [0, 0, 0, 0, 1, 0, 0, 1],
+            "flags": [Flag.ROOT, 0, 0, 0, 0, 0, 0, 0],
+        },
+        names,
+        (Thread(1, 1, 1, "main"), Thread(2, 2, 2, "autograd")),
+    )
+    assert texts(module_hierarchy(tree)) == ["Net", *["Net.part"] * 5, "", ""]
+
+
+def test_outermost_modules_of_a_drain():
+    """Of a drain the outermost modules remain, with what is open of them; nothing is copied where all are outermost."""
+    rows = [
+        (Kind.MODULE, 1, -1, True),
+        (Kind.MODULE, 2, 0, False),
+        (Kind.MODULE, 3, -1, False),
+        (Kind.MODULE, 4, -1, True),
+    ]
+    opens = OpenEvents(
+        *(
+            np.array(values, dtype)
+            for values, dtype in zip(
+                ([8, 9], [0, 8], [1, 2], [0, 0], [1, 2]),
+                (np.uint64, np.uint64, np.int64, np.uint32, np.uint32),
+                strict=True,
+            )
+        )
+    )
+    drained = batch(rows)
+    drained = Batch(
+        drained.columns,
+        drained.names,
+        drained.threads,
+        outer_rows=np.array([2], np.uint64),
+        outer_parents=np.array([8], np.uint64),
+        opens=opens,
+    )
+    found = outermost_modules(drained)
+    assert found["name"].tolist() == [1, 4]
+    assert (found["parent"] == -1).all()
+    assert not len(found.outer_rows)
+    assert found.opens.id.tolist() == [8]
+    assert outermost_modules(found) is found
