@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from typing import Any, TypeVar, cast
 
 from ._compile import teach_label
+from ._label_futures import after
 from ._native.ffi import Label
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ class record_function(Label):  # noqa: N801 - torch's name
 
     Args:
         name: shown in tables and as the span's name; keep the number of different names small.
-        args: accepted as torch does; recorded from the moment that arguments of labels are.
+        args: what it is called with, as a str; recorded where a profile keeps inputs (``record_shapes``), free otherwise.
 
     Raises:
         TypeError: the name is not a str.
@@ -37,6 +38,30 @@ class record_function(Label):  # noqa: N801 - torch's name
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.name, self.args))
+
+    def _call_end_callbacks_on_future(self, fut: Any) -> Any:
+        """Lets the label go on until a future is done, on whatever thread, instead of ending with its block.
+
+        Returns a future of the same kind that is done with the same outcome after the label has ended; a future's
+        exception marks the label as an error. To be called once, inside the block; what runs after the block is not inside
+        the label. Takes a ``torch.futures.Future``, a ``concurrent.futures.Future`` or an ``asyncio.Future``.
+
+        Raises:
+            RuntimeError: called a second time.
+            AssertionError: the label was not entered.
+            TypeError: it is no future.
+        """
+        if not self.run_callbacks_on_exit:
+            raise RuntimeError("_call_end_callbacks_on_future can only be called once.")
+        if not self.is_open():
+            raise AssertionError("the label must be entered before a future can end it")
+        # Before the future gets the end: it may be done already, and the label then ends here.
+        self.run_callbacks_on_exit = False
+        try:
+            return after(fut, self.finish)
+        except TypeError:
+            self.run_callbacks_on_exit = True
+            raise
 
     def __call__(self, function: F) -> F:
         """Decorates a function, async function, generator or async generator: one event per call."""

@@ -130,7 +130,7 @@ def test_open_at_the_stop_and_at_the_start(prof):
     prof.stop()
     over.__exit__(None, None, None)
     assert tree(prof) == ["inside", "over ..."]
-    assert prof.columns["end"][1] == prof._require().times()[1]
+    assert prof.columns["end"][1] == prof.health.stop_ns
     with otp.profile(operators=False) as after, record_function("after"):
         pass
     assert tree(after) == ["after"]
@@ -210,3 +210,12 @@ def test_garbage_collection_within_labels(prof):
         del cycle
         gc.collect()
     assert tree(prof) == ["outer", "outer/finalizer"]
+
+
+def test_args_that_are_no_text():
+    """Arguments of a label are a text or none, as torch's; another type is named."""
+    assert record_function("x", "3").args == "3"
+    with pytest.raises(TypeError, match="args of a label must be a str or None, not 3"):
+        record_function("x", 3)
+    with pytest.raises(TypeError, match="must be a str or None"):
+        record_function("x", args=["a"])

@@ -15,6 +15,7 @@ struct Label {
   PyObject_HEAD PyObject* name;
   PyObject* args;
   int64_t state;
+  char ends_on_exit;  // 0: left open by its block, and ended by finish()
 };
 
 // States, beside the recorder's id of the thread that it was entered on (0: nothing recorded it). One that was entered
@@ -39,6 +40,11 @@ int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
     PyErr_Format(PyExc_TypeError, "the name of a label must be a str, not %R: record_function(\"forward\")", name);
     return -1;
   }
+  if (args != Py_None && !PyUnicode_Check(args)) {
+    PyErr_Format(PyExc_TypeError, "the args of a label must be a str or None, not %R: record_function(\"step\", \"7\")",
+                 args);
+    return -1;
+  }
   Label* label = as_label(self);
   PyObject *old_name = label->name, *old_args = label->args;
   Py_INCREF(name);
@@ -46,6 +52,7 @@ int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
   label->name = name;
   label->args = args;
   label->state = kClosed;
+  label->ends_on_exit = 1;
   Py_XDECREF(old_name);
   Py_XDECREF(old_args);
   return 0;
@@ -57,6 +64,22 @@ void label_dealloc(PyObject* self) {
   Py_XDECREF(as_label(self)->args);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
+}
+
+// The arguments as an input of the event, a string. False with an exception set.
+bool add_args(Label* label, int64_t* words, otp_begin_args* event) {
+  if (!PyUnicode_Check(label->args)) return true;
+  Py_ssize_t size = 0;
+  PyObject* owner = nullptr;
+  const char* text = utf8(label->args, &size, &owner);
+  if (text == nullptr) return false;
+  uint32_t id = g_api->intern(text, static_cast<uint32_t>(size));
+  Py_XDECREF(owner);
+  words[0] = 1;
+  words[1] = OTP_INPUT_STRING | static_cast<int64_t>(id) << 32;
+  event->inputs = words;
+  event->input_words = 2;
+  return true;
 }
 
 // The recorder's id of the thread, 0 where nothing records it, or -1 with an exception set.
@@ -77,6 +100,11 @@ int64_t begin(Label* label) {
   event.kind = OTP_EVENT_LABEL;
   event.nests = 1;
   event.sequence_nr = -1;
+  int64_t words[2];
+  if (*g_api->wants_inputs != 0 && !add_args(label, words, &event)) {
+    Py_XDECREF(owner);
+    return -1;
+  }
   // Beginning may ask Python for the context, and what runs there may give the label another name.
   PyObject* kept = label->name;
   Py_INCREF(kept);
@@ -115,17 +143,27 @@ bool end_with_error(Label* label, PyObject* type) {
   return ok;
 }
 
-// __exit__(type, value, traceback) -> None
-PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
-  // GeneratorExit closes a generator early; it is how one ends, not an error.
-  if (args[0] == Py_None || args[0] == PyExc_GeneratorExit) {
+// Ends the label; `type` is the class of the exception that left it, or None. GeneratorExit closes a generator early;
+// it is how one ends, not an error.
+PyObject* finish(PyObject* self, PyObject* type) {
+  if (type == Py_None || type == PyExc_GeneratorExit) {
     end(as_label(self), 0, nullptr, 0);
-  } else if (!end_with_error(as_label(self), args[0])) {
+  } else if (!end_with_error(as_label(self), type)) {
     return nullptr;
   }
   Py_RETURN_NONE;
 }
+
+// __exit__(type, value, traceback) -> None. One that goes on until a future is done leaves the stack of parents.
+PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
+  if (as_label(self)->ends_on_exit) return finish(self, args[0]);
+  g_api->suspend(self);
+  Py_RETURN_NONE;
+}
+
+// Whether it was entered and has not ended.
+PyObject* label_is_open(PyObject* self, PyObject*) { return PyBool_FromLong(as_label(self)->state != kClosed); }
 
 // Takes the label off the stack of parents while its coroutine waits, and puts it back. False when it is not open here.
 PyObject* label_suspend(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->suspend(self)); }
@@ -134,12 +172,15 @@ PyObject* label_resume(PyObject* self, PyObject*) { return PyBool_FromLong(g_api
 PyMethodDef g_label_methods[] = {
     {"__enter__", label_enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(label_exit)), METH_FASTCALL, nullptr},
+    {"finish", finish, METH_O, nullptr},
+    {"is_open", label_is_open, METH_NOARGS, nullptr},
     {"suspend", label_suspend, METH_NOARGS, nullptr},
     {"resume", label_resume, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef g_label_members[] = {{"name", T_OBJECT_EX, offsetof(Label, name), READONLY, nullptr},
                                  {"args", T_OBJECT_EX, offsetof(Label, args), READONLY, nullptr},
+                                 {"run_callbacks_on_exit", T_BOOL, offsetof(Label, ends_on_exit), 0, nullptr},
                                  {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot g_label_slots[] = {{Py_tp_init, reinterpret_cast<void*>(label_init)},

@@ -1,0 +1,58 @@
+"""Labels that go on until a future is done: torch's, those of ``concurrent.futures`` and those of asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def after(future: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
+    """A future of the same kind that is done, with the same outcome, as soon as ``end`` has run after the given one.
+
+    ``end`` is called with the class of the future's exception, or None, on whatever thread the future is done.
+
+    Raises:
+        TypeError: it is no future.
+    """
+    if isinstance(future, asyncio.Future):
+        return _chained(future, future.get_loop().create_future(), end)
+    if isinstance(future, concurrent.futures.Future):
+        return _chained(future, concurrent.futures.Future(), end)
+    if not hasattr(future, "then"):
+        raise TypeError(
+            f"{future!r} is no future: a torch.futures.Future, a concurrent.futures.Future or an asyncio.Future is needed"
+        )
+    return future.then(lambda done: _value(done, end))
+
+
+def _value(done: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
+    try:
+        value = done.value()
+    except BaseException as error:
+        end(type(error))
+        raise
+    end(None)
+    return value
+
+
+def _chained(future: Any, result: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
+    def done(source: Any) -> None:
+        if source.cancelled():
+            end(asyncio.CancelledError)
+            result.cancel()
+            return
+        error = source.exception()
+        end(None if error is None else type(error))
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(source.result())
+
+    future.add_done_callback(done)
+    return result
