@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from . import config
 from ._columns.batch import Batch
+from ._columns.schema import Kind
+from ._model.input_words import InputKept, kept
 from ._native import torch_library
 from ._native.recorder import CHUNK_BYTES, Session, now_ns, recorder_stats
+from ._native.torch_library import Wants
+from ._sources import Sources
 from .errors import NativeError, TorchProfError
 from .health import ON, Health
-
-if TYPE_CHECKING:
-    from ._native.torch_library import Observation
 
 
 def checked_memory_limit(given: int | None) -> int:
@@ -39,62 +40,111 @@ def checked_memory_limit(given: int | None) -> int:
 _OFF_BY_SWITCH = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a recording is to hold."""
+
+    operators: bool | None = None
+    """True: torch's operators must be recorded, else an error; None: if the program has torch; False: labels only."""
+    inputs: bool = False
+    """Shapes, dtypes, strides and values of the operators' inputs."""
+    overloads: bool = False
+    """Names of the operators' overloads."""
+    memory: bool = False
+    """What is allocated and given back."""
+    frames: bool = False
+    """Calls of Python and C functions."""
+    modules: bool = False
+    """Calls of modules."""
+    all_threads: bool = False
+    """Every thread."""
+    memory_limit: int | None = None
+    """Bytes that may be held in the recorder; None: as the environment says, else 512 MiB."""
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of events."""
+        found = [Kind.OPERATOR, Kind.LABEL]
+        if self.modules:
+            found.append(Kind.MODULE)
+        if self.frames:
+            found.append(Kind.FRAME)
+        return tuple(found)
+
+    def facts(self) -> Wants:
+        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules."""
+        found = Wants.INPUTS if self.inputs else Wants(0)
+        if self.overloads:
+            found |= Wants.OVERLOADS
+        if self.frames:
+            found |= Wants.CALL_STACKS
+        if self.modules:
+            found |= Wants.MODULE_HIERARCHY
+        return found
+
+
 class Recording:
     """Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
-
-    Args:
-        operators: True: torch's operators must be recorded, else an error; None: if the program has torch; False: labels only.
-        inputs: record shapes.
-        all_threads: every thread.
-        memory_limit: bytes that may be held in the recorder; None: as the environment says, else 512 MiB.
 
     Raises:
         TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
         TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
     """
 
-    def __init__(self, *, operators: bool | None, inputs: bool, all_threads: bool, memory_limit: int | None) -> None:
-        self._limit = checked_memory_limit(memory_limit)
-        self._inputs = inputs
-        self._all_threads = all_threads
+    def __init__(self, wanted: Wanted) -> None:
+        self._limit = checked_memory_limit(wanted.memory_limit)
+        self.wanted = wanted
         self._session: Session | None = None
-        self._observation: Observation | None = None
         self._clock_steps = 0
         self._times = (0, 0)
         self._pid = os.getpid()
+        self._batch: Batch | None = None
         self._lock = threading.Lock()
         self.running = False
-        self._library, self._operators = self._find_library(operators)
+        self._operators = self._state_of_operators(wanted.operators)
+        self._library: torch_library.TorchLibrary | None = None
+        if self._operators == ON or self._can_record_memory():
+            self._library = torch_library.load()
+        self._sources = Sources(wanted, self._library, operators=self._operators == ON)
 
     @staticmethod
-    def _find_library(operators: bool | None) -> tuple[torch_library.TorchLibrary | None, str]:
+    def _state_of_operators(operators: bool | None) -> str:
         if not config.enabled():
-            return None, _OFF_BY_SWITCH
+            return _OFF_BY_SWITCH
         if operators is False:
-            return None, "off: operators=False"
+            return "off: operators=False"
         if operators is None and torch_library.installed_torch() is None:
-            return None, "off: torch is not installed"
-        return torch_library.load(), ON
+            return "off: torch is not installed"
+        return ON
+
+    def _can_record_memory(self) -> bool:
+        return self.wanted.memory and config.enabled() and torch_library.installed_torch() is not None
 
     def start(self) -> None:
         """Starts recording on the calling thread (or all).
 
         Raises:
             NativeError: 16 recordings run already.
+            TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
         """
         if not config.enabled():
             self._times = now_ns(), 0
             self.running = True
             return
         self._clock_steps = recorder_stats().clock_steps
-        self._session = Session(self._limit, all_threads=self._all_threads, inputs=self._inputs)
+        self._session = Session(
+            self._limit,
+            all_threads=self.wanted.all_threads,
+            inputs=self.wanted.facts() != 0,
+            memory=self.wanted.memory,
+            kinds=self.wanted.kinds(),
+        )
         self._session.start()
-        if self._library is not None:
-            try:
-                self._observation = self._library.observe(self._session)
-            except TorchProfError:
-                self._session.stop()
-                raise
+        try:
+            self._sources.start(self._session)
+        except BaseException:  # a KeyboardInterrupt too
+            self._session.stop()
+            self._session = None
+            raise
         self.running = True
 
     @property
@@ -115,9 +165,10 @@ class Recording:
         if self._session is None:
             self._times = self._times[0], now_ns()
             return
-        if self._observation is not None:
-            self._observation.stop()
-        self._session.stop()
+        try:
+            self._session.stop()  # first: what is called to stop the sources is no part of the recording
+        finally:
+            self._sources.stop()
 
     def batch(self) -> Batch:
         """All events; empty when nothing was recorded. The same object every time.
@@ -129,7 +180,24 @@ class Recording:
             raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
         if self._session is None:
             return Batch.of({"start": []}, [""])
-        return self._session.final_batch()
+        with self._lock:
+            if self._batch is None:
+                self._batch = self._own_facts(self._session.final_batch())
+            return self._batch
+
+    def _own_facts(self, batch: Batch) -> Batch:
+        """Without what only others who recorded meanwhile wanted to know of the operators."""
+        return kept(batch, InputKept(int(self.wanted.facts())))
+
+    def drain(self) -> Batch:
+        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+
+        For a recording that is only ever read like this.
+
+        Raises:
+            NativeError: another thread drains it, or this process was forked from the one that recorded.
+        """
+        return Batch.of({"start": []}, [""]) if self._session is None else self._session.drain()
 
     def times(self) -> tuple[int, int]:
         """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
@@ -142,7 +210,7 @@ class Recording:
     def health(self) -> Health:
         """State and figures so far."""
         labels = ON if config.enabled() else _OFF_BY_SWITCH
-        notes: list[str] = []
+        notes = list(self._sources.notes)
         state = Health(self._operators, labels, 0, {}, 0, self._limit)
         if self._session is None:
             return state
@@ -156,7 +224,7 @@ class Recording:
             notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
         if recorder.names_refused:
             notes.append(f"{recorder.names_refused} names came after the table of 1048576 names was full")
-        recorded = 0 if self.running else len(self.batch())
+        recorded = 0 if self.running else _entries(self.batch())
         return Health(
             self._operators,
             labels,
@@ -168,3 +236,8 @@ class Recording:
             stats.stop_ns,
             tuple(notes),
         )
+
+
+def _entries(batch: Batch) -> int:
+    """Rows, and records of memory, which a full memory leaves out alike."""
+    return len(batch) + (0 if batch.memory is None else len(batch.memory["time"]))

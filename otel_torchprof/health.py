@@ -14,6 +14,26 @@ ON = "on"
 
 
 @dataclass(frozen=True)
+class ProfilerStats:
+    """How long the parts of a profile took; the names are torch's.
+
+    Those of the last stretch that was recorded, as torch has them.
+    """
+
+    profiling_window_duration_sec: float = 0.0
+    """From the start of the recording to its stop, in seconds."""
+    number_of_events: int = 0
+    """Events in the list of events; 0 until it was asked for."""
+    profiler_prepare_call_duration_us: int = 0
+    profiler_enable_call_duration_us: int = 0
+    profiler_disable_call_duration_us: int = 0
+    parse_kineto_call_duration_us: int = 0
+    """Bringing the recorder's events into columns; 0 until something was read."""
+    function_events_build_tree_call_duration_us: int = 0
+    """Bringing the columns into torch's order and tree; 0 until the events were asked for."""
+
+
+@dataclass(frozen=True)
 class Health:
     """State of one profile. ``print(prof.health)`` says it in a line or a few.
 
@@ -25,9 +45,9 @@ class Health:
     labels: str
     """Labels of this package."""
     recorded: int
-    """Events that were kept; 0 until the profile has ended."""
+    """Events, allocations and releases that were kept; 0 until the profile has ended. With ``dropped``: all that there were."""
     dropped: Mapping[str, int]
-    """Events that were not kept, by reason: ``budget`` (the memory limit), ``depth`` (over 1024 open on a thread),
+    """What was not kept, by reason: ``budget`` (the memory limit), ``depth`` (over 1024 open on a thread),
     ``no_memory`` (the system gave none)."""
     memory_bytes: int
     """Most memory that was held for it in the recorder at a time."""
@@ -39,6 +59,8 @@ class Health:
     """When it stopped, Unix ns; 0 before that."""
     notes: tuple[str, ...] = field(default=())
     """Anything else a reader of the figures should know, a sentence each."""
+    stats: ProfilerStats = field(default_factory=ProfilerStats)
+    """How long its parts took."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"

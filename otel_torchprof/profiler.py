@@ -1,49 +1,76 @@
-"""``profile``: torch's profiler, by a change of import."""
+"""``profile``: torch's profiler, by a change of import. Has every name of torch.profiler and torch.autograd.profiler."""
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 import threading
+import uuid
+from dataclasses import replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ._encode import chrome, otlp
-from ._encode.attributes import add_attributes
-from ._encode.spans import SpanList
-from ._export import file, sdk
-from ._model.limits import limited
-from ._model.units import SpanTable, Step, span_table
+from . import _profile_options as options
+from ._caller_warnings import warn_caller_once
+from ._cycles import Cycles, Move, ProfilerAction, always, schedule
+from ._export import sdk
+from ._model.tree import STEP_PREFIX
 from ._native.recorder import now_ns
-from ._recording import Recording
+from ._profile_results import ProfileResults, us_since
+from ._recording import Wanted
+from ._stretches import Stretches
+from ._tensorboard import tensorboard_trace_handler
+from .activities import ProfilerActivity, kineto_available, supported_activities
 from .errors import TorchProfError
 from .events import EventList
+from .function_event import DeviceType, FunctionEvent
+from .labels import record_function
+from .mem_records import MemRecordsAcc
+from .nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
+from .ranges import emit_itt, emit_nvtx
+from .steps import KinetoStepTracker, ProfilerSteps
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import SpanContext
+    from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver  # noqa: PLC0414 - has it too
+    from torch.profiler import itt as itt  # noqa: PLC0414 - has it too
     from typing_extensions import Self
 
-    from ._columns.batch import Array, Batch, Names, Thread
-    from .function_event_avg import FunctionEventAvg
-    from .health import Health
+    from .health import Health, ProfilerStats
+else:
+    from ._torch_names import __getattr__  # noqa: F401 - Python calls it
 
-_logger = logging.getLogger("otel_torchprof")
+__all__ = [
+    "DeviceType",
+    "EnforceUnique",
+    "EventList",
+    "FunctionEvent",
+    "KinetoStepTracker",
+    "MemRecordsAcc",
+    "ProfilerAction",
+    "ProfilerActivity",
+    "_KinetoProfile",
+    "emit_itt",
+    "emit_nvtx",
+    "kineto_available",
+    "load_nvprof",
+    "parse_nvprof_trace",
+    "profile",
+    "record_function",
+    "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
+]
 
-Path = str | os.PathLike[str]
 
-
-class profile:  # noqa: N801 - torch's name
+class profile(ProfileResults):  # noqa: N801 - torch's name
     """Records what runs between its start and its stop: torch's operators and labels, as averages, traces and spans.
 
-    A context manager, or ``start()`` and ``stop()``. Records the calling thread and what torch carries on for it (autograd's
-    threads, ``jit.fork``), as torch does; ``all_threads=True`` records every thread. Several may run at the same time, on
-    any threads and in any order; each operator is recorded once. May be stopped and read from any thread.
+    Takes the arguments of ``torch.autograd.profiler.profile`` and of ``torch.profiler.profile``; ``docs/profile.md`` says what
+    each does here. A context manager, or ``start()`` and ``stop()``. Records the calling thread and what torch carries on for
+    it (autograd's threads, ``jit.fork``), as torch does; ``all_threads=True`` records every thread. Several may run at the same
+    time, on any threads and in any order; each operator is recorded once. May be stopped and read from any thread. Entered
+    again after its end it keeps the events that it has.
 
     Inside a span of the application, its spans join that trace (see ``docs/spans.md``).
 
@@ -53,46 +80,117 @@ class profile:  # noqa: N801 - torch's name
 
     Args:
         enabled: False: nothing is recorded, everything else works.
-        activities: accepted as torch.profiler has it; must contain the CPU. Others are not recorded yet, and say so once.
+        use_cuda: deprecated by torch, with its warning; use ``use_device`` or ``activities``.
+        use_device: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1 backend: is waited for at the end.
         record_shapes: keep the shapes of the operators' inputs.
+        with_flops: estimate floating point operations from the shapes, which are then kept.
+        profile_memory: record allocations and releases.
+        with_stack: record Python and C calls, and the stack of each operator.
+        with_modules: record the hierarchy of modules around each operator.
+        use_kineto: chooses nothing here; torch's rules for the other arguments depend on it.
+        use_cpu: False: the CPU's events are not recorded, which needs another activity.
+        experimental_config: a torch ``_ExperimentalConfig``, of which ``trace_only``, ``capture_overload_names`` and
+            ``profile_all_threads`` mean something here.
+        activities: ProfilerActivity values, ours or torch's, or dictionaries from them to lists of activity types.
+        activity_filters: such a dictionary, as torch.autograd's class has it.
+        schedule: gets the number of a step and returns a :class:`ProfilerAction` (see :func:`schedule`).
+        on_trace_ready: called with the profile at the end of each cycle, and at the end where that cuts a cycle short.
+        execution_trace_observer: an object with ``start``, ``stop`` and ``cleanup``, which are called with the recording.
+        acc_events: keep the events of earlier cycles of the schedule.
+        custom_trace_id_callback: returns the id of the trace that begins; by default a random one.
+        post_processing_timeout_s: has no meaning here, where reading takes no such time.
         all_threads: every thread of the process.
         operators: True: an error where operators cannot be recorded; None (default): labels alone where torch is not
             installed; False: labels alone.
-        memory_limit: bytes that may be held in the recorder, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``). What comes
-            after is dropped and counted: see :attr:`health`.
+        memory_limit: bytes that may be held in the recorder, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``), by each
+            cycle of a schedule. What comes after is dropped and counted: see :attr:`health`.
 
     Raises:
         TorchLibraryError: operators are wanted and cannot be recorded (no compiler); the message names the fix.
-        ValueError: a bad argument.
+        AssertionError, RuntimeError, TypeError, ValueError: a bad argument; torch's own error where torch has one.
     """
 
     def __init__(
         self,
         enabled: bool = True,
         *,
-        activities: Iterable[Any] | None = None,
+        use_cuda: bool | None = None,
+        use_device: str | None = None,
         record_shapes: bool = False,
+        with_flops: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_modules: bool = False,
+        use_kineto: bool = False,
+        use_cpu: bool = True,
+        experimental_config: Any = None,
+        activities: Iterable[Any] | None = None,
+        activity_filters: Mapping[Any, Iterable[str]] | None = None,
+        schedule: Callable[[int], Any] | None = None,
+        on_trace_ready: Callable[[Any], object] | None = None,
+        execution_trace_observer: Any = None,
+        acc_events: bool = False,
+        custom_trace_id_callback: Callable[[], str] | None = None,
+        post_processing_timeout_s: float | None = None,
         all_threads: bool = False,
         operators: bool | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        self.enabled = enabled
-        self.record_shapes = record_shapes
-        self.all_threads = all_threads
-        self._step_starts: list[tuple[int, int]] = []
-        self._events: EventList | None = None
-        self._spans: SpanTable | None = None
-        self._recording: Recording | None = None
-        self._entered = False
-        self._reading = threading.Lock()
-        self._parent: SpanContext | None = None
-        self.step_num = 0
-        if activities is not None:
-            _check_activities(activities)
-        if enabled:
-            self._recording = Recording(
-                operators=operators, inputs=record_shapes, all_threads=all_threads, memory_limit=memory_limit
+        self.acc_events = acc_events
+        self.on_trace_ready = on_trace_ready
+        self.custom_trace_id_callback = custom_trace_id_callback
+        self.post_processing_timeout_s = post_processing_timeout_s
+        self.execution_trace_observer = execution_trace_observer
+        self.with_modules = with_modules
+        self._active = False
+        self._lock = threading.Lock()
+        self._step_label: record_function | None = None
+        self._kineto_steps = ProfilerSteps()
+        if not enabled:
+            super().__init__(Stretches(Wanted(operators=False)))
+            self.enabled, self._cycles = False, Cycles(always, self._do)
+            return
+        options.check_timeout(post_processing_timeout_s)
+        options.check_calls(
+            execution_trace_observer,
+            schedule=schedule,
+            on_trace_ready=on_trace_ready,
+            custom_trace_id_callback=custom_trace_id_callback,
+        )
+        chosen = options.checked_choice(
+            activities=activities,
+            activity_filters=activity_filters,
+            use_device=use_device,
+            use_cuda=use_cuda,
+            use_cpu=use_cpu,
+            use_kineto=use_kineto,
+            as_torch_profiler=schedule is not None or on_trace_ready is not None,
+        )
+        config = options.checked_config(experimental_config, with_stack=with_stack)
+        super().__init__(
+            Stretches(
+                Wanted(
+                    operators=operators,
+                    inputs=record_shapes or with_flops,
+                    overloads=bool(options.of_config(config, "capture_overload_names")),
+                    memory=profile_memory,
+                    frames=with_stack,
+                    modules=with_modules,
+                    all_threads=all_threads or bool(options.of_config(config, "profile_all_threads")),
+                    memory_limit=memory_limit,
+                )
             )
+        )
+        self.record_shapes, self.with_flops = record_shapes, with_flops
+        self.profile_memory, self.with_stack = profile_memory, with_stack
+        self.experimental_config, self._trace_only = config, bool(options.of_config(config, "trace_only"))
+        self.activities, self.activity_filters = chosen.activities, chosen.filters
+        self.use_device, self._kind = chosen.device, chosen.kind
+        self.use_cpu, self.use_cuda = ProfilerActivity.CPU in chosen.collected, chosen.device == "cuda"
+        self._labels_steps = schedule is not None
+        self._cycles = Cycles(schedule or always, self._do)
+        if execution_trace_observer is None:
+            self.execution_trace_observer = options.observer_of_the_environment()
 
     # ---- recording ----
 
@@ -107,25 +205,29 @@ class profile:  # noqa: N801 - torch's name
         traceback: types.TracebackType | None,
     ) -> None:
         # A child that was forked within the block leaves it too, with sys.exit() perhaps: its parent records, not it.
-        if not self._require().is_parents:
+        if self._stretches.is_parents:
+            return
+        try:
             self.stop()
+        finally:
+            if self.execution_trace_observer is not None:
+                self.execution_trace_observer.cleanup()
 
     def start(self) -> None:
-        """Starts recording.
+        """Starts recording, or the schedule. What was recorded before is kept, and joined with what comes now.
 
         Raises:
-            RuntimeError: started before; a profile is for one recording.
+            RuntimeError: it runs already.
             NativeError: 16 recordings run already.
         """
         if not self.enabled:
             return
-        if self._entered:
-            raise TorchProfError(
-                "Profiler context manager is not reentrant: make a new profile() for another recording"
-            )
-        self._parent = sdk.ambient_span()
-        self._require().start()
-        self._entered = True
+        if self._active:
+            raise TorchProfError("Profiler context manager is not reentrant: this one is running")
+        self._cycles.begin()
+        self._active = self._started = True
+        self._kineto_steps.begin()
+        self._begin_step_label()
 
     def stop(self) -> None:
         """Stops recording; a second call does nothing. Events still open end now and are marked unfinished.
@@ -135,203 +237,180 @@ class profile:  # noqa: N801 - torch's name
         """
         if not self.enabled:
             return
-        if not self._entered:
+        with self._lock:
+            active, self._active = self._active, False
+        if active:
+            self._kineto_steps.end()
+            self._end_step_label()
+            self._cycles.end()
+        elif not self._started:
             raise TorchProfError("the profile cannot be stopped: it was not started; use `with profile():` or start()")
-        self._require().stop()
 
     def step(self) -> None:
         """Says that the next step of the loop begins: each step becomes a trace of its own, and a slice in Chrome JSON.
 
-        The first step begins at the start of the recording. Costs a microsecond.
+        The first step begins at the start of the recording. With a schedule the next step may be one that is not recorded, or
+        the first of another cycle; the steps are then labels among the events too. Costs some microseconds within a cycle.
+        Without effect, and said once, while the profile does not run.
+        """
+        if self.enabled and not self._active:
+            options.say_once(
+                "step() was called before the start or after the stop of a profile, where it has no effect"
+            )
+            return
+        self._end_step_label()
+        self._cycles.advance()
+        if self.enabled:
+            self._marks.mark(self.step_num, now_ns())
+            self._kineto_steps.step()
+            self._begin_step_label()
+
+    def prepare_trace(self) -> None:
+        """The first half of :meth:`start`: makes the recording ready, under a new trace id."""
+        self._prepare(new_cycle=False)
+
+    def start_trace(self) -> None:
+        """The second half of :meth:`start`: records from now on.
 
         Raises:
-            RuntimeError: the profile is not recording.
+            AssertionError: not prepared, as torch's.
         """
-        if self.enabled:
-            if not self._require().running:
-                raise TorchProfError("step() belongs between the start and the stop of a profile")
-            self._step_starts.append((self.step_num + 1, now_ns()))
-        self.step_num += 1
+        if self.execution_trace_observer is not None:
+            self.execution_trace_observer.start()
+        if not self._prepared:
+            raise AssertionError("Profiler must be initialized before starting trace")
+        self._forget_results()
+        self._parent = sdk.ambient_span()
+        begun = perf_counter_ns()
+        began = self._stretches.begin() if self.use_cpu else now_ns()
+        self._note(profiler_enable_call_duration_us=us_since(begun))
+        self._marks.open(self.step_num, began)
+        self._tracing, self._window = True, perf_counter_ns()
+        names = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
+        self._metadata.note(self.trace_id, [name for name in names if getattr(self, name)])
+
+    def stop_trace(self) -> None:
+        """Stops what :meth:`start_trace` began, after the device in use has done its work.
+
+        Raises:
+            AssertionError: not prepared, as torch's.
+        """
+        if not self._prepared:
+            raise AssertionError("Profiler must be initialized before stopping trace")
+        try:
+            if self.execution_trace_observer is not None:
+                self.execution_trace_observer.stop()
+            options.synchronize(self.use_device)
+        finally:
+            begun = perf_counter_ns()
+            self._marks.close(self._stretches.end() if self._stretches.running else now_ns())
+            self._tracing = False
+            self._note(
+                profiler_disable_call_duration_us=us_since(begun),
+                profiling_window_duration_sec=(begun - self._window) / 1e9,
+            )
+
+    def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
+        """Pauses the recording, or goes on with it, where the CPU is among the activities; costs nothing while it pauses.
+
+        What is open at a pause ends there and is marked unfinished. What follows is recorded on the thread that calls this. No
+        effect before the recording and after it.
+        """
+        if not self._tracing or ProfilerActivity.CPU not in map(options.as_activity, activities):
+            return
+        if not enable:
+            self._stretches.end()
+        elif not self._stretches.running:
+            self._forget_results()
+            self._stretches.begin()
+
+    # ---- where it is ----
+
+    @property
+    def profiler(self) -> Self | None:
+        """Itself; None before it was begun. In torch.profiler's class this is the profile of torch.autograd inside."""
+        return self if self._prepared else None
+
+    @property
+    def schedule(self) -> Callable[[int], Any]:
+        """The schedule that it was given, or one that records every step."""
+        return self._cycles.schedule
+
+    @property
+    def step_num(self) -> int:
+        """Number of the step that is running; the first is 0."""
+        return self._cycles.step_num
+
+    @property
+    def current_action(self) -> ProfilerAction:
+        """What the schedule says of that step."""
+        return self._cycles.current
 
     @property
     def health(self) -> Health:
-        """What was on, what was off and why, what was dropped; at any time."""
-        return self._require().health()
+        """What was on, what was off and why, what was dropped, how long its parts took; at any time."""
+        return replace(self._stretches.health(), stats=self._figures)
 
-    # ---- events and averages ----
+    def _stats(self) -> ProfilerStats:
+        """As ``health.stats``, under the name that torch.profiler has for it."""
+        return self._figures
 
-    @property
-    def columns(self) -> Mapping[str, Array]:
-        """Every recorded event as numpy arrays by name, without an object per event.
+    # ---- what goes with the trace ----
 
-        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
-        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
-        """
-        return self._batch().columns
+    def set_custom_trace_id_callback(self, callback: Callable[[], str] | None) -> None:
+        """Sets what gives the ids of the traces that begin from now on; None: random ones."""
+        self.custom_trace_id_callback = callback
 
-    @property
-    def names(self) -> Names:
-        """The names that :attr:`columns` points to."""
-        return self._batch().names
-
-    @property
-    def threads(self) -> Sequence[Thread]:
-        """The threads that :attr:`columns` points to."""
-        return self._batch().threads
-
-    def events(self) -> EventList:
-        """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at."""
-        with self._reading:
-            if self._events is None:
-                start, _ = self._require().times()
-                self._events = EventList.of(self._batch(), origin_ns=start)
-            return self._events
-
-    @property
-    def function_events(self) -> EventList:
-        """As :meth:`events`, under the name that torch.autograd.profiler has for it."""
-        return self.events()
-
-    def key_averages(
-        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
-    ) -> EventList:
-        """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event."""
-        return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
-
-    def total_average(self) -> FunctionEventAvg:
-        """Sums over all events, under the key ``Total``."""
-        return self.events().total_average()
-
-    @property
-    def self_cpu_time_total(self) -> float:
-        """Sum of all self times on the CPU, in microseconds."""
-        return self.events().self_cpu_time_total
-
-    def table(self, **arguments: Any) -> str:
-        """All events as text; the arguments are those of :meth:`EventList.table`."""
-        return self.events().table(**arguments)
-
-    def __str__(self) -> str:
-        return self.table() if self._is_finished() else repr(self)
-
-    def __repr__(self) -> str:
-        return (
-            f"<profile of {len(self.events())} events>"
-            if self._is_finished()
-            else "<unfinished otel_torchprof.profile>"
-        )
-
-    # ---- traces and spans ----
-
-    def export_chrome_trace(self, path: Path, metadata: Mapping[str, Any] | None = None) -> None:
-        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``.
-
-        For ui.perfetto.dev, chrome://tracing and tools that read torch's own traces. ``metadata`` is added at its top level. Streamed: memory does not grow with the trace.
+    def config(self, create_trace_id: bool = False) -> Any:
+        """The profile's options as torch's ``ProfilerConfig``; imports torch.
 
         Raises:
-            ExportError: the file cannot be written; a file that was there before is still whole.
-            ValueError: metadata that is no JSON.
+            ImportError: torch is not installed.
         """
-        steps = [(step.number, step.start, step.end) for step in self._steps()]
-        file.write(path, chrome.encode(self._batch(), steps=steps, metadata=metadata))
-
-    def export_otlp(self, path: Path, *, resource: Resource | None = None) -> None:
-        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
-
-        It is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
-
-        Raises:
-            ExportError: the file cannot be written.
-        """
-        file.write(path, self.to_otlp(resource=resource))
-
-    def to_otlp(self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES) -> Iterator[bytes]:
-        """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 4 MiB (or ``max_bytes``).
-
-        ``resource`` defaults to that of the TracerProvider in use.
-        """
-        found = resource or sdk.current_resource()
-        return otlp.encode(self._span_table(), resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
-
-    def spans(self, *, resource: Resource | None = None) -> Sequence[ReadableSpan]:
-        """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us)."""
-        found = resource or sdk.current_resource()
-        return SpanList(self._span_table(), resource=found, scope=sdk.instrumentation_scope())
-
-    def export(self, exporter: SpanExporter, *, batch_size: int = 512) -> int:
-        """Sends all spans to a SpanExporter; returns their number. The exporter stays open.
-
-        :class:`OTLPExporter` and :class:`ChromeTraceExporter` take them as columns, any other as objects, ``batch_size`` at a time.
-
-        Raises:
-            ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
-        """
-        return sdk.export(self.spans(), exporter, batch_size=batch_size)
+        if create_trace_id:
+            self.trace_id = self._new_trace_id()
+        return options.torchs_config(self)
 
     # ---- within ----
 
-    def _require(self) -> Recording:
-        if self._recording is None:
-            self._recording = Recording(operators=False, inputs=False, all_threads=False, memory_limit=None)
-        return self._recording
+    def _do(self, move: Move, by_step: bool) -> None:
+        if move is Move.PREPARE:
+            self._prepare(new_cycle=by_step)
+        elif move is Move.START:
+            self.start_trace()
+        elif move is Move.STOP:
+            self.stop_trace()
+        elif self.on_trace_ready is not None:
+            self.on_trace_ready(self)
 
-    def _is_finished(self) -> bool:
-        return not self.enabled or (self._entered and not self._require().running)
+    def _prepare(self, *, new_cycle: bool) -> None:
+        begun = perf_counter_ns()
+        if new_cycle and self._prepared and not self.acc_events:
+            warn_caller_once(
+                "Warning: Profiler clears events at the end of each cycle. Only events from the current cycle will be "
+                "reported. To keep events across cycles, set acc_events=True."
+            )
+            self._forget_results()
+            self._stretches.clear()
+            self._marks.clear()
+        self.trace_id = self._new_trace_id()
+        self._stretches.prepare()
+        self._prepared = True
+        self._note(profiler_prepare_call_duration_us=us_since(begun))
 
-    def _batch(self) -> Batch:
-        if self.enabled and not self._entered:
-            raise TorchProfError("nothing was recorded: use `with profile() as prof:`, or start() and stop()")
-        return self._require().batch()
+    def _new_trace_id(self) -> str:
+        return self.custom_trace_id_callback() if self.custom_trace_id_callback else f"{uuid.uuid4().int:032X}"
 
-    def _steps(self) -> list[Step]:
-        """The steps, from the start to the stop; none where step() was never called."""
-        if not self._step_starts:
-            return []
-        start, stop = self._require().times()
-        starts = [(self._step_starts[0][0] - 1, start), *self._step_starts]
-        ends = [begin for _, begin in self._step_starts] + [max(stop, self._step_starts[-1][1])]
-        steps = [Step(number, begin, end) for (number, begin), end in zip(starts, ends, strict=True)]
-        # A loop that ends with step() opens a last step in which nothing happens.
-        began = self._batch()["start"]
-        return steps if len(began) and (began >= steps[-1].start).any() else steps[:-1]
+    def _begin_step_label(self) -> None:
+        if self._labels_steps:
+            self._step_label = record_function(f"{STEP_PREFIX}{self.step_num}")
+            self._step_label.__enter__()
 
-    def _span_table(self) -> SpanTable:
-        # The ids are made here: two threads that read at the same time have to get the same ones.
-        with self._reading:
-            if self._spans is None:
-                self._spans = self._made_span_table()
-            return self._spans
-
-    def _made_span_table(self) -> SpanTable:
-        batch = self._batch()
-        start, stop = self._require().times()
-        ids = sdk.id_generator()
-        table = span_table(
-            batch,
-            start=start,
-            end=stop,
-            steps=self._steps(),
-            parent=self._parent,
-            trace_ids=ids.generate_trace_id,
-            span_ids=ids.generate_span_id,
-        )
-        limits = sdk.span_limits()
-        return limited(
-            add_attributes(table, batch),
-            max_attributes=limits.max_span_attributes,
-            max_links=limits.max_links,
-            max_attribute_length=limits.max_span_attribute_length,
-        )
+    def _end_step_label(self) -> None:
+        label, self._step_label = self._step_label, None
+        if label is not None:
+            label.__exit__(None, None, None)
 
 
-def _check_activities(activities: Iterable[Any]) -> None:
-    names = {getattr(activity, "name", str(activity)) for activity in activities}
-    if "CPU" not in names:
-        raise ValueError(f"activities is {sorted(names)}; it must contain ProfilerActivity.CPU")
-    for name in sorted(names - {"CPU"}):
-        _say_not_recorded(name)
-
-
-@functools.cache
-def _say_not_recorded(name: str) -> None:
-    _logger.warning("activity %s is not recorded by this version: the profile has the CPU's events only", name)
+_KinetoProfile = profile
+"""Torch's base class, without schedules: here its one class, which needs none."""

@@ -96,9 +96,12 @@ def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size:
     With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending.
 
     Raises:
+        TypeError: no exporter.
         ValueError: a batch size under 1.
         ExportError: the exporter answered FAILURE.
     """
+    if not callable(getattr(exporter, "export", None)):
+        raise TypeError(f"exporter is {exporter!r}; it must be a SpanExporter, such as otel_torchprof.OTLPExporter()")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     if getattr(exporter, "takes_span_lists", False):

@@ -169,3 +169,22 @@ def test_a_small_memory_limit():
     ends = dict(zip(whole.columns["id"].tolist(), whole.columns["end"].tolist(), strict=True))
     assert [ends[event] for event in small.columns["id"].tolist()] == small.columns["end"].tolist()
     assert not (small.columns["flags"] & 2).any()
+
+
+@pytest.mark.parametrize(
+    "wanted", [["CPU_OP", "USER_ANNOTATION", "PYTHON_FUNCTION"], ["USER_ANNOTATION", "PYTHON_FUNCTION"]]
+)
+def test_torchs_labels_stay_on_their_thread(tmp_path, wanted):
+    """Beside calls, a label of torch's is a slice of its thread; the calls that begin it, and end before it, are asynchronous."""
+    with otp.profile(with_stack=True, activities=[{otp.ProfilerActivity.CPU: wanted}]) as prof:
+        torch.ones(2)
+        for _ in range(2):
+            with torch.profiler.record_function("torch's label"):
+                torch.ones(2)
+    prof.export_chrome_trace(path := tmp_path / "trace.json")
+    phases = {}
+    for event in validate(path.read_bytes())["traceEvents"]:
+        phases.setdefault(event["name"].rpartition(": ")[2], []).append(event["ph"])
+    assert phases["torch's label"] == ["X", "X"]
+    assert phases["__enter__"].count("b") == 2
+    assert ("aten::ones" in phases) == ("CPU_OP" in wanted)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof.profiler import _say_not_recorded
+from otel_torchprof._profile_options import say_once
 
 CHUNK = 65536
 
@@ -21,15 +20,28 @@ def recorded(**rest):
     return prof
 
 
-def test_once_only():
-    """A profile is for one recording: a second start is an error, a second stop is none."""
+def test_not_reentrant():
+    """A profile that runs cannot be entered, with torch's error; a second stop does nothing."""
     prof = recorded()
     prof.stop()
-    with pytest.raises(RuntimeError, match="not reentrant"):
+    with prof, pytest.raises(RuntimeError, match=r"^Profiler context manager is not reentrant"):
         prof.start()
-    with pytest.raises(RuntimeError, match="not reentrant"), prof:
-        pass
     assert len(prof.events()) == 1
+
+
+def test_entered_again():
+    """A profile that is entered again keeps the events that it has, in averages, columns, spans and trace."""
+    prof = recorded()
+    first = prof.events()
+    with prof, otp.record_function("label"), otp.record_function("inner"):
+        pass
+    assert [event.name for event in first] == ["label"]
+    assert [event.name for event in prof.events()] == ["label", "label", "inner"]
+    assert [event.cpu_parent and event.cpu_parent.name for event in prof.events()] == [None, None, "label"]
+    assert {row.key: row.count for row in prof.key_averages()} == {"label": 2, "inner": 1}
+    assert prof.columns["parent"].tolist() == [-1, -1, 1]
+    assert [span.name for span in prof.spans()] == ["torch.profile", "label", "label", "inner"]
+    assert prof.health.recorded == 3
 
 
 def test_stop_without_start():
@@ -64,15 +76,16 @@ def test_reading_too_early(read):
     assert [event.name for event in prof.events()] == ["label"]
 
 
-def test_step_outside():
-    """step() belongs between start and stop."""
+def test_step_outside(caplog):
+    """step() outside of the recording has no effect, as in torch, and says so once."""
+    say_once.cache_clear()
     prof = otp.profile(operators=False)
-    with pytest.raises(RuntimeError, match="between the start and the stop"):
-        prof.step()
+    prof.step()
     with prof:
         prof.step()
-    with pytest.raises(RuntimeError, match="between the start and the stop"):
-        prof.step()
+    prof.step()
+    assert prof.step_num == 1
+    assert caplog.text.count("step() was called before the start") == 1
 
 
 @pytest.mark.parametrize("limit", [0, -1, CHUNK - 1, 1 << 70])
@@ -87,19 +100,6 @@ def test_a_memory_limit_of_another_type(limit):
     """A limit that is no whole number is refused with its value."""
     with pytest.raises(TypeError, match=r"memory_limit is .*whole number"):
         otp.profile(operators=False, memory_limit=limit)
-
-
-def test_activities(caplog):
-    """The CPU must be among the activities; another one is accepted and said to be missing, once."""
-    _say_not_recorded.cache_clear()
-    with pytest.raises(ValueError, match=r"activities is \['CUDA'\]"):
-        otp.profile(operators=False, activities=["CUDA"])
-    with pytest.raises(ValueError, match=r"activities is \[\]"):
-        otp.profile(operators=False, activities=[])
-    with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        recorded(activities=["CPU", "CUDA"])
-        recorded(activities=["CUDA", "CPU"])
-    assert [record.getMessage().startswith("activity CUDA is not recorded") for record in caplog.records] == [True]
 
 
 def test_span_limits(monkeypatch):
@@ -119,6 +119,25 @@ def test_unknown_arguments():
     """A misspelt argument is an error."""
     with pytest.raises(TypeError, match="record_shape"):
         otp.profile(record_shape=True)
+
+
+def test_arguments_of_a_wrong_type():
+    """What reads a profile names an argument that it cannot use, and its value."""
+    prof = recorded()
+    with pytest.raises(TypeError, match="group_by_stack_n is '3'"):
+        prof.key_averages(group_by_stack_n="3")
+    with pytest.raises(TypeError, match=r"exporter is 3; .*SpanExporter"):
+        prof.export(3)
+    with pytest.raises(TypeError, match=r"dir_name is 3; .*folder"):
+        otp.tensorboard_trace_handler(3)
+
+
+def test_a_schedule_that_never_records():
+    """Where no step was recorded the error speaks of the schedule, not of a start that was forgotten."""
+    with otp.profile(operators=False, schedule=otp.schedule(wait=2, warmup=1, active=1)) as prof:
+        prof.step()
+    with pytest.raises(RuntimeError, match=r"nothing was recorded: the schedule .* prof\.step\(\)"):
+        prof.events()
 
 
 def test_an_unknown_sort_key():

@@ -1,0 +1,79 @@
+"""What stands at the top level of a profile's Chrome trace besides the events."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class TraceMetadata:
+    """Values by key, given by the user at any time or noted when a recording starts. Later ones replace earlier ones."""
+
+    def __init__(self) -> None:
+        self.preset: dict[str, Any] = {}
+        """What is added when a recording starts."""
+        self.entries: dict[str, Any] = {}
+
+    def add(self, key: str, value: str) -> None:
+        """Adds a text.
+
+        Raises:
+            TypeError: the value is no text.
+        """
+        if not isinstance(value, str):
+            raise TypeError(f"add_metadata: the value of {key!r} is {value!r}; it must be a str")
+        self.entries[key] = value
+
+    def add_json(self, key: str, value: str) -> None:
+        """Adds what a JSON text stands for.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        self.entries[key] = _parsed(key, value)
+
+    def add_preset(self, key: str, value: str) -> None:
+        """As :meth:`add_json`, at the next start of a recording."""
+        self.preset[key] = _parsed(key, value)
+
+    def note(self, trace_id: str, options: Iterable[str]) -> None:
+        """A recording starts, under this id and with these options."""
+        self.entries["trace_id"] = trace_id
+        self.entries.update(dict.fromkeys(options, 1))
+        distributed = distributed_info()
+        if distributed is not None:
+            self.entries["distributedInfo"] = distributed
+        self.entries.update(self.preset)
+
+
+def _parsed(key: str, value: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(value, parse_constant=refuse)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata {key!r} is {value!r}; it must be a JSON text: {error}") from error
+
+
+def distributed_info() -> dict[str, Any] | None:
+    """What torch's traces say of the process groups, for tools that read several ranks; None where there are none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    backend = dist.get_backend()
+    found = {
+        "backend": backend,
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "pg_count": dist.get_pg_count(),
+        "pg_config": dist.distributed_c10d._get_all_pg_configs(),  # noqa: SLF001 - there is no public place
+    }
+    if backend == "nccl":
+        found["nccl_version"] = ".".join(str(part) for part in sys.modules["torch"].cuda.nccl.version())
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda value: value.tolist()))
+    return plain

@@ -1,0 +1,34 @@
+"""What is left of a profile that nobody stopped."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from otel_torchprof import profile  # noqa: E402
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_profile_that_is_dropped_takes_everything_back(in_a_cycle):
+    """A running profile that is collected instead of stopped leaves no profile function, hook or flag behind."""
+
+    def drop():
+        dropped = profile(with_stack=True, with_modules=True, profile_memory=True, record_shapes=True, all_threads=True)
+        dropped.start()
+        dropped.itself = dropped if in_a_cycle else None
+
+    drop()
+    gc.collect()
+    assert sys.getprofile() is None
+    assert threading.getprofile() is None
+    assert torch.autograd.profiler._is_profiler_enabled is False
+    assert not torch.autograd._profiler_enabled()
+    assert not torch.nn.modules.module._global_forward_hooks
+    with torch.profiler.profile(profile_memory=True) as other:
+        torch.ones(3)
+    assert any(event.name == "aten::ones" for event in other.events())
