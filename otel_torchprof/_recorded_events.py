@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._columns.schema import Flag, Scope
-from ._encode.table import SORT_KEYS, Facts, attribute_of, chosen
-from ._model.averages import Averages
-from ._model.inputs import input_shapes, shape_keys, structured_input_shapes
+from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
+from ._event_facts import Coded, EventFacts
+from ._model import inputs
+from ._model.flows import forward_backward
+from ._model.frames import PythonIds, python_ids
+from ._model.memory import with_memory_events
+from ._model.modules import Hierarchy, module_hierarchy
 from ._model.tree import listed_name, torch_view
 from .function_event import FunctionEvent, Interval
-from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ._columns.batch import Array, Batch, Thread
+    from ._model.frames import PythonIds
 
 _NS_PER_US = 1000
 
@@ -33,16 +38,19 @@ class EventSource:
     ``slots`` is where the events are kept: one entry per event, None until it is made. Safe to share between threads.
     """
 
-    def __init__(self, batch: Batch, origin_ns: int, use_device: str | None) -> None:
-        self.batch = batch
-        self.view = torch_view(batch)
+    def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
+        self.batch = with_memory_events(batch)
+        self.view = torch_view(self.batch)
+        self.facts = EventFacts(self.view, with_flops=with_flops)
         self.use_device = use_device
         self.slots: list[RecordedEvent | None] = []
         self.missing = len(self.view)
         """How many events are not made yet."""
         self.edited = False
         """Whether a user changed an event, so that the columns no longer tell the truth about all of them."""
-        self._origin_ns = origin_ns
+        self.origin_ns = origin_ns
+        self._hierarchy: Hierarchy | None = None
+        self.pid = os.getpid()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -64,12 +72,20 @@ class EventSource:
         with self._lock:
             for index in range(begin, end):
                 if list.__getitem__(self.slots, index) is None:
-                    list.__setitem__(self.slots, index, RecordedEvent(self, index))
+                    is_memory = self.value("kind", index) == MEMORY_KIND
+                    list.__setitem__(self.slots, index, (MemoryEvent if is_memory else RecordedEvent)(self, index))
                     self.missing -= 1
 
     def value(self, column: str, index: int) -> Any:
         """The value of an event in a column of the batch."""
         return self.batch[column].item(self.view.rows.item(index))
+
+    def module_hierarchy(self, index: int) -> str:
+        """The modules around an event, of the outermost class: ``GPT.blocks.0.attn``; empty where there is none."""
+        with self._lock:
+            if self._hierarchy is None:
+                self._hierarchy = module_hierarchy(self.batch)
+        return self._hierarchy.texts[self._hierarchy.rows.item(self.view.rows.item(index))]
 
     def _numbered(self, index: int) -> int:
         """The row whose autograd numbers an event shows: its own, or its backward function's around which it is the engine's.
@@ -82,6 +98,17 @@ class EventSource:
         around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(_EVALUATION)
         return row + int(around)
 
+    def numbered_rows(self) -> Array:
+        """The row of every event that :meth:`_numbered` finds for one."""
+        rows, names = self.view.rows.copy(), self.batch.names
+        thread, scope, name = self.batch["thread"], self.batch["scope"], self.batch["name"]
+        at = np.flatnonzero((rows + 1 < len(scope)) & (scope[rows] == Scope.FUNCTION))
+        own, after = rows[at], rows[at] + 1
+        at = at[(scope[after] == Scope.BACKWARD_FUNCTION) & (thread[after] == thread[own])]
+        around = [index for index in np.unique(name[rows[at]]).tolist() if names[index].startswith(_EVALUATION)]
+        rows[at[np.isin(name[rows[at]], around)]] += 1
+        return rows
+
     def sequence_nr(self, index: int) -> int:
         """Torch's number of the autograd node; -1 where there is none."""
         number: int = self.batch["sequence_nr"].item(self._numbered(index))
@@ -91,6 +118,17 @@ class EventSource:
         """Torch's id of the forward thread; 0 where there is none, or no sequence number to go with it."""
         row = self._numbered(index)
         return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
+
+    @functools.cached_property
+    def _flows(self) -> dict[int, tuple[int, bool]]:
+        """Rows at an end of an arrow from a forward operator to its backward function: the arrow's number, and which end."""
+        forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
+        ends = {row: (number, True) for number, row in enumerate(forward, 1)}
+        return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
+
+    def flow(self, index: int) -> tuple[int, bool]:
+        """Number of the arrow that begins or ends at an event, 0 for none, and whether it begins there."""
+        return self._flows.get(self.view.rows.item(index), (0, False))
 
     def trace_name(self, index: int) -> str:
         """The name as it was recorded."""
@@ -102,9 +140,13 @@ class EventSource:
         thread: Thread = self.batch.threads[self.value("thread", index)]
         return thread
 
+    def thread_number(self, index: int) -> int:
+        """Torch's id of the thread where the event began, the system's where torch never ran."""
+        return self.thread(index).torch_tid or self.thread(index).ident
+
     def time_range(self, index: int) -> Interval:
         """When the event began and ended, in us since the origin."""
-        start, end = (self.value(column, index) - self._origin_ns for column in ("start", "end"))
+        start, end = (self.value(column, index) - self.origin_ns for column in ("start", "end"))
         return Interval(start / _NS_PER_US, end / _NS_PER_US)
 
     def parent(self, index: int) -> RecordedEvent | None:
@@ -120,59 +162,28 @@ class EventSource:
         """Self time of all events, us."""
         return int(self.view.self_time.sum()) / _NS_PER_US
 
-    def averages(self, by_shapes: bool) -> Iterator[FunctionEventAvg]:
-        """One average per name, or per name and input shapes; makes the first event of each."""
-        sums = Averages.of(self.view, shape_keys(self.batch)[0] if by_shapes else None)
-        columns = (sums.first, sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
-        for first, count, total, own in zip(*(column.tolist() for column in columns), strict=True):
-            yield self._average(self.event(first), count, total, own)
+    def coded(self, fact: str, index: int) -> Any:
+        """The value of a fact that is kept as codes; None where it was not recorded."""
+        coded: Coded | None = getattr(self.facts, fact)
+        return None if coded is None else coded.values[coded.codes.item(index)]
 
-    def total(self) -> FunctionEventAvg:
-        """The sum of all events; like torch's it is described by the last one."""
-        if not len(self):
-            return FunctionEventAvg()
-        total, own = int(self.view.duration.sum()), int(self.view.self_time.sum())
-        return self._average(self.event(len(self) - 1), len(self), total, own)
+    def stack(self, index: int) -> list[str]:
+        """The Python frames around an event, innermost first."""
+        return list(self.coded("stack_codes", index) or ())
 
-    @staticmethod
-    def _average(first: RecordedEvent, count: int, total_ns: int, self_ns: int) -> FunctionEventAvg:
-        average = FunctionEventAvg()
-        average.describe(first)
-        average.count = count
-        average.cpu_time_total = total_ns / _NS_PER_US
-        average.self_cpu_time_total = self_ns / _NS_PER_US
-        return average
+    @functools.cached_property
+    def _python_ids(self) -> PythonIds | None:
+        return python_ids(self.batch)
 
-    def facts(self) -> Facts:
-        """What a table of these events has to know."""
-        names, view = self.batch.names, self.view
-        used = np.unique(self.batch["name"][view.rows]).tolist()
-        keys, texts = shape_keys(self.batch)
-        shapes = [texts[key] for key in np.unique(keys[view.rows]).tolist()]
-        return Facts(
-            self_cpu_total=self.self_cpu_total(),
-            longest_key=max(len(listed_name(names[name])) for name in used),
-            longest_shapes=max(len(text) for text in shapes),
-            has_shapes=shapes != ["[]"],
-            use_device=self.use_device,
-        )
+    def python_id(self, which: str, index: int) -> int:
+        """One of torch's numbers of calls; -1 for none."""
+        ids = self._python_ids
+        return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
 
-    def chosen(self, sort_by: str | None, top_level_only: bool) -> Iterator[RecordedEvent]:
-        """The events in the order of a table, made when asked for; all at once only for a key that no column has."""
-        order: Array = np.arange(len(self))
-        if sort_by is not None:
-            attribute = attribute_of(sort_by)
-            if attribute not in SORT_KEYS:
-                self.make(0, len(self))
-                return chosen(list.copy(self.slots), sort_by, top_level_only)
-            if attribute in {"cpu_time", "cpu_time_total"}:
-                order = np.argsort(-self.view.duration, kind="stable")
-            elif attribute == "self_cpu_time_total":
-                order = np.argsort(-self.view.self_time, kind="stable")
-            # The other keys, from count to memory, are the same for all recorded events and leave them as they stand.
-        if top_level_only:
-            order = order[self.view.parent[order] < 0]
-        return (self.event(index) for index in order.tolist())
+    def amount(self, name: str, index: int) -> Any:
+        """The value of an attribute that averages add up; 0 where it was not recorded."""
+        column = self.facts.amount(name)
+        return 0 if column is None else column.item(index)
 
 
 class _OnDemand:
@@ -200,8 +211,16 @@ def _on_demand(make: Callable[[EventSource, int], Any]) -> Any:
     return _OnDemand(make)
 
 
+def _amount(name: str) -> Any:
+    return _OnDemand(lambda source, index: source.amount(name, index))
+
+
 def _column(name: str) -> Any:
     return _OnDemand(lambda source, index: source.value(name, index))
+
+
+def _of_row(read: Callable[[Batch, int], Any]) -> Any:
+    return _OnDemand(lambda source, index: read(source.batch, source.view.rows.item(index)))
 
 
 class RecordedEvent(FunctionEvent):
@@ -215,8 +234,10 @@ class RecordedEvent(FunctionEvent):
     _index: int
     _source: EventSource
 
-    overload_name = ""
-    flops = 0
+    overload_name = _on_demand(lambda source, index: source.coded("overload_codes", index) or "")
+    cpu_memory_usage = _amount("cpu_memory_usage")
+    device_memory_usage = _amount("device_memory_usage")
+    flops = _amount("flops")
     id = _column("id")
     sequence_nr = _on_demand(EventSource.sequence_nr)
     fwd_thread = _on_demand(EventSource.fwd_thread)
@@ -225,26 +246,40 @@ class RecordedEvent(FunctionEvent):
     name = _on_demand(lambda source, index: listed_name(source.trace_name(index)))
     trace_name = _on_demand(EventSource.trace_name)
     time_range = _on_demand(EventSource.time_range)
-    thread = _on_demand(lambda source, index: source.thread(index).torch_tid or source.thread(index).ident)
+    thread = _on_demand(EventSource.thread_number)
     device_resource_id = _on_demand(lambda source, index: source.thread(index).os_tid)
+    # Torch has the process here for what ran on the CPU, since Kineto counts a process as a device.
+    device_index = _on_demand(lambda source, _: source.pid)
+    flow_id = _on_demand(lambda source, index: source.flow(index)[0])
+    flow_type = _on_demand(lambda source, index: int(source.flow(index)[0] > 0))
+    flow_start = _on_demand(lambda source, index: source.flow(index)[1])
     is_async = _on_demand(lambda source, index: source.value("flags", index) & Flag.ASYNC != 0)
     is_user_annotation = _on_demand(lambda source, index: source.value("scope", index) == Scope.USER_SCOPE)
     activity_type = _on_demand(
-        lambda source, index: "user_annotation" if source.value("scope", index) == Scope.USER_SCOPE else "cpu_op"
+        lambda source, index: (
+            "python_function"
+            if source.value("kind", index) == Kind.FRAME
+            else "user_annotation"
+            if source.value("scope", index) == Scope.USER_SCOPE
+            else "cpu_op"
+        )
     )
+    is_python_function = _on_demand(lambda source, index: source.value("kind", index) == Kind.FRAME)
+    python_id = _on_demand(lambda source, index: source.python_id("own", index))
+    python_parent_id = _on_demand(lambda source, index: source.python_id("caller", index))
+    python_module_id = _on_demand(lambda source, index: source.python_id("module", index))
     cpu_parent = _on_demand(EventSource.parent)
     cpu_children = _on_demand(EventSource.children)
-    input_shapes = _on_demand(lambda source, index: input_shapes(source.batch, source.view.rows.item(index)))
-    structured_input_shapes = _on_demand(
-        lambda source, index: structured_input_shapes(source.batch, source.view.rows.item(index))
-    )
+    input_shapes = _of_row(inputs.input_shapes)
+    structured_input_shapes = _of_row(inputs.structured_input_shapes)
+    structured_input_strides = _of_row(inputs.structured_input_strides)
+    input_dtypes = _of_row(inputs.input_dtypes)
+    concrete_inputs = _of_row(inputs.concrete_inputs)
+    kwinputs = _of_row(inputs.kwinputs)
     use_device = _on_demand(lambda source, _: source.use_device)
     kernels = _on_demand(lambda *_: [])
-    stack = _on_demand(lambda *_: [])
-    concrete_inputs = _on_demand(lambda *_: [])
-    structured_input_strides = _on_demand(lambda *_: [])
-    input_dtypes = _on_demand(lambda *_: [])
-    kwinputs = _on_demand(lambda *_: {})
+    stack = _on_demand(EventSource.stack)
+    module_hierarchy = _on_demand(EventSource.module_hierarchy)
 
     def __init__(self, source: EventSource, index: int) -> None:
         object.__setattr__(self, "_source", source)
@@ -266,8 +301,34 @@ class RecordedEvent(FunctionEvent):
             return super().self_cpu_time_total
         return self._source.view.self_time.item(self._index) / _NS_PER_US
 
+    @property
+    def self_cpu_memory_usage(self) -> Any:
+        """CPU memory without the direct children's, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().self_cpu_memory_usage
+        return self._source.amount("self_cpu_memory_usage", self._index)
+
+    @property
+    def self_device_memory_usage(self) -> Any:
+        """Device memory without the direct children's, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().self_device_memory_usage
+        return self._source.amount("self_device_memory_usage", self._index)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _blank, (), {**self.__dict__, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+class MemoryEvent(RecordedEvent):
+    """``[memory]`` or ``[OutOfMemory]``: an instant, of which little is known."""
+
+    __slots__ = ()
+
+    fwd_thread = _on_demand(EventSource.thread_number)
+    device_resource_id = _on_demand(EventSource.thread_number)
+    flops = trace_name = activity_type = concrete_inputs = kwinputs = None
+    structured_input_shapes = structured_input_strides = input_dtypes = None
+    external_id = device_index = 0
 
 
 def _blank() -> FunctionEvent:

@@ -11,7 +11,12 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._encode.table import TableOptions, build_table, format_table
+from . import _event_sums as event_sums
+from ._encode.table import TableOptions, attribute_of, build_table, format_table
+from ._event_frames import of_columns, of_objects
+from ._event_slices import joined, slices_of, slices_of_columns
+from ._export.file import write
+from ._object_tree import build_tree
 from ._recorded_events import EventSource
 from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
@@ -19,6 +24,8 @@ from .function_event_avg import FunctionEventAvg
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+
+    import pandas as pd
 
     from ._columns.batch import Batch
 
@@ -61,6 +68,7 @@ class EventList(list[Any]):
         self._use_device = use_device
         self._profile_memory = profile_memory
         self._with_flops = with_flops
+        self._has_tree = False
 
     @classmethod
     def of(
@@ -76,7 +84,7 @@ class EventList(list[Any]):
 
         ``origin_ns`` is the Unix time in ns from which the events count their microseconds. Costs 30 to 60 ns per event.
         """
-        source = EventSource(batch, origin_ns, use_device)
+        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
         # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
         events = cls([None] * len(source), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops)
         events._source, source.slots = source, events
@@ -117,7 +125,12 @@ class EventList(list[Any]):
         source = self._columns()
         if source is None or not len(self):
             return build_table(self, options, sort_by=sort_by, row_limit=row_limit)
-        return format_table(source.facts(), source.chosen(sort_by, top_level_events_only), options, row_limit)
+        return format_table(
+            event_sums.table_facts(source),
+            event_sums.chosen(source, sort_by, top_level_events_only),
+            options,
+            row_limit,
+        )
 
     def key_averages(
         self, group_by_input_shapes: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
@@ -126,12 +139,15 @@ class EventList(list[Any]):
 
         Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
         """
+        if not isinstance(group_by_stack_n, int):
+            raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")
         source = self._columns()
         if source is None:
             averages = self._grouped(group_by_input_shapes, group_by_stack_n, group_by_overload_name)
         else:
-            # Recorded events have neither stacks nor overload names, so grouping by these separates nothing.
-            averages = list(source.averages(group_by_input_shapes))
+            averages = list(
+                event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name)
+            )
         for average in averages:
             average.stack = (average.stack or [])[:group_by_stack_n]
             if not group_by_input_shapes:
@@ -145,7 +161,7 @@ class EventList(list[Any]):
     def total_average(self) -> FunctionEventAvg:
         """Add up all events under the key "Total"; what is not a sum is as in the last event."""
         source = self._columns()
-        total = FunctionEventAvg() if source is None else source.total()
+        total = FunctionEventAvg() if source is None else event_sums.total(source)
         if source is None:
             for event in self:
                 total.key = None
@@ -157,20 +173,47 @@ class EventList(list[Any]):
         """Return the metrics that ``export_stacks`` takes."""
         return list(_STACK_METRICS)
 
+    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the events as Chrome JSON in torch's simple form: a list of slices in microseconds, one per event.
+
+        ``profile.export_chrome_trace`` writes the whole trace; this is for lists that come from elsewhere. Gzipped where
+        the name ends in ``.gz``. Makes no event. Raises ExportError where the file cannot be written.
+        """
+        source = self._columns()
+        slices = slices_of(self, self._use_device) if source is None else slices_of_columns(source)
+        write(path, joined(slices))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the list as a DataFrame, a row per event or average, in the list's order; needs pandas.
+
+        Columns have torch's names: times are in microseconds, sizes in bytes, ``start`` and ``end`` in microseconds since
+        the recording began, ``parent`` is the row of the event around, -1 for none. Names, shapes, overloads and stacks are
+        categorical; shapes and stacks are text, the latter a line per frame. Makes no event; less than 1 us each. Raises
+        ImportError where pandas is not installed.
+        """
+        source = self._columns()
+        return of_objects(self) if source is None else of_columns(source)
+
     def export_stacks(self, path: str | os.PathLike[str], metric: str) -> None:
         """Write one line per event with a stack: its frames, outermost first, and the metric in whole microseconds.
 
         This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out.
         """
         if metric not in _STACK_METRICS:
-            raise ValueError(f"metric={metric!r}: allowed are {', '.join(_STACK_METRICS)}")
-        attribute = metric.replace("cuda", "device").replace("xpu", "device").replace("privateuse1", "device")
+            raise ValueError(f"metric should be one of: {list(_STACK_METRICS)}, and not {metric!r}")
+        attribute = attribute_of(metric)
+        source = self._columns()
+        found = self._stack_values(attribute) if source is None else event_sums.stack_values(source, attribute, _folded)
         with Path(path).open("w", encoding="utf-8") as file:
-            for event in self:
-                value = int(getattr(event, attribute)) if event.stack else 0
-                if value > 0:
-                    frames = ";".join(frame.translate(_STACK_SEPARATORS) for frame in reversed(event.stack))
-                    file.write(f"{frames} {value}\n")
+            file.writelines(f"{frames} {value}\n" for frames, value in found)
+
+    def _stack_values(self, attribute: str) -> Iterator[tuple[str, int]]:
+        """Stack as text, and whole microseconds, of every event that has both."""
+        for event in self:
+            # The float that is left of 6 us without its children may be just under 6.
+            value = int(round(getattr(event, attribute), 5)) if event.stack else 0
+            if value > 0:
+                yield _folded(event.stack), value
 
     def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool) -> list[FunctionEventAvg]:
         """Averages of the objects in the list."""
@@ -181,9 +224,25 @@ class EventList(list[Any]):
                 key.append(event.overload_name)
             if by_shapes:
                 key.append(str(event.input_shapes))
-            key += (event.stack or [])[:stack_n]
+            key += (event.stack or [])[: max(stack_n, 0)]
             groups.setdefault(tuple(key), FunctionEventAvg()).add(event)
         return list(groups.values())
+
+    @property
+    def _tree_built(self) -> bool:
+        """Whether the events know their parents and children; those of a recording do."""
+        return self._source is not None or self._has_tree
+
+    @_tree_built.setter
+    def _tree_built(self, built: bool) -> None:
+        """Torch's is a plain attribute, which code that makes lists by hand sets."""
+        self._has_tree = built
+
+    def _build_tree(self) -> None:
+        """Find parents and children of events that were made by hand, by their times, as torch does; once."""
+        if not self._tree_built:
+            self[:] = build_tree(self)
+            self._has_tree = True
 
     def _columns(self) -> EventSource | None:
         """The columns behind the list, as long as they say the same as its events."""
@@ -199,6 +258,7 @@ class EventList(list[Any]):
             self._make_all()
             self._source.slots = list.copy(self)
             self._source = None
+            self._has_tree = True
 
     def __getitem__(self, index: Any) -> Any:
         source = self._source
@@ -228,7 +288,18 @@ class EventList(list[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = {name: value for name, value in self.__dict__.items() if name != "_source"}
+        state["_has_tree"] = self._tree_built
         return copyreg.__newobj__, (type(self),), state, iter(self)  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _folded(stack: list[str]) -> str:
+    """A stack as flamegraph.pl takes it, outermost entry first."""
+    return ";".join(map(_separable, reversed(stack)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _separable(frame: str) -> str:
+    return frame.translate(_STACK_SEPARATORS)
 
 
 def _prepared(name: str, prepare: Callable[[EventList], None]) -> Any:

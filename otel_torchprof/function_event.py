@@ -12,6 +12,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 from ._encode.table import format_time
+from .event_metadata import EventMetadata
 
 
 class DeviceType(enum.IntEnum):
@@ -187,13 +188,13 @@ class FunctionEvent(FormattedTimesMixin):
     """Whether it is a label of ``record_function``."""
     is_python_function: bool = False
     activity_type: str | None = None
-    metadata_json: str | None = None
+    metadata_json: InitVar[str | None] = None
     flow_id: int | None = None
     flow_type: int | None = None
     flow_start: bool | None = None
     external_id: int = 0
     linked_correlation_id: int = 0
-    extra_meta: dict[str, str] | None = None
+    extra_meta: InitVar[dict[str, str] | None] = None
     structured_input_shapes: list[Any] | None = None
     """Like ``input_shapes``, with a list of tensors as a list of their dimensions."""
     structured_input_strides: list[Any] | None = None
@@ -202,6 +203,8 @@ class FunctionEvent(FormattedTimesMixin):
     python_parent_id: int = -1
     python_module_id: int = -1
 
+    module_hierarchy: str = field(default="", init=False)
+    """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
     count: int = field(default=1, init=False)
     time_range: Interval = field(init=False)
     kernels: list[Kernel] = field(default_factory=list, init=False)
@@ -211,8 +214,16 @@ class FunctionEvent(FormattedTimesMixin):
     total_cpu_percent: float = field(default=-1, init=False)
     total_device_percent: float = field(default=-1, init=False)
 
-    def __post_init__(self, start_us: float, end_us: float) -> None:
+    event_metadata: EventMetadata | None = field(default=None, init=False)
+    """What a device's own event tells, out of the constructor's ``extra_meta``."""
+    _metadata_json: str | None = field(default=None, init=False)
+
+    def __post_init__(
+        self, start_us: float, end_us: float, metadata_json: str | None, extra_meta: dict[str, str] | None
+    ) -> None:
         self.time_range = Interval(start_us, end_us)
+        self._metadata_json = metadata_json
+        self.event_metadata = EventMetadata.of(extra_meta) if extra_meta else None
         if self.device_resource_id is None:
             self.device_resource_id = self.thread
 
@@ -321,6 +332,17 @@ def _require_cpu(event: FunctionEvent, what: str) -> None:
         raise ValueError(f"event {event.name!r} ran on {event.device_type}: only CPU events have {what}")
 
 
-def _renamed(event: object, old: str, new: str) -> Any:
-    warnings.warn(f"{old} is deprecated: use {new}", FutureWarning, stacklevel=3)
-    return getattr(event, new)
+def _renamed(event: object, old: str, new: str, answer: str = "") -> Any:
+    """What a deprecated attribute says: the new attribute's value, or that of ``answer``."""
+    # Worded as torch's, so that filters of warnings that name it take ours too.
+    warnings.warn(f"`{old}` is deprecated. Use `{new}` instead.", FutureWarning, stacklevel=3)
+    return getattr(event, answer or new)
+
+
+def _metadata_json(event: FunctionEvent) -> Any:
+    """The device's own event as JSON; deprecated in favour of ``event_metadata``."""
+    return _renamed(event, "metadata_json", "event_metadata", "_metadata_json")
+
+
+# The constructor has an argument of this name, whose default would take the place of a property in the class's body.
+FunctionEvent.metadata_json = property(_metadata_json)  # type: ignore[attr-defined]

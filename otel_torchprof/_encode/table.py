@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from otel_torchprof.errors import TorchProfError
 
@@ -57,6 +57,10 @@ class TableOptions:
     with_flops: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("max_src_column_width", "max_name_column_width", "max_shapes_column_width"):
+            _check_number(name, getattr(self, name), "no limit")
+        if not isinstance(self.header, str | None):
+            raise TypeError(f"header is {self.header!r}; it must be a str, or None")
         if self.time_unit is not None and self.time_unit not in _SECONDS:
             raise TableArgumentError(
                 f"time_unit={self.time_unit!r}: allowed are 's', 'ms', 'us' and None (to fit each value)"
@@ -66,7 +70,7 @@ class TableOptions:
         """A time in the unit asked for, else in one that fits."""
         if self.time_unit is None:
             return format_time(microseconds)
-        return f"{microseconds / _SECONDS[self.time_unit]:.3f}{self.time_unit}"
+        return f"{_exact(microseconds) / _SECONDS[self.time_unit]:.3f}{self.time_unit}"
 
     def name(self, text: str | None) -> str:
         """A name, cut where it would fill its column."""
@@ -105,6 +109,11 @@ class _Column:
         return (text.ljust(self.width) if self.left else text.rjust(self.width)) + _GAP
 
 
+def _check_number(name: str, value: object, without: str) -> None:
+    if not isinstance(value, SupportsFloat | None):
+        raise TypeError(f"{name} is {value!r}; it must be a number, or None for {without}")
+
+
 def build_table(
     events: Sequence[Any], options: TableOptions, *, sort_by: str | None = None, row_limit: int | None = 100
 ) -> str:
@@ -121,6 +130,7 @@ def format_table(facts: Facts, rows: Iterable[Any], options: TableOptions, row_l
     """Writes the table: ``rows`` are the events to print, in order, of which no more than ``row_limit`` are taken."""
     if facts.has_device_time and not facts.use_device:
         raise TorchProfError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
+    _check_number("row_limit", row_limit, "all rows")
     columns = _columns(facts, options)
     rule = "".join("-" * column.width + _GAP for column in columns)
     lines = [*_title(columns, options), rule, _line(columns, (column.title for column in columns)), rule]
@@ -167,12 +177,14 @@ def attribute_of(sort_by: str) -> str:
 
 def format_time(microseconds: float) -> str:
     """A time in the largest of s, ms and us that it reaches."""
+    microseconds = _exact(microseconds)
     unit = "s" if microseconds >= _SECONDS["s"] else "ms" if microseconds >= _SECONDS["ms"] else "us"
     return f"{microseconds / _SECONDS[unit]:.3f}{unit}"
 
 
 def format_share(part: float, whole: float) -> str:
     """A part as a percentage, NaN of nothing."""
+    part, whole = _exact(part), _exact(whole)
     return "NaN" if whole == 0 else f"{part * 100.0 / whole:.2f}%"
 
 
@@ -187,12 +199,24 @@ def format_memory(size: int) -> str:
 def _sorted(events: Sequence[Any], sort_by: str) -> list[Any]:
     attribute = attribute_of(sort_by)
     try:
-        return sorted(events, key=lambda event: getattr(event, attribute), reverse=True)
+        return sorted(events, key=lambda event: _rank(getattr(event, attribute)), reverse=True)
     except AttributeError as error:
         usual = ", ".join(SORT_KEYS)
         raise TableArgumentError(f"sort_by={sort_by!r} is no attribute of the events; usual are {usual}") from error
     except TypeError as error:
         raise TableArgumentError(f"sort_by={sort_by!r}: its values have no order ({error})") from error
+
+
+def _exact(microseconds: float) -> float:
+    """A time without what adding up floats left on it: the same events have the same text and order, however they are kept."""
+    return round(microseconds, 5)
+
+
+def _rank(value: Any) -> Any:
+    """What an event is sorted by; unknown is 0."""
+    if isinstance(value, float):
+        return _exact(value)
+    return 0 if value is None else value
 
 
 def _limited(rows: Iterable[Any], row_limit: int | None) -> Iterator[Any]:

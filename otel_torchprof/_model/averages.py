@@ -1,9 +1,9 @@
-"""Events added up by name, or by name and input shapes, on columns: the numbers behind ``key_averages()``."""
+"""Events added up by name, and by whatever splits a name further, on columns: the numbers behind ``key_averages()``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,12 @@ from otel_torchprof._columns.schema import Scope
 
 from .tree import BLOCK, TreeView
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 Array = npt.NDArray[Any]
+
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,28 +29,45 @@ class Averages:
     count: npt.NDArray[np.int64]
     cpu_time_total: npt.NDArray[np.int64]
     self_cpu_time_total: npt.NDArray[np.int64]
+    amounts: Mapping[str, Array]
+    """Sums of what else was given to be added up, by the same names."""
 
     def __len__(self) -> int:
         return len(self.first)
 
     @classmethod
-    def of(cls, view: TreeView, shapes: Array | None = None) -> Averages:
+    def of(cls, view: TreeView, splits: Sequence[Array] = (), amounts: Mapping[str, Array] | None = None) -> Averages:
         """Groups the events of a view; costs 15 ns per event and no memory that grows with them.
 
-        ``shapes``, where given, holds a small number per row of the batch, equal for equal input shapes
-        (:func:`otel_torchprof._model.inputs.shape_keys`), and splits the groups by it; that sorts, at 85 ns per event.
+        Each of ``splits`` holds a small number per event and splits the groups by it; any split sorts, at 85 ns per event.
+        Each of ``amounts`` is a column over the events that is added up too, in its own type.
         As in torch, an operator and a label of the same name are two groups.
         """
         groups = _Groups(view)
-        if shapes is None:
-            return cls(*_added_up(view, groups, groups.bound))
-        codes = np.empty(len(view), dtype=np.int64)
-        width = int(shapes.max(initial=0)) + 1
+        if not splits:
+            return cls._added_up(view, groups, groups.bound, amounts or {})
+        return cls._added_up(view, *_split(view, groups, splits), amounts or {})
+
+    @classmethod
+    def _added_up(cls, view: TreeView, groups: _Groups | Array, bound: int, amounts: Mapping[str, Array]) -> Averages:
+        """First event, count and sums of every group that occurs."""
+        first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
+        columns = {"total": view.duration, "own": view.self_time, **amounts}
+        sums = {name: np.zeros(bound, dtype=column.dtype) for name, column in columns.items()}
         for begin in range(0, len(view), BLOCK):
             block = slice(begin, begin + BLOCK)
-            codes[block] = groups[block].astype(np.int64) * width + shapes[view.rows[block]]
-        used, dense = np.unique(codes, return_inverse=True)
-        return cls(*_added_up(view, dense, len(used)))
+            group = groups[block]
+            new = np.flatnonzero(first[group] < 0)
+            if new.size:
+                # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
+                first[group[new[::-1]]] = new[::-1] + begin
+            count += np.bincount(group, minlength=bound)
+            for name, column in columns.items():
+                np.add.at(sums[name], group, column[block])
+        used = np.flatnonzero(first >= 0)
+        used = used[np.argsort(first[used])]
+        total, own = sums.pop("total")[used], sums.pop("own")[used]
+        return cls(first[used], count[used], total, own, {name: column[used] for name, column in sums.items()})
 
 
 class _Groups:
@@ -67,20 +89,17 @@ class _Groups:
         return groups
 
 
-def _added_up(view: TreeView, groups: _Groups | Array, bound: int) -> tuple[Array, Array, Array, Array]:
-    """First event, count, total and self time of every group that occurs."""
-    first = np.full(bound, -1, dtype=np.int64)
-    count, total, own = (np.zeros(bound, dtype=np.int64) for _ in range(3))
+def _split(view: TreeView, groups: _Groups, splits: Sequence[Array]) -> tuple[Array, int]:
+    """The groups split further: a small number per event, and how many there are."""
+    codes, bound = np.empty(len(view), dtype=np.int64), groups.bound
     for begin in range(0, len(view), BLOCK):
-        block = slice(begin, begin + BLOCK)
-        group = groups[block]
-        new = np.flatnonzero(first[group] < 0)
-        if new.size:
-            # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
-            first[group[new[::-1]]] = new[::-1] + begin
-        count += np.bincount(group, minlength=bound)
-        np.add.at(total, group, view.duration[block])
-        np.add.at(own, group, view.self_time[block])
-    used = np.flatnonzero(first >= 0)
-    used = used[np.argsort(first[used])]
-    return first[used], count[used], total[used], own[used]
+        codes[begin : begin + BLOCK] = groups[slice(begin, begin + BLOCK)]
+    for split in splits:
+        width = int(split.max(initial=0)) + 1
+        if bound * width > _LARGEST:
+            used, codes = np.unique(codes, return_inverse=True)
+            bound = len(used)
+        codes = codes * width + split
+        bound *= width
+    used, codes = np.unique(codes, return_inverse=True)
+    return codes, len(used)

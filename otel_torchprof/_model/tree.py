@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.schema import Flag
+from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,15 +78,15 @@ class TreeView:
         return found
 
 
-def torch_view(batch: Batch) -> TreeView:
-    """Brings a batch into the form of torch's event list.
+def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
+    """Brings a batch into the form of torch's event list, in which there are no modules, or with them.
 
     Costs 25 ns per event, 60 where threads are merged and events dropped, and 30 bytes, of which 28 are the result.
     An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
     times only, would put it beside.
     """
     keys = listed_names(batch.names)
-    hidden, parent = _hidden(batch), batch["parent"]
+    hidden, parent = hidden_rows(batch, modules), batch["parent"]
     is_async = (batch["flags"] & Flag.ASYNC) != 0
     any_async = bool(is_async.any())
     unfit = _union(hidden, is_async if any_async else None)
@@ -95,7 +95,7 @@ def torch_view(batch: Batch) -> TreeView:
         parent = np.where(is_async, np.int32(-1), parent)
     duplicates = _duplicates(batch, keys, parent, hidden)
     if duplicates is not None:
-        parent = _lifted(parent, duplicates)
+        parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
     if rows is None:
         rows = np.arange(len(batch), dtype=np.int32)
@@ -109,12 +109,12 @@ def listed_names(names: Names) -> npt.NDArray[np.uint32] | None:
 
     All numbered profiler steps share the entry of the first of them; :func:`listed_name` gives its text.
     """
-    steps = [i for i in _names_at(names, STEP_PREFIX.encode()) if names[i].startswith(STEP_PREFIX)]
+    steps = names_beginning(names, STEP_PREFIX)
     if not steps:
         return None
     keys = np.arange(len(names), dtype=np.uint32)
     keys[steps] = steps[0]
-    keys[[i for i in _names_at(names, STEP_KEY.encode()) if names[i] == STEP_KEY]] = steps[0]
+    keys[[i for i in names_at(names, STEP_KEY.encode()) if names[i] == STEP_KEY]] = steps[0]
     return keys
 
 
@@ -123,7 +123,12 @@ def listed_name(name: str) -> str:
     return STEP_KEY if name.startswith(STEP_PREFIX) else name
 
 
-def _names_at(names: Names, part: bytes) -> Iterator[int]:
+def names_beginning(names: Names, prefix: str) -> list[int]:
+    """Indices of the names that begin so."""
+    return [i for i in names_at(names, prefix.encode()) if names[i].startswith(prefix)]
+
+
+def names_at(names: Names, part: bytes) -> Iterator[int]:
     """Indices of the names in whose bytes ``part`` begins: a search in the joined bytes, which decodes nothing."""
     joined = names.data.tobytes()
     at = joined.find(part)
@@ -132,16 +137,18 @@ def _names_at(names: Names, part: bytes) -> Iterator[int]:
         at = joined.find(part, at + 1)
 
 
-def _hidden(batch: Batch) -> npt.NDArray[np.bool_] | None:
-    """Which rows are utility operators; None for none of them."""
+def hidden_rows(batch: Batch, modules: bool) -> npt.NDArray[np.bool_] | None:
+    """Which rows are utility operators, or modules unless these are wanted; None for none of them."""
     names = batch.names
-    indices = [i for name in HIDDEN_NAMES for i in _names_at(names, name) if names.raw(i) == name]
-    if not indices:
-        return None
-    by_name = np.zeros(len(names), dtype=np.bool_)
-    by_name[indices] = True
-    hidden = by_name[batch["name"]]
-    return hidden if hidden.any() else None
+    indices = [i for name in HIDDEN_NAMES for i in names_at(names, name) if names.raw(i) == name]
+    hidden = None
+    if indices:
+        by_name = np.zeros(len(names), dtype=np.bool_)
+        by_name[indices] = True
+        hidden = by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
+    if not modules:
+        hidden = _union(hidden, batch["kind"] == Kind.MODULE)
+    return hidden if hidden is not None and hidden.any() else None
 
 
 def _union(one: Array | None, other: Array | None) -> Array | None:
@@ -218,7 +225,7 @@ def _counts(parent: Array, rows: int) -> npt.NDArray[np.int32]:
     return counts[:rows]
 
 
-def _lifted(parent: Array, dropped: Array) -> Array:
+def lifted(parent: Array, dropped: Array) -> Array:
     """Replaces every dropped parent by the nearest ancestor that is not dropped."""
     moving = _find(len(parent), lambda block: dropped[parent[block]] & (parent[block] >= 0))
     parent = parent.copy()

@@ -47,7 +47,7 @@ def test_old_names_warn():
     """Deprecated names of torch still answer, with a FutureWarning that says the new one."""
     event = FunctionEvent(1, "a", 1, 0, 10)
     for old in ("cuda_time", "cuda_time_total", "self_cuda_time_total", "self_cuda_memory_usage"):
-        with pytest.warns(FutureWarning, match=f"{old} is deprecated: use {old.replace('cuda', 'device')}"):
+        with pytest.warns(FutureWarning, match=f"`{old}` is deprecated. Use `{old.replace('cuda', 'device')}`"):
             assert getattr(event, old) == 0
 
 

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from otel_torchprof import EventList, FunctionEvent
 from otel_torchprof._encode.table import (
     SORT_KEYS,
     TableArgumentError,
     TableOptions,
     build_table,
     format_memory,
+    format_share,
     format_time,
 )
 
@@ -138,6 +140,21 @@ def test_sort_key_without_an_order():
         build_table([_event(), _event(stack=["f"])], TableOptions(), sort_by="stack")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("max_name_column_width", "55", "max_name_column_width is '55'; .*None for no limit"),
+        ("row_limit", "10", "row_limit is '10'; .*None for all rows"),
+        ("header", 3, "header is 3; it must be a str"),
+    ],
+)
+def test_arguments_of_a_wrong_type(name, value, text):
+    """A limit that is no number and a header that is no text are named."""
+    events = EventList([FunctionEvent(1, "a", thread=1, start_us=0, end_us=1)])
+    with pytest.raises(TypeError, match=text):
+        events.table(**{name: value})
+
+
 def test_unknown_time_unit():
     """A unit that torch would silently ignore is refused, with what is allowed."""
     with pytest.raises(ValueError, match="time_unit='hours': allowed are 's', 'ms', 'us'"):
@@ -160,3 +177,16 @@ def test_units_as_torch(microseconds, size):
     """Single times and sizes read as torch writes them."""
     assert format_time(microseconds) == util._format_time(microseconds)
     assert format_memory(size) == util._format_memory(size)
+
+
+def test_what_floats_leave_is_no_difference():
+    """Times that only differ in what adding up left on them have one text, and keep their places when sorted."""
+    noisy = 16.1 - 16.0
+    assert noisy != 0.1
+    assert format_share(noisy, 32.0) == format_share(0.1, 32.0)
+    assert format_time((12.3455 - 1.0 + 1.0) * 1000) == format_time(12345.5)
+    events = [_event(key=key, cpu_time_total=time, flops=None) for key, time in (("first", noisy), ("second", 0.1))]
+    for sort_by in ("cpu_time_total", "flops"):
+        for ordered in (events, events[::-1]):
+            text = build_table(ordered, TableOptions(), sort_by=sort_by)
+            assert text.index(ordered[0].key) < text.index(ordered[1].key)

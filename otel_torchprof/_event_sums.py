@@ -1,0 +1,127 @@
+"""What is asked of all recorded events at once, answered from columns: sums, tables, stacks."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._encode.table import SORT_KEYS, Facts, attribute_of
+from ._encode.table import chosen as chosen_objects
+from ._event_facts import AMOUNTS
+from ._model.averages import Averages
+from ._model.inputs import shape_keys
+from ._model.tree import listed_name
+from .function_event_avg import FunctionEventAvg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._columns.batch import Array
+    from ._recorded_events import EventSource, RecordedEvent
+
+_NS_PER_US = 1000
+
+
+def averages(
+    source: EventSource, by_shapes: bool, stack_n: int = 0, by_overload: bool = False
+) -> Iterator[FunctionEventAvg]:
+    """One average per name, and per what else is asked for; makes the first event of each."""
+    splits: list[Array] = []
+    if by_shapes:
+        splits.append(shape_keys(source.batch)[0][source.view.rows])
+    if by_overload and source.facts.overload_codes is not None:
+        splits.append(source.facts.overload_codes.codes)
+    stacks = source.facts.stack_codes if stack_n > 0 else None
+    if stacks is not None:
+        splits.append(stacks.values.innermost(stack_n)[stacks.codes])
+    sums = Averages.of(source.view, splits, source.facts.amounts())
+    columns = (sums.first, sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
+    amounts = {name: column.tolist() for name, column in sums.amounts.items()}
+    for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        first, count, total, own = times
+        rest = {name: values[group] for name, values in amounts.items()}
+        yield _average(source.event(first), count, total, own, rest)
+
+
+def total(source: EventSource) -> FunctionEventAvg:
+    """The sum of all events; like torch's it is described by the last one."""
+    if not len(source):
+        return FunctionEventAvg()
+    total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
+    rest = {name: column.sum().item() for name, column in source.facts.amounts().items()}
+    return _average(source.event(len(source) - 1), len(source), total, own, rest)
+
+
+def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:
+    """The text of the stack, and whole microseconds, of every event that has both; ``attribute`` is a self time."""
+    stacks = source.facts.stack_codes
+    if stacks is None or attribute != "self_cpu_time_total":  # no device has told of times
+        return
+    values = source.view.self_time // _NS_PER_US
+    chosen_ones = np.flatnonzero((values > 0) & (stacks.codes > 0))
+    # What runs one after another often has one stack; all texts at once would be larger than all events.
+    text = functools.lru_cache(maxsize=1024)(lambda code: text_of(stacks.values[code]))
+    for code, value in zip(stacks.codes[chosen_ones].tolist(), values[chosen_ones].tolist(), strict=True):
+        yield text(code), value
+
+
+def table_facts(source: EventSource) -> Facts:
+    """What a table of these events has to know."""
+    names, view, facts = source.batch.names, source.view, source.facts
+    used = np.unique(source.batch["name"][view.rows]).tolist()
+    keys, texts = shape_keys(source.batch)
+    shapes = [texts[key] for key in np.unique(keys[view.rows]).tolist()]
+    frames = () if facts.stack_codes is None else facts.stack_codes.values.entries(facts.stack_codes.codes)
+    flops = None if facts.flops is None else facts.flops[facts.flops > 0]
+    return Facts(
+        self_cpu_total=source.self_cpu_total(),
+        longest_key=max(len(listed_name(names[name])) for name in used),
+        longest_shapes=max(len(text) for text in shapes),
+        has_shapes=shapes != ["[]"],
+        has_overloads=facts.overload_codes is not None and any(facts.overload_codes.used()),
+        has_device_memory=facts.self_device_memory is not None and bool((facts.self_device_memory > 0).any()),
+        longest_frame=max(map(len, frames), default=None),
+        smallest_flops=flops.min().item() if flops is not None and flops.size else None,
+        use_device=source.use_device,
+    )
+
+
+def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> Iterator[RecordedEvent]:
+    """The events in the order of a table, made when asked for; all at once only for a key that no column has."""
+    order: Array = np.arange(len(source))
+    if sort_by is not None:
+        attribute = attribute_of(sort_by)
+        if attribute not in SORT_KEYS and attribute not in AMOUNTS:
+            source.make(0, len(source))
+            return chosen_objects(list.copy(source.slots), sort_by, top_level_only)
+        column = _sorted_by(source, attribute)
+        # The other keys, such as the count, are the same for all recorded events and leave them as they stand.
+        if column is not None:
+            order = np.argsort(-column, kind="stable")
+    if top_level_only:
+        order = order[source.view.parent[order] < 0]
+    return (source.event(index) for index in order.tolist())
+
+
+def _sorted_by(source: EventSource, attribute: str) -> Array | None:
+    """The column of a usual sort key; None where all events have the same value."""
+    if attribute in {"cpu_time", "cpu_time_total"}:
+        return source.view.duration
+    if attribute == "self_cpu_time_total":
+        return source.view.self_time
+    return source.facts.amount(attribute) if attribute in AMOUNTS else None
+
+
+def _average(
+    first: RecordedEvent, count: int, total_ns: int, self_ns: int, amounts: dict[str, Any]
+) -> FunctionEventAvg:
+    average = FunctionEventAvg()
+    average.describe(first)
+    average.count = count
+    average.cpu_time_total = total_ns / _NS_PER_US
+    average.self_cpu_time_total = self_ns / _NS_PER_US
+    for name, value in amounts.items():
+        setattr(average, name, value)
+    return average
