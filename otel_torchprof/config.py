@@ -34,6 +34,10 @@ OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
 OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
 """What ``TorchInstrumentor`` records: ``off``, ``steps``, ``modules`` or ``ops``. Default ``steps``."""
 
+OTEL_TORCHPROF_NVTX_LIBRARY = "OTEL_TORCHPROF_NVTX_LIBRARY"
+"""NVTX library that ``emit_nvtx`` uses instead of looking for one: a file with ``nvtxRangePushA``, ``nvtxRangePop`` and
+``nvtxMarkA``."""
+
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_MEMORY_LIMIT = 512 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -86,3 +90,8 @@ def build_dir() -> Path | None:
     """The folder that the environment names for the torch library, if any."""
     value = os.environ.get(OTEL_TORCHPROF_BUILD_DIR, "").strip()
     return Path(value).expanduser() if value else None
+
+
+def nvtx_library() -> str | None:
+    """The NVTX library that the environment names, if any; without a folder it is looked for as the system does."""
+    return os.environ.get(OTEL_TORCHPROF_NVTX_LIBRARY, "").strip() or None

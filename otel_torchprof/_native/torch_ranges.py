@@ -1,0 +1,178 @@
+"""Operators as ranges of another profiler: the typed side of ``torch_ranges.h``, and finding where ranges can go.
+
+Through ctypes and not cffi: these calls keep Python's lock, since a label's begin and end are among them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import importlib.util
+from pathlib import Path
+
+from otel_torchprof import config
+from otel_torchprof.errors import TorchLibraryError, TorchProfError
+
+from . import torch_build, torch_library
+
+
+class Parts(enum.IntFlag):
+    """What stands in a range's text behind the name (``otp_range_parts``)."""
+
+    SEQ = 1
+    STASHED = 2
+    OP_ID = 4
+    SIZES = 8
+    PRODUCERS = 16
+
+
+class RangeFunctions(ctypes.Structure):
+    """Where ranges go (``otp_range_functions``): the addresses of a push, a pop and a mark."""
+
+    _fields_ = (("push", ctypes.c_void_p), ("pop", ctypes.c_void_p), ("mark", ctypes.c_void_p))
+
+
+class TorchRanges:
+    """The functions of the torch library that make ranges. Thread-safe; every call costs a microsecond or less.
+
+    Raises:
+        TorchLibraryError: the library cannot be had; the message names the fix.
+    """
+
+    def __init__(self) -> None:
+        path = torch_library.load().path
+        native = ctypes.PyDLL(path)
+        if not hasattr(native, "otp_ranges_start"):
+            raise TorchLibraryError(torch_build.why_left_out(Path(path), "torch_ranges.cc"))
+        native.otp_ranges_of_torch.argtypes = [ctypes.c_int, ctypes.POINTER(RangeFunctions)]
+        native.otp_ranges_start.argtypes = [ctypes.POINTER(RangeFunctions), ctypes.c_uint32]
+        native.otp_ranges_start.restype = ctypes.c_uint64
+        native.otp_ranges_here.argtypes = []
+        native.otp_ranges_here.restype = ctypes.c_uint64
+        native.otp_ranges_stop.argtypes = [ctypes.c_uint64]
+        native.otp_ranges_label_begin.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        native.otp_ranges_label_end.argtypes = [ctypes.c_void_p]
+        native.otp_ranges_mark.argtypes = [ctypes.c_uint64, ctypes.c_char_p]
+        self._native = native
+
+    def of_torch(self, *, itt: bool) -> RangeFunctions | None:
+        """Torch's own way to ITT or NVTX; None where it was built without."""
+        found = RangeFunctions()
+        return found if self._native.otp_ranges_of_torch(itt, found) else None
+
+    def start(self, functions: RangeFunctions, parts: Parts) -> int:
+        """Makes ranges of the calling thread's operators and of those that torch carries on for it; returns a handle.
+
+        Raises:
+            TorchProfError: there are such ranges already, 16 others are made, or torch refused.
+        """
+        if self._native.otp_ranges_here():
+            raise TorchProfError("Profiler is already enabled on this thread.")
+        handle = int(self._native.otp_ranges_start(functions, parts))
+        if handle == 0:
+            raise TorchProfError("no ranges can be made: torch refused an observer, or 16 others make some")
+        return handle
+
+    def stop(self, handle: int) -> None:
+        """Ends it, from any thread; what is open on the calling thread ends now. Twice is fine."""
+        self._native.otp_ranges_stop(handle)
+
+    def mark(self, handle: int, text: str) -> None:
+        """An instant; nothing once the handle has ended."""
+        self._native.otp_ranges_mark(handle, _bytes(text))
+
+    def label_begin(self, key: int, name: str) -> None:
+        """A range around a label, where ranges are made for the calling thread."""
+        self._native.otp_ranges_label_begin(key, _bytes(name))
+
+    def label_end(self, key: int) -> None:
+        """Ends it, where it is open on the calling thread."""
+        self._native.otp_ranges_label_end(key)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+@functools.cache
+def ranges() -> TorchRanges:
+    """The one of this process.
+
+    Raises:
+        TorchLibraryError: the library cannot be had; the message names the fix.
+    """
+    return TorchRanges()
+
+
+_NVTX_NAMES = ("libnvToolsExt.so.1", "libnvtx3interop.so.1")
+"""NVTX 2, which finds the profiler that is attached; NVTX 3 as a library, which does the same."""
+
+
+def _nvtx_files() -> list[str]:
+    """Where NVTX may be: as the system finds it, then in the packages that pip installs under ``nvidia``."""
+    package = importlib.util.find_spec("nvidia")
+    folders = (package.submodule_search_locations or []) if package is not None else []
+    return [*_NVTX_NAMES, *(str(path) for f in folders for n in _NVTX_NAMES for path in Path(f).glob(f"*/lib/{n}"))]
+
+
+def _open_nvtx(file: str) -> RangeFunctions:
+    library = ctypes.CDLL(file)
+    functions = (library.nvtxRangePushA, library.nvtxRangePop, library.nvtxMarkA)
+    return RangeFunctions(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+
+
+def nvtx_functions() -> RangeFunctions:
+    """The way to NVTX: the library that the environment names, else torch's own, else one that is installed.
+
+    Raises:
+        TorchProfError: there is none; the message says what was looked for and how to get it.
+        TorchLibraryError: the library that observes operators cannot be had.
+    """
+    chosen = config.nvtx_library()
+    if chosen is None:
+        return ranges().of_torch(itt=False) or _installed_nvtx()
+    opened = _try_nvtx(chosen)
+    if isinstance(opened, str):
+        raise TorchProfError(
+            f"{config.OTEL_TORCHPROF_NVTX_LIBRARY}={chosen!r} is no NVTX library that can be used: {opened}"
+        )
+    return opened
+
+
+def _try_nvtx(file: str) -> RangeFunctions | str:
+    """The library's functions, or why it cannot be used."""
+    try:
+        return _open_nvtx(file)
+    except (OSError, AttributeError) as error:
+        return f"{file} ({error})"
+
+
+def _installed_nvtx() -> RangeFunctions:
+    tried = []
+    for file in _nvtx_files():
+        found = _try_nvtx(file)
+        if not isinstance(found, str):
+            return found
+        tried.append(found)
+    raise TorchProfError(
+        "there is no NVTX library: torch was built without, and none of these could be loaded: "
+        f"{'; '.join(tried)}. Install one with `pip install nvidia-nvtx-cu12`, or name one in "
+        f"{config.OTEL_TORCHPROF_NVTX_LIBRARY}"
+    )
+
+
+def itt_functions() -> RangeFunctions:
+    """The way to ITT: torch's own, which hands on to the collector that INTEL_LIBITTNOTIFY64 names (VTune sets it).
+
+    Raises:
+        TorchProfError: torch was built without ITT.
+        TorchLibraryError: the library that observes operators cannot be had.
+    """
+    found = ranges().of_torch(itt=True)
+    if found is None:
+        raise TorchProfError(
+            "Can't use ITT: this torch was built without it (torch.profiler.itt.is_available() is false); install one that "
+            "has it, such as torch's own packages for x86-64"
+        )
+    return found
