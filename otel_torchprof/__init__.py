@@ -1,36 +1,73 @@
 """See inside a PyTorch model with OpenTelemetry: operators and labels as spans, averages and Chrome traces."""
 
+from typing import TYPE_CHECKING
+
+from ._cycles import ProfilerAction, schedule
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
+from ._tensorboard import tensorboard_trace_handler
+from .activities import ProfilerActivity, kineto_available, supported_activities
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
+from .event_metadata import EventMetadata
+from .event_names import StringTable, demangle
 from .events import EventList
-from .function_event import FunctionEvent, Interval, Kernel
+from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
-from .health import Health, ProcessorHealth
+from .health import Health, ProcessorHealth, ProfilerStats
 from .instrumentor import TorchInstrumentor
 from .labels import record_function
+from .mem_records import MemRecordsAcc
+from .nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
 from .processor import TorchSpanProcessor
+from .profiler import _KinetoProfile as _KinetoProfile
 from .profiler import profile
+from .ranges import emit_itt, emit_nvtx
+from .steps import KinetoStepTracker
 from .version import __version__
+
+if TYPE_CHECKING:
+    from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
+    from torch.profiler import itt as itt
+else:
+    from ._torch_names import __getattr__  # noqa: F401 - Python calls it
 
 __all__ = [
     "ChromeTraceExporter",
+    "DeviceType",
+    "EnforceUnique",
     "EventList",
+    "EventMetadata",
     "ExportError",
     "ExportStats",
+    "FormattedTimesMixin",
     "FunctionEvent",
     "FunctionEventAvg",
     "Health",
     "Interval",
     "Kernel",
+    "KinetoStepTracker",
+    "MemRecordsAcc",
     "NativeError",
     "OTLPExporter",
     "ProcessorHealth",
+    "ProfilerAction",
+    "ProfilerActivity",
+    "ProfilerStats",
+    "StringTable",
     "TorchInstrumentor",
     "TorchLibraryError",
     "TorchProfError",
     "TorchSpanProcessor",
     "__version__",
+    "demangle",
+    "emit_itt",
+    "emit_nvtx",
+    "kineto_available",
+    "load_nvprof",
+    "parse_nvprof_trace",
     "profile",
     "record_function",
+    "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
 ]

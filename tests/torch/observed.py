@@ -40,19 +40,24 @@ def path(event: Any) -> tuple[str, ...]:
     return tuple(reversed(names))
 
 
+def inside(events: Any) -> list[Any]:
+    """The events inside the marked step (or on another thread while it ran), in the order of each thread."""
+    marks = [event.time_range for event in events if event.name == STEP]
+    found = [
+        event
+        for event in events
+        if any(mark.start <= event.time_range.start and event.time_range.end <= mark.end for mark in marks)
+    ]
+    found.sort(key=lambda event: event.thread)
+    return found
+
+
 def facts(events: Any, *, shapes: bool = False) -> list[tuple[Any, ...]]:
-    """One line per event inside the marked step (or on another thread while it ran), in the order of each thread."""
-    marks = [event for event in events if event.name == STEP]
+    """One line per event inside the marked step."""
     found = []
-    for event in events:
-        inside = any(
-            mark.time_range.start <= event.time_range.start and event.time_range.end <= mark.time_range.end
-            for mark in marks
-        )
-        if inside:
-            line = (event.thread, path(event), event.sequence_nr, event.fwd_thread, int(event.scope), event.is_async)
-            found.append((*line, event.input_shapes if shapes else None))
-    found.sort(key=lambda line: line[0])
+    for event in inside(events):
+        line = (event.thread, path(event), event.sequence_nr, event.fwd_thread, int(event.scope), event.is_async)
+        found.append((*line, event.input_shapes if shapes else None))
     return found
 
 

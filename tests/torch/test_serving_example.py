@@ -110,7 +110,8 @@ def test_averages(service):
 
     answer = asyncio.run(visit())
     assert answer.status_code == 200
-    assert "aten::addmm" in answer.text
+    assert "aten::" in answer.text  # which operators are among the longest depends on the machine
+    assert "aten::addmm" in {row.key for row in service.processor.key_averages()}
     (row,) = [row for row in service.processor.key_averages() if row.key == "TextClassifier"]
     assert row.count == 4
     assert len(service.requests.spans) == 4

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -69,13 +69,47 @@ def record() -> otp.profile:
     return prof
 
 
+def record_cycles(folder: Path) -> list[int]:
+    """Records by a schedule, with torch's options; returns how many events each cycle had."""
+    found: list[int] = []
+    schedule: Callable[[int], otp.ProfilerAction] = otp.schedule(wait=0, warmup=1, active=1)
+    activities: set[otp.ProfilerActivity] = otp.supported_activities()
+    with otp.profile(
+        activities=activities,
+        activity_filters={otp.ProfilerActivity.CPU: {"USER_ANNOTATION"}},
+        schedule=schedule,
+        on_trace_ready=lambda ready: found.append(len(ready.events())),
+        acc_events=True,
+        with_flops=True,
+        custom_trace_id_callback=lambda: "0A",
+        operators=False,
+    ) as prof:
+        prof.add_metadata("text", "a")
+        prof.add_metadata_json("list", "[1]")
+        prof.preset_metadata_json("preset", "{}")
+        while prof.current_action != otp.ProfilerAction.RECORD_AND_SAVE:
+            prof.step()
+        prof.toggle_collection_dynamic(False, activities)
+    handler: Callable[[Any], None] = otp.tensorboard_trace_handler(folder, "worker", use_gzip=True)
+    handler(prof)
+    trace_id: str | None = prof.get_trace_id()
+    stats: otp.ProfilerStats = prof.health.stats
+    available: bool = otp.kineto_available()
+    assert trace_id == "0A"
+    assert stats.number_of_events == found[0]
+    assert available in {True, False}
+    return found
+
+
 def read(prof: otp.profile) -> None:
     """Asks a profile everything."""
     events: otp.EventList = prof.events()
     assert len(prof.function_events) == len(events)
     event: otp.FunctionEvent = events[0]
     interval: otp.Interval = event.time_range
-    elapsed: float = interval.elapsed_us() + event.cpu_time_total + event.self_cpu_time_total
+    kind: otp.DeviceType = otp.DeviceType.CPU
+    step: int = otp.KinetoStepTracker.current_step() + int(kind)
+    elapsed: float = step + interval.elapsed_us() + event.cpu_time_total + event.self_cpu_time_total
     parent: otp.FunctionEvent | None = event.cpu_parent
     children: list[otp.FunctionEvent] = event.cpu_children
     kernels: list[otp.Kernel] = event.kernels
@@ -99,6 +133,19 @@ def read(prof: otp.profile) -> None:
     dropped: Mapping[str, int] = health.dropped
     assert health.labels == "on"
     assert not dropped
+
+
+def names_and_records() -> None:
+    """Uses what stands beside the events."""
+    event = otp.FunctionEvent(1, "a", 1, 0.0, 2.0, extra_meta={"stream": "7"})
+    metadata: otp.EventMetadata | None = event.event_metadata
+    times: otp.FormattedTimesMixin = event
+    text: str = times.cpu_time_str + otp.demangle("_Z3foov") + otp.StringTable()["_Z3foov"]
+    found: list[object] = list(otp.MemRecordsAcc([]).in_interval(0, 1))
+    assert metadata is not None
+    assert metadata.stream == 7
+    assert text == "2.000usfoo()foo()"
+    assert not found
 
 
 def write(prof: otp.profile, folder: Path) -> None:
@@ -138,6 +185,22 @@ def serve(folder: Path) -> None:
     assert stats.accepted_spans == 0
 
 
+def show() -> None:
+    """Hands ranges to other profilers, and reads what one of them wrote."""
+    with otp.emit_nvtx(enabled=False, record_shapes=True) as none:
+        assert none is None
+    itt: otp.emit_itt = otp.emit_itt(False, record_shapes=False, as_documented=False)
+    itt.mark("nothing runs")
+    unique = otp.EnforceUnique()
+    unique.see("range", 1)
+    try:
+        events: otp.EventList = otp.load_nvprof("no such file")
+        ranges: list[otp.FunctionEvent] = otp.parse_nvprof_trace(Path("no such file"))
+        assert len(events) == len(ranges)
+    except FileNotFoundError as error:
+        assert "no such file" in str(error)  # noqa: PT017 - a program, not a test
+
+
 def fail() -> None:
     """Meets the errors."""
     kinds: tuple[type[otp.TorchProfError], ...] = (otp.NativeError, otp.TorchLibraryError, otp.ExportError)
@@ -153,8 +216,11 @@ def main() -> str:
     with tempfile.TemporaryDirectory() as folder:
         prof = record()
         read(prof)
+        names_and_records()
         write(prof, Path(folder))
+        assert record_cycles(Path(folder)) == [1]
         serve(Path(folder))
+    show()
     fail()
     version: str = otp.__version__
     return version

@@ -1,0 +1,28 @@
+"""The programs that every comparison with torch's profiler runs."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+import models  # noqa: E402 - needs torch
+
+
+@pytest.fixture(params=models.ALL, ids=lambda factory: factory.__name__)
+def program(request):
+    """A function that makes the steps of a program."""
+    return request.param
+
+
+@pytest.fixture
+def step(program):
+    """One step of a program, run before so that what happens only once has happened."""
+    torch.manual_seed(0)
+    body = program()
+    for _ in range(2):
+        body()
+    gc.collect()
+    return body

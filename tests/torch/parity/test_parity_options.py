@@ -1,0 +1,71 @@
+"""Every program with every option, under both profilers: the same facts, sums, tables and stacks."""
+
+from __future__ import annotations
+
+import models
+import pytest
+import torch
+from harness import (
+    ALWAYS,
+    CHANGING,
+    FACTS,
+    MISTAKEN,
+    OPTIONS,
+    Option,
+    Order,
+    both,
+    possible,
+    stack_lines,
+    sums,
+    tables,
+    told,
+    torchs,
+)
+from observed import run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features that are deprecated or in beta
+
+
+CASES = [(option, order) for option in OPTIONS for order in (Order if option.together else [Order.ALONE])]
+
+
+@pytest.mark.parametrize(("option", "order"), CASES, ids=[f"{option}, {order.value}" for option, order in CASES])
+def test_the_same_is_told(program, step, option, order, tmp_path):
+    """Facts of every event, averages, tables and stacks are torch's, whichever profiler runs inside the other."""
+    ours, theirs = both(step, possible(program.__name__, order, option), option)
+    stacks = "stack" not in option.facts or (program.__name__, "stack") not in MISTAKEN
+    names = tuple(name for name in (*ALWAYS, *option.facts) if name != "stack" or stacks)
+    mine, expected = told(ours, names), told(theirs, names)
+    assert {name: mine[name] for name in names if mine[name] != expected[name]} == {}
+    assert len(expected["name"]) > 3
+    assert sums(ours) == sums(theirs)
+    assert tables(ours, stacks=stacks) == tables(theirs, stacks=stacks)
+    if stacks:
+        assert stack_lines(ours, tmp_path) == stack_lines(theirs, tmp_path)
+
+
+EVERYTHING = Option(
+    "everything",
+    dict.fromkeys(("record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"), True),
+    tuple(FACTS),
+    {"experimental_config": torch._C._profiler._ExperimentalConfig(verbose=True, capture_overload_names=True)},
+)
+
+
+WITH_STACKS = (models.gpt2, models.lstm, models.convnet, models.checkpointed, models.labelled, models.modes)
+
+
+@pytest.mark.parametrize("program", WITH_STACKS, indirect=True, ids=lambda factory: factory.__name__)
+def test_every_fact_can_be_compared(program, step, tmp_path):
+    """Torch's profiler tells the same twice, with everything on, so that a difference to ours is never torch's own."""
+    profiles = [torchs(EVERYTHING) for _ in range(3)]
+    for prof in profiles:
+        with prof:
+            run(step)
+    profiles = profiles[1:]  # see both()
+    names = [name for name in FACTS if (program.__name__, name) not in CHANGING or "shapes" in name]
+    first, second = (told(prof, names) for prof in profiles)
+    assert {name: first[name] for name in names if first[name] != second[name]} == {}
+    assert sums(profiles[0]) == sums(profiles[1])
+    assert tables(profiles[0]) == tables(profiles[1])
+    assert stack_lines(profiles[0], tmp_path) == stack_lines(profiles[1], tmp_path)

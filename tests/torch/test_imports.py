@@ -1,0 +1,75 @@
+"""Code that imports from torch's profiler modules finds every name here, in the module that docs/profile.md says."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import otel_torchprof as otp
+
+SCHEME = {
+    "torch.profiler": ("otel_torchprof", "otel_torchprof.profiler"),
+    "torch.profiler.profiler": ("otel_torchprof", "otel_torchprof.profiler"),
+    "torch.autograd.profiler": ("otel_torchprof", "otel_torchprof.profiler"),
+    "torch.autograd.profiler_util": ("otel_torchprof", "otel_torchprof.profiler_util"),
+    "torch.autograd.profiler_legacy": ("otel_torchprof.legacy",),
+    "torch._dynamo.profiler": ("otel_torchprof.dynamo",),
+}
+"""Where a module of torch's is found; the first of two is where one looks first."""
+
+
+def public_names(module):
+    """What a module offers: its ``__all__``, else the classes and functions that it defines."""
+    return getattr(module, "__all__", None) or [
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    ]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(theirs, ours) for theirs, all_ in SCHEME.items() for ours in all_])
+def test_every_public_name_is_found(theirs, ours):
+    """Every public name of torch's module is a name of ours."""
+    module = importlib.import_module(ours)
+    missing = [name for name in public_names(importlib.import_module(theirs)) if not hasattr(module, name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("module", ["otel_torchprof", "otel_torchprof.profiler"])
+def test_what_is_torchs_own(module):
+    """The execution trace observer and ``itt`` are torch's; a name that nobody has is an error as everywhere."""
+    module = importlib.import_module(module)
+    assert module.ExecutionTraceObserver is torch.profiler.ExecutionTraceObserver
+    assert module.itt is torch.profiler.itt
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_every_name_of_all_can_be_had_without_torch():
+    """A star import brings every name, and imports no torch."""
+    program = (
+        "import sys; from otel_torchprof import *; from otel_torchprof.profiler import *; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_an_execution_trace(tmp_path):
+    """An observer that is made here writes torch's execution trace of what the profile records."""
+    path = tmp_path / "trace.json"
+    observer = otp.ExecutionTraceObserver().register_callback(str(path))
+    with otp.profile(execution_trace_observer=observer):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert '"aten::mm"' in path.read_text(encoding="utf-8")
+
+
+def test_the_profile_inside():
+    """``prof.profiler``, which in torch.profiler's class is the one inside, reads the same events; None before the start."""
+    prof = otp.profile()
+    assert prof.profiler is None
+    with prof:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert "aten::mm" in {event.name for event in prof.profiler.function_events}
+    assert isinstance(prof, otp._KinetoProfile)
