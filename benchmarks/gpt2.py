@@ -11,6 +11,7 @@ from workloads import gpt2_step
 _ROUNDS = 40
 _WARM_UP = 5
 _SHAPES = ", with shapes"
+_STACKS = ", with shapes and stacks"
 
 
 def measure(settings: Settings) -> list[Row]:
@@ -28,7 +29,13 @@ def measure(settings: Settings) -> list[Row]:
     contestants |= {
         OURS + _SHAPES: functools.partial(ours, shapes=True),
         KINETO + _SHAPES: functools.partial(kineto, shapes=True),
+        OURS + _STACKS: functools.partial(ours, shapes=True, with_stack=True),
+        KINETO + _STACKS: functools.partial(kineto, shapes=True, with_stack=True),
     }
     added = against_nothing(run, contestants, settings.rounds_or(_ROUNDS), percent=True)
-    budgets = {OURS: Budget(KINETO, 0.5), OURS + _SHAPES: Budget(KINETO + _SHAPES, 0.5)}
+    budgets = {
+        OURS: Budget(KINETO, 0.5),
+        OURS + _SHAPES: Budget(KINETO + _SHAPES, 0.5),
+        OURS + _STACKS: Budget(KINETO + _STACKS, 0.3),
+    }
     return rows("GPT-2 training step, added time", "%", added, budgets)

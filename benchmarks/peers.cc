@@ -1,7 +1,9 @@
-// What the benchmarks need in C++: an observer of torch's operators that does nothing, and loops without Python in
-// them.
+// What the benchmarks need in C++: observers of torch's operators and allocations that do nothing, and loops without
+// Python in them.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <memory>
@@ -10,6 +12,11 @@ namespace {
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction&) { return nullptr; }
 void end(const at::RecordFunction&, at::ObserverContext*) {}
+
+struct EmptyReporter final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return true; }
+};
 
 }  // namespace
 
@@ -21,6 +28,19 @@ uint64_t peers_observe(int inputs) {
 }
 
 void peers_unobserve(uint64_t handle) { at::removeCallback(handle); }
+
+// The least that being told of the calling thread's allocations costs.
+void peers_observe_memory() {
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<EmptyReporter>());
+}
+
+void peers_unobserve_memory() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE); }
+
+// `count` events of the allocator, half of which give back what the others allocated; no operators.
+void peers_allocations(uint64_t count) {
+  c10::Allocator* allocator = c10::GetCPUAllocator();
+  for (uint64_t i = 0; i + 2 <= count; i += 2) allocator->allocate(64);
+}
 
 // `count` operators through the dispatcher, each of which does next to nothing: comparing two sizes.
 void peers_operators(uint64_t count) {

@@ -36,6 +36,7 @@ def load(path: str | None = None) -> Any:
     loaded = ctypes.CDLL(path or library())
     loaded.peers_observe.restype = ctypes.c_uint64
     loaded.peers_unobserve.argtypes = [ctypes.c_uint64]
+    loaded.peers_allocations.argtypes = [ctypes.c_uint64]
     loaded.peers_operators.argtypes = [ctypes.c_uint64]
     loaded.peers_groups.argtypes = [ctypes.c_uint64]
     return loaded

@@ -25,15 +25,27 @@ def empty_callback(*, shapes: bool = False) -> Iterator[None]:
         peers.load().peers_unobserve(handle)
 
 
-def ours(*, shapes: bool = False, **arguments: Any) -> otp.profile:
+def ours(*, shapes: bool = False, memory: bool = False, **arguments: Any) -> otp.profile:
     """The package at hand."""
-    return otp.profile(record_shapes=shapes, **arguments)
+    return otp.profile(record_shapes=shapes, profile_memory=memory, **arguments)
 
 
 @contextlib.contextmanager
-def kineto(*, shapes: bool = False) -> Iterator[Any]:
+def empty_reporter() -> Iterator[None]:
+    """A receiver of the allocator's events that does nothing: what torch itself takes for having one."""
+    peers.load().peers_observe_memory()
+    try:
+        yield
+    finally:
+        peers.load().peers_unobserve_memory()
+
+
+@contextlib.contextmanager
+def kineto(*, shapes: bool = False, memory: bool = False, with_stack: bool = False) -> Iterator[Any]:
     """Torch's own profiler."""
-    profiler = torch.autograd.profiler.profile(use_kineto=True, record_shapes=shapes)
+    profiler = torch.autograd.profiler.profile(
+        use_kineto=True, record_shapes=shapes, profile_memory=memory, with_stack=with_stack
+    )
     with quiet():
         profiler.__enter__()
     try:

@@ -21,7 +21,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from harness import HEAD, Row, Settings
 
-SUBJECTS = ("operators", "labels", "averages", "encode", "memory", "gpt2", "scale", "delivery", "instrumented", "tails")
+SUBJECTS = (
+    "operators",
+    "allocations",
+    "labels",
+    "averages",
+    "encode",
+    "memory",
+    "gpt2",
+    "scale",
+    "large",
+    "delivery",
+    "instrumented",
+    "tails",
+)
 
 
 def main() -> None:

@@ -19,6 +19,13 @@ def adds(count: int) -> None:
         add(one, one)
 
 
+def allocations(count: int) -> None:
+    """Small tensors in a Python loop: each is an event of the allocator, and another when it goes."""
+    empty = torch.empty
+    for _ in itertools.repeat(None, count // 2):
+        empty(16)
+
+
 def small_training(steps: int) -> None:
     """Forward and backward of one small layer: nested operators, on autograd's thread too."""
     layer = torch.nn.Linear(8, 8)
