@@ -8,6 +8,7 @@ import numpy as np
 
 from ._columns.schema import MEMORY_KIND, Flag, Scope
 from ._event_facts import AMOUNTS
+from ._model.flows import numbered_rows
 from ._model.inputs import shape_keys
 from ._model.tree import listed_name
 from .function_event_avg import FunctionEventAvg
@@ -34,7 +35,7 @@ def of_columns(source: EventSource) -> pd.DataFrame:
     """The frame of recorded events."""
     pandas = _pandas()
     batch, view = source.batch, source.view
-    rows, numbered = view.rows, source.numbered_rows()
+    rows, numbered = view.rows, numbered_rows(source.batch)[view.rows]
     names = batch["name"][rows] if view.keys is None else view.keys[batch["name"][rows]]
     threads = np.array([thread.torch_tid or thread.ident for thread in batch.threads], dtype=np.int64)
     thread = threads[batch["thread"][rows]]

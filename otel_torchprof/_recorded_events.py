@@ -8,12 +8,10 @@ import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from ._event_facts import Coded, EventFacts
 from ._model import inputs
-from ._model.flows import forward_backward
+from ._model.flows import EVALUATION, forward_backward
 from ._model.frames import PythonIds, python_ids
 from ._model.memory import with_memory_events
 from ._model.modules import Hierarchy, module_hierarchy
@@ -23,13 +21,10 @@ from .function_event import FunctionEvent, Interval
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._columns.batch import Array, Batch, Thread
+    from ._columns.batch import Batch, Thread
     from ._model.frames import PythonIds
 
 _NS_PER_US = 1000
-
-_EVALUATION = "autograd::engine::evaluate_function: "
-"""What the autograd engine does around each backward function; torch's lists give it the numbers of that function."""
 
 
 class EventSource:
@@ -95,19 +90,8 @@ class EventSource:
         row: int = self.view.rows.item(index)
         thread, scope = self.batch["thread"], self.batch["scope"]
         follows = row + 1 < len(scope) and thread[row + 1] == thread[row] and scope[row + 1] == Scope.BACKWARD_FUNCTION
-        around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(_EVALUATION)
+        around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(EVALUATION)
         return row + int(around)
-
-    def numbered_rows(self) -> Array:
-        """The row of every event that :meth:`_numbered` finds for one."""
-        rows, names = self.view.rows.copy(), self.batch.names
-        thread, scope, name = self.batch["thread"], self.batch["scope"], self.batch["name"]
-        at = np.flatnonzero((rows + 1 < len(scope)) & (scope[rows] == Scope.FUNCTION))
-        own, after = rows[at], rows[at] + 1
-        at = at[(scope[after] == Scope.BACKWARD_FUNCTION) & (thread[after] == thread[own])]
-        around = [index for index in np.unique(name[rows[at]]).tolist() if names[index].startswith(_EVALUATION)]
-        rows[at[np.isin(name[rows[at]], around)]] += 1
-        return rows
 
     def sequence_nr(self, index: int) -> int:
         """Torch's number of the autograd node; -1 where there is none."""

@@ -8,10 +8,15 @@ import numpy as np
 
 from otel_torchprof._columns.schema import Scope
 
+from .tree import names_beginning
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Array, Batch
+
+EVALUATION = "autograd::engine::evaluate_function: "
+"""What the autograd engine does around each backward function; torch's lists give it the numbers of that function."""
 
 
 def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -89,3 +94,17 @@ def pair(events: Numbered) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
     forward_at, backward_at = order[to[same]], order[at[same]]
     by_backward = np.argsort(backward_at, kind="stable")
     return forward_at[by_backward], backward_at[by_backward]
+
+
+def numbered_rows(batch: Batch) -> Array:
+    """By row, the one whose autograd numbers torch shows for it: its own, or for the engine's event the backward function in it.
+
+    Torch makes that transfer when a profile ends, for two events that follow each other on a thread.
+    """
+    rows = np.arange(len(batch))
+    thread, scope = batch["thread"], batch["scope"]
+    is_evaluation = np.zeros(len(batch.names), dtype=np.bool_)
+    is_evaluation[names_beginning(batch.names, EVALUATION)] = True
+    around = is_evaluation[batch["name"][:-1]] & (scope[:-1] == Scope.FUNCTION) & (scope[1:] == Scope.BACKWARD_FUNCTION)
+    rows[:-1] += around & (thread[1:] == thread[:-1])
+    return rows

@@ -10,16 +10,14 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag, Kind
 
-from .flows import forward_backward
+from .flows import EVALUATION, forward_backward
 from .forest import outermost
-from .tree import names_at
+from .tree import names_beginning
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
 Array = npt.NDArray[Any]
-
-_EVALUATION = b"autograd::engine::evaluate_function: "
 
 
 class Hierarchy(NamedTuple):
@@ -137,7 +135,7 @@ def _backward(batch: Batch, index: Array) -> tuple[Array, Array]:
     chosen = (index[backward] == 0) & (index[forward] != 0)
     backward, of_forward = backward[chosen], index[forward[chosen]]
     engine = np.zeros(len(batch.names), dtype=np.bool_)
-    engine[[i for i in names_at(batch.names, _EVALUATION) if batch.names.raw(i).startswith(_EVALUATION)]] = True
+    engine[names_beginning(batch.names, EVALUATION)] = True
     around = batch["parent"][backward]
     by_engine = (around >= 0) & engine[batch["name"][around]]
     return np.concatenate((backward, around[by_engine])), np.concatenate((of_forward, of_forward[by_engine]))

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Scope
 
+from .flows import numbered_rows
 from .frames import distinct, frames_of, levels, nested_parents
 from .input_words import InputKind, may_have, text_ids
-from .tree import lifted, names_beginning
+from .tree import lifted
 from .units import extend_names
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _LEFT_OUT = (
     ("_internal/common_utils", "prof_meth_call"),
 )
 """Two parts each of names that torch keeps out of stacks (``torch.autograd.profiler_util._filter_stack_entry``)."""
-
-_EVALUATION = "autograd::engine::evaluate_function: "
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +183,7 @@ def _with_forward(view: TreeView, codes: Codes) -> Codes:
     thread = np.array([thread.torch_tid or thread.ident for thread in batch.threads], dtype=np.int64)[
         batch["thread"][rows]
     ]
-    number = batch["sequence_nr"][_numbered(batch)[rows]]
+    number = batch["sequence_nr"][numbered_rows(batch)[rows]]
     forward = np.flatnonzero((backward < 0) & (number >= 0))
     keys = _pairs(number[forward], thread[forward])
     used, first = np.unique(keys, return_index=True)
@@ -204,17 +203,6 @@ def _pairs(number: Array, thread: Array) -> Array:
     pairs = np.empty(len(number), dtype=np.complex128)
     pairs.real, pairs.imag = number, thread
     return pairs
-
-
-def _numbered(batch: Batch) -> Array:
-    """The row whose autograd number each row shows: its own, or that of the backward function around which it is the engine's."""
-    rows = np.arange(len(batch))
-    thread, scope = batch["thread"], batch["scope"]
-    is_evaluation = np.zeros(len(batch.names), dtype=np.bool_)
-    is_evaluation[names_beginning(batch.names, _EVALUATION)] = True
-    around = is_evaluation[batch["name"][:-1]] & (scope[:-1] == Scope.FUNCTION) & (scope[1:] == Scope.BACKWARD_FUNCTION)
-    rows[:-1] += around & (thread[1:] == thread[:-1])
-    return rows
 
 
 def _backward_around(view: TreeView) -> Array:
