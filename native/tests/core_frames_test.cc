@@ -1,4 +1,6 @@
 // What the tracer of calls needs of the core: names by their ids, and begins for those sessions only that came later.
+#include <thread>
+
 #include "core_support.h"
 
 namespace {
@@ -57,9 +59,106 @@ void events_for_nobody_do_not_begin() {
   CHECK_EQ(Batch(session.drain())->rows, 0u);
 }
 
+uint32_t id_of(const char* name) { return api().intern(name, UINT32_MAX); }
+
+// The short way in makes the same events as the long one: names, nesting, identity, error flags.
+void short_way_makes_the_same_events() {
+  Session session;
+  uint32_t consumer = otp_session_consumer(session);
+  CHECK(api().begin_frame("outer", id_of("outer"), 0, consumer) != 0);
+  CHECK(api().begin_frame("inner", id_of("inner"), 7, consumer) != 0);
+  begin("operator");
+  CHECK_EQ(end("operator"), 1);
+  CHECK_EQ(api().end_frame("inner", OTP_FLAG_ERROR), 1);
+  CHECK_EQ(api().end_frame("outer", 0), 1);
+  CHECK_EQ(api().end_frame("outer", 0), 0);
+  Batch batch(session.drain());
+  batch.check_sound();
+  CHECK_EQ(batch->rows, 3u);
+  CHECK_EQ(batch.parent_name("operator"), std::string("inner"));
+  CHECK_EQ(batch.parent_name("inner"), std::string("outer"));
+  CHECK_EQ(batch->fwd_thread[batch.row("inner")], 7u);
+  CHECK_EQ(batch->flags[batch.row("inner")], OTP_FLAG_ERROR);
+  CHECK_EQ(batch->kind[batch.row("outer")], OTP_EVENT_FRAME);
+  CHECK_EQ(batch->sequence_nr[batch.row("outer")], -1);
+}
+
+// Only the sessions that are named get it, on threads that are in nobody's scope too.
+void only_those_named_get_it() {
+  Session first, second;
+  std::thread([&first] {
+    for (int i = 0; i < 3; ++i) {
+      CHECK(api().begin_frame("frame", id_of("frame"), 0, otp_session_consumer(first)) != 0);
+      CHECK_EQ(api().end_frame("frame", 0), 1);
+    }
+  }).join();
+  CHECK_EQ(Batch(first.drain())->rows, 3u);
+  CHECK_EQ(Batch(second.drain())->rows, 0u);
+}
+
+// A session that has stopped gets nothing, and a call that began before ends all the same.
+void stopped_sessions_get_nothing() {
+  Session session;
+  uint32_t consumer = otp_session_consumer(session);
+  CHECK(api().begin_frame("before", id_of("before"), 0, consumer) != 0);
+  session.stop();
+  CHECK_EQ(api().begin_frame("after", id_of("after"), 0, consumer), 0u);
+  CHECK_EQ(api().end_frame("before", 0), 1);
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, 1u);
+  CHECK_EQ(batch->flags[0], OTP_FLAG_UNFINISHED);
+}
+
+// More calls than the budget has room for, and calls too deep: each is recorded or counted.
+void calls_are_recorded_or_counted() {
+  otp_session_options wanted = options();
+  wanted.budget_bytes = 2 * OTP_CHUNK_BYTES;
+  Session session(wanted);
+  uint32_t consumer = otp_session_consumer(session);
+  uint32_t name = id_of("frame");
+  uint64_t begun = 0;
+  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH + 10; ++depth, ++begun) api().begin_frame(&wanted, name, 0, consumer);
+  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH; ++depth) CHECK_EQ(api().end_frame(&wanted, 0), 1);
+  for (int i = 0; i < 5000; ++i, ++begun) {
+    api().begin_frame(&wanted, name, 0, consumer);
+    CHECK_EQ(api().end_frame(&wanted, 0), 1);
+  }
+  Batch batch(session.drain());
+  batch.check_sound();
+  CHECK_EQ(batch->dropped[OTP_LOSS_DEPTH], 10u);
+  CHECK(batch->dropped[OTP_LOSS_BUDGET] > 0);
+  CHECK_EQ(batch->rows + batch.dropped(), begun);
+}
+
+// What has begun before it was known has its own time, unless the thread has recorded something since.
+void times_before_now() {
+  Session session;
+  uint64_t before = api().ticks();
+  std::thread([before] {
+    for (const char* key : {"first", "second"}) {
+      otp_begin_args args = event(key, key);
+      args.scope_mask = UINT32_MAX;
+      args.ticks = before;
+      CHECK(api().begin(&args) != 0);
+      leaf(key == std::string("first") ? "between" : "last");
+    }
+    CHECK_EQ(end("second"), 1);
+    CHECK_EQ(end("first"), 1);
+  }).join();
+  Batch batch(session.drain());
+  batch.check_sound();
+  CHECK(batch->start[batch.row("first")] < batch->end[batch.row("first")]);
+  CHECK_EQ(batch->start[batch.row("second")], batch->end[batch.row("between")]);
+}
+
 }  // namespace
 
 int main() {
+  RUN_CLEAN(short_way_makes_the_same_events);
+  RUN_CLEAN(only_those_named_get_it);
+  RUN_CLEAN(stopped_sessions_get_nothing);
+  RUN_CLEAN(calls_are_recorded_or_counted);
+  RUN_CLEAN(times_before_now);
   RUN_CLEAN(names_can_be_ids);
   RUN_CLEAN(newcomers_get_what_is_open);
   RUN_CLEAN(events_for_nobody_do_not_begin);

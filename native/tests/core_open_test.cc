@@ -31,6 +31,7 @@ void open_events_are_told_of() {
   CHECK_EQ(first.parent_id(0), first->open_id[1]);
   CHECK_EQ(first->open_context[0], 1u);
   CHECK_EQ(first->open_context[1], 2u);
+  CHECK_EQ(first->open_kind[0], OTP_EVENT_LABEL);
   CHECK(first->open_start[0] <= first->open_start[1] && first->open_start[1] <= first->start[0]);
   end("inner");
   Batch second(session.drain());

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 3
+#define OTP_ABI_VERSION 4
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -149,7 +149,8 @@ typedef struct {
   uint64_t* open_parent;  /* ... the ids of their parents, 0 for none, ... */
   int64_t* open_start;    /* ... when they began, Unix ns, ... */
   uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */
-  uint32_t* open_name;    /* ... and their names */
+  uint32_t* open_name;    /* ... their names ... */
+  uint8_t* open_kind;     /* ... and kinds */
   uint64_t open_count;
   int64_t* memory_time; /* MEMORY records, by thread and within a thread by time; null when the session keeps none */
   int64_t* memory_bytes;
@@ -219,6 +220,7 @@ typedef struct {
   uint32_t name_generation;
   uint32_t not_for; /* consumers that must not get it, since they have it already (what is open where another starts) */
   int (*name_is_stable)(const void* key);
+  uint64_t ticks; /* when it began, by otp_api.ticks; 0: now. What the thread has recorded already was before it */
 } otp_begin_args;
 
 typedef struct {
@@ -270,6 +272,15 @@ typedef struct {
 
   /* Ends the innermost open event with that key on the calling thread. 1: done; 0: none is open here. */
   int (*end)(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size);
+
+  /* As begin and end, for the calls of functions (OTP_EVENT_FRAME), which come in great numbers: the name by its id, no
+   * inputs, the same key as often as wanted. `identity` goes where an operator has its forward thread. `consumers` (not
+   * 0) are the only sessions that get it, whatever thread it is. end_frame is for the innermost event of this thread;
+   * where that has another key it does what end does. */
+  uint32_t (*begin_frame)(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
+  int (*end_frame)(const void* key, uint8_t flags);
+  /* Now, for otp_begin_args. */
+  uint64_t (*ticks)(void);
 
   /* Ends an event that began on another thread: `thread` as begin returned it, or 0 and that thread's source_tid. */
   int (*end_elsewhere)(const void* key, uint32_t thread, uint32_t source_tid, uint8_t flags, const char* error_type,

@@ -142,7 +142,8 @@ otp_batch* BatchBuilder::finish() {
   d_ok = d_ok && allocate(&b.threads, d_threads.size()) && allocate(&b.outer_row, d_outer.size()) &&
          allocate(&b.outer_parent, d_outer.size()) && allocate(&b.open_id, d_open.size()) &&
          allocate(&b.open_parent, d_open.size()) && allocate(&b.open_start, d_open.size()) &&
-         allocate(&b.open_context, d_open.size()) && allocate(&b.open_name, d_open.size());
+         allocate(&b.open_context, d_open.size()) && allocate(&b.open_name, d_open.size()) &&
+         allocate(&b.open_kind, d_open.size());
   if (!d_ok) return nullptr;
   std::copy(d_threads.begin(), d_threads.end(), b.threads);
   b.thread_count = d_threads.size();
@@ -155,7 +156,8 @@ otp_batch* BatchBuilder::finish() {
     b.open_parent[b.open_count] = open.parent;
     b.open_start[b.open_count] = open.start;
     b.open_context[b.open_count] = open.context;
-    b.open_name[b.open_count++] = open.name;
+    b.open_name[b.open_count] = open.name;
+    b.open_kind[b.open_count++] = open.kind;
   }
   otp_batch* done = d_batch;
   d_batch = nullptr;
@@ -199,7 +201,8 @@ extern "C" void otp_batch_free(otp_batch* batch) {
                     batch->open_parent,
                     batch->open_start,
                     batch->open_context,
-                    batch->open_name};
+                    batch->open_name,
+                    batch->open_kind};
   for (void* array : arrays) std::free(array);
   std::free(batch);
 }

@@ -18,6 +18,7 @@ class BatchBuilder {
     uint64_t id, parent;
     int64_t start;
     uint32_t context, name;
+    uint8_t kind;
   };
 
   // Upper bounds, and which of the optional arrays there are.

@@ -150,8 +150,7 @@ bool ThreadDecode::late_end(const LateEnd& late, uint32_t thread_index) {
   return true;
 }
 
-// Size of the record at `at`, or 0 where there is no whole, known one.
-static uint32_t record_size(const otp_record& head, uint32_t left) {
+uint32_t record_size(const otp_record& head, uint32_t left) {
   uint64_t size = 0;
   switch (head.kind) {
     case OTP_RECORD_BEGIN:
@@ -277,7 +276,7 @@ void ThreadDecode::keep_open(std::vector<uint64_t>* rows) {
       }
       event.inputs.assign(words, static_cast<const int64_t*>(d_batch.input_words) + end);
     }
-    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name});
+    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name, d_batch.kind[row]});
     d_state.pending.push_back(std::move(event));
     rows->push_back(row);
   }

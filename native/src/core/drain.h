@@ -12,6 +12,9 @@
 
 namespace otp {
 
+// Size of a record with that head, of which so many bytes are there; 0 where it is no whole, known one.
+uint32_t record_size(const otp_record& head, uint32_t left);
+
 // The end of an event that is not in its thread's chunks: it came from another thread, or there was no chunk for it.
 struct LateEnd {
   uint32_t thread;  // where the event began

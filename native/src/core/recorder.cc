@@ -15,11 +15,6 @@ void append_context(ThreadBuffer& thread, uint32_t consumers) {
   thread.context_pending &= ~consumers;
 }
 
-uint32_t distance_to(uint64_t from, uint64_t to) {
-  uint64_t distance = from - to;
-  return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
-}
-
 // The sessions that want this thread. A hook is asked only when a session is running that is not known to want it: with
 // one profile, on the thread that started it, never.
 inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t scope_mask) {
@@ -29,24 +24,11 @@ inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t sc
   return hook == nullptr ? wanted : (wanted | hook()) & active;
 }
 
-inline bool is_current(const ThreadBuffer& thread) {
-  return thread.epoch == g_shared.epoch.load(std::memory_order_relaxed);
-}
-
 // Torch calls once per registered callback; whichever comes first has written the event.
 inline bool is_second_call(const ThreadBuffer& thread, const otp_begin_args& args, uint32_t depth) {
   return args.nests == 0 && depth > 0 && thread.open[depth - 1].key.get() == args.key;
 }
 
-// What stands behind the ticks, in one store.
-inline void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint32_t consumers, uint32_t value) {
-  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the fields of a head are put together by shifting");
-  uint64_t word = kind | detail << 8 | consumers << 16 | static_cast<uint64_t>(value) << 32;
-  std::memcpy(&record->kind, &word, sizeof word);
-}
-
-// What a begin may need beside its inputs.
-constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);  // a loss mark, a context
 constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
 
 // Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
@@ -125,7 +107,8 @@ inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32
   record->parent = visible == 0 ? 0 : distance_to(thread.next_index + 1, visible);
   record->fwd_thread = args.fwd_thread;
   record->sequence_nr = args.sequence_nr;
-  record->head.ticks = ticks_now();  // last: what recording costs is outside of the event as far as can be
+  // Last: what recording costs is outside of the event as far as can be.
+  record->head.ticks = __builtin_expect(args.ticks == 0, 1) ? ticks_now() : after_all(thread, args.ticks);
   thread.at += sizeof *record;
   if (__builtin_expect(args.input_words != 0, 0)) append_inputs(thread, args, consumers);
   ++thread.next_index;
@@ -165,6 +148,8 @@ __attribute__((noinline)) OTP_HOT uint32_t wanting_in_context(ThreadBuffer& thre
   return active & ~(muted & g_shared.follows.load(std::memory_order_relaxed));
 }
 
+}  // namespace
+
 OTP_HOT uint32_t begin(const otp_begin_args* args) {
   // Acquire, which is free on x86: who sees a session's bit must see the epoch that came with it, or could take what it
   // remembers of the bit's last owner for the new one's.
@@ -200,6 +185,8 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
   return thread->id;
 }
 
+namespace {
+
 // Writes the end of an event of this thread, whatever has changed since its begin.
 OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, uint64_t ticks, uint8_t flags,
                                  uint32_t error) {
@@ -224,7 +211,8 @@ OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, u
   if (here != consumers) end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
 }
 
-// Misnested, suspended, left by an exception, or with sessions that have come or gone since its begin.
+}  // namespace
+
 OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks, uint8_t flags, const char* error_type,
                           uint32_t error_type_size) {
   repair_stack(thread);
@@ -235,11 +223,15 @@ OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks,
   return 1;
 }
 
+namespace {
+
 // Where no event is on the stack: whether there is none elsewhere either that could end. Then the end is that of an
 // event that no session wanted, such as all those of a muted context.
 inline bool is_idle(const ThreadBuffer& thread) {
   return thread.suspended_count.load(std::memory_order_relaxed) == 0 && thread.too_deep == nullptr;
 }
+
+}  // namespace
 
 OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size) {
   ThreadBuffer* thread = t_buffer;
@@ -264,6 +256,10 @@ OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t
   thread->depth.set(depth - 1);
   return 1;
 }
+
+namespace {
+
+uint64_t ticks() { return ticks_now(); }
 
 OTP_COLD uint32_t memory_slowpath(ThreadBuffer& thread, uint32_t active, uint32_t scope_mask, uint32_t bytes) {
   uint32_t wanted = wanting(thread, active, scope_mask);
@@ -332,6 +328,9 @@ extern "C" const otp_api* otp_get_api(void) {
                               otp::as_word(otp::g_shared.wants_memory),
                               otp::begin,
                               otp::end,
+                              otp::begin_frame,
+                              otp::end_frame,
+                              otp::ticks,
                               otp::end_elsewhere,
                               otp::suspend,
                               otp::resume,

@@ -53,7 +53,42 @@ bool refresh_context_slowpath(ThreadBuffer& thread, const otp_context_source* so
 // get nothing until then.
 void note_followers_slowpath(ThreadBuffer& thread);
 
+// ---- recorder.cc ----
+
+uint32_t begin(const otp_begin_args* args);
+int end(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size);
+// Of an event that is misnested, suspended, left by an exception, or has sessions that have come or gone since its
+// begin; it ended at that time.
+int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks, uint8_t flags, const char* error_type,
+                 uint32_t error_type_size);
+
+// ---- frames.cc: as otp_api has them ----
+
+uint32_t begin_frame(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
+int end_frame(const void* key, uint8_t flags);
+// The time, or that of the last thing that the thread has recorded, whichever is later: events are in the order in
+// which they began.
+uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks);
+
 // ---- for all of them ----
+
+inline bool is_current(const ThreadBuffer& thread) {
+  return thread.epoch == g_shared.epoch.load(std::memory_order_relaxed);
+}
+
+// What stands behind the ticks, in one store.
+inline void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint32_t consumers, uint32_t value) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the fields of a head are put together by shifting");
+  uint64_t word = kind | detail << 8 | consumers << 16 | static_cast<uint64_t>(value) << 32;
+  std::memcpy(&record->kind, &word, sizeof word);
+}
+
+// What a begin may need beside its inputs.
+constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);  // a loss mark, a context
+inline uint32_t distance_to(uint64_t from, uint64_t to) {
+  uint64_t distance = from - to;
+  return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
+}
 
 inline ThreadBuffer* this_thread() {
   ThreadBuffer* thread = t_buffer;

@@ -228,6 +228,7 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.name = fn.name();
   args.name_size = UINT32_MAX;
   args.not_for = 0;
+  args.ticks = 0;
   args.scope = static_cast<uint8_t>(fn.scope());
   args.kind = OTP_EVENT_OPERATOR;
   args.flags = 0;
