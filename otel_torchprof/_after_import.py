@@ -34,7 +34,8 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     """
     entry = _Entry(action)
     with _lock:
-        _waiting.setdefault(module_name, []).append(entry)
+        # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
+        _waiting[module_name] = [each for each in _waiting.get(module_name, ()) if each.action is not None] + [entry]
         # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ._after_import import when_imported
 from ._model.compiled import BREAK_PREFIX, COMPILATION_PREFIX
+from ._native import frames
 from .labels import record_function
 
 _logger = logging.getLogger("otel_torchprof")
@@ -62,7 +63,8 @@ class _SharedCallbacks:
             self._users.discard(user)
             if not self._users and (handler := _handler()):
                 _take_out(handler.start_callbacks, self._begin)
-                _take_out(handler.end_callbacks, self._end)
+                if self._open is None:  # else the thread that compiles is paused until it is told of the end
+                    _take_out(handler.end_callbacks, self._end)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
@@ -84,11 +86,13 @@ class _SharedCallbacks:
         self._breaks = len(_reasons())
         self._open = record_function(f"{COMPILATION_PREFIX}{getattr(told[0], 'compile_id', '?') if told else '?'}")
         self._open.__enter__()
+        frames.pause()  # the calls of a compilation are thousands, and none is the program's
 
     def _end(self, *_told: Any) -> None:
         compilation, self._open = self._open, None
         if compilation is None:
             return  # it began before the callbacks were there
+        frames.resume()
         reasons = _reasons()
         try:
             for reason in reasons[min(self._breaks, len(reasons)) :]:

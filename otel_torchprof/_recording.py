@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from . import config
 from ._columns.batch import Batch
 from ._columns.schema import Kind
+from ._model.frames import ShortFrames, with_facts
 from ._model.input_words import InputKept, kept
+from ._model.waiting import with_waiting
 from ._native import torch_library
 from ._native.recorder import CHUNK_BYTES, Session, now_ns, recorder_stats
 from ._native.torch_library import Wants
 from ._sources import Sources
 from .errors import NativeError, TorchProfError
+from .frame_filter import ALL_FRAMES, FrameFilter
+from .function_labels import label_by_environment, notes_of_environment
 from .health import ON, Health
+
+if TYPE_CHECKING:
+    from ._columns.waiting import WaitingStack
 
 
 def checked_memory_limit(given: int | None) -> int:
@@ -54,6 +62,8 @@ class Wanted:
     """What is allocated and given back."""
     frames: bool = False
     """Calls of Python and C functions."""
+    frame_filter: FrameFilter = ALL_FRAMES
+    """Which of them."""
     modules: bool = False
     """Calls of modules."""
     all_threads: bool = False
@@ -98,12 +108,14 @@ class Recording:
         self._times = (0, 0)
         self._pid = os.getpid()
         self._batch: Batch | None = None
+        self._waiting: list[WaitingStack] = []
         self._lock = threading.Lock()
         self.running = False
         self._operators = self._state_of_operators(wanted.operators)
         self._library: torch_library.TorchLibrary | None = None
         if self._operators == ON or self._can_record_memory():
             self._library = torch_library.load()
+        self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
         self._sources = Sources(wanted, self._library, operators=self._operators == ON)
 
     @staticmethod
@@ -130,6 +142,7 @@ class Recording:
             self._times = now_ns(), 0
             self.running = True
             return
+        label_by_environment()
         self._clock_steps = recorder_stats().clock_steps
         self._session = Session(
             self._limit,
@@ -166,7 +179,13 @@ class Recording:
             self._times = self._times[0], now_ns()
             return
         try:
-            self._session.stop()  # first: what is called to stop the sources is no part of the recording
+            self._waiting = self._sources.waiting_stacks()
+        finally:
+            self._stop_session(self._session)
+
+    def _stop_session(self, session: Session) -> None:
+        try:
+            session.stop()  # first: what is called to stop the sources is no part of the recording
         finally:
             self._sources.stop()
 
@@ -182,22 +201,29 @@ class Recording:
             return Batch.of({"start": []}, [""])
         with self._lock:
             if self._batch is None:
-                self._batch = self._own_facts(self._session.final_batch())
+                whole = with_waiting(self._session.final_batch(), self._waiting, self.times())
+                self._batch = self._with_frame_facts(self._own_facts(whole))
             return self._batch
 
     def _own_facts(self, batch: Batch) -> Batch:
-        """Without what only others who recorded meanwhile wanted to know of the operators."""
-        return kept(batch, InputKept(int(self.wanted.facts())))
+        """Without short calls, and what only others who recorded meanwhile wanted to know of the operators."""
+        return self._short_frames.without(kept(batch, InputKept(int(self.wanted.facts()))))
+
+    def _with_frame_facts(self, batch: Batch) -> Batch:
+        facts = self._sources.frame_facts()
+        return batch if facts is None else with_facts(batch, replace(facts, since=self.times()[0]))
 
     def drain(self) -> Batch:
         """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
 
-        For a recording that is only ever read like this.
+        For a recording that is only ever read like this. Threads that only wait have no calls in it.
 
         Raises:
             NativeError: another thread drains it, or this process was forked from the one that recorded.
         """
-        return Batch.of({"start": []}, [""]) if self._session is None else self._session.drain()
+        if self._session is None:
+            return Batch.of({"start": []}, [""])
+        return self._with_frame_facts(self._short_frames.without(self._session.drain()))
 
     def times(self) -> tuple[int, int]:
         """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
@@ -210,7 +236,7 @@ class Recording:
     def health(self) -> Health:
         """State and figures so far."""
         labels = ON if config.enabled() else _OFF_BY_SWITCH
-        notes = list(self._sources.notes)
+        notes = [*self._sources.notes, *notes_of_environment()]
         state = Health(self._operators, labels, 0, {}, 0, self._limit)
         if self._session is None:
             return state

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
+from . import _torch_hooks, frame_filter
+from ._compile import leave_uncompiled
 from ._compile_events import CompileEvents
-from ._native import frames, torch_library
+from ._native import frame_book, frames, module_names, tensor_notes, torch_library
+from ._native.gc_pauses import GcPauses
 from ._torch_hooks import ModuleHooks
+from .frame_filter import ALL_FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._columns.frame_facts import FrameFacts
+    from ._columns.waiting import WaitingStack
     from ._native.recorder import Session
     from ._recording import Wanted
 
 _logger = logging.getLogger("otel_torchprof")
 
+leave_uncompiled(*(m.__name__ for m in (_torch_hooks, module_names, frame_book, tensor_notes, frame_filter)))
+
 
 class Sources:
-    """Started once, with a session that runs; stopped once, from any thread, or when nothing refers to it any more.
+    """Started once, with a session that runs; stopped once, from any thread.
+
+    Where nothing refers to it any more and it was never stopped, everything is taken away all the same, and a warning is logged.
 
     Args:
         wanted: what the recording is to hold.
@@ -35,9 +47,11 @@ class Sources:
         self._stops: list[Callable[[], object]] = []
         self._frames: frames.Tracing | None = None
         self._memory: torch_library.MemoryObservation | None = None
+        self._facts: FrameFacts | None = None
         self.notes: list[str] = []
         """What a reader of the recording should know of them, a sentence each."""
-        self._stop = weakref.finalize(self, _stop_all, self._stops)
+        weakref.finalize(self, _stop_all, self._stops)
+        self._unstopped: weakref.finalize[..., Sources] | None = None
 
     def start(self, session: Session) -> None:
         """Lets the session have what it wants.
@@ -50,9 +64,13 @@ class Sources:
             self._start_hooks()
             if self._wanted.frames:
                 self._start_frames(session)
+            elif self._wanted.frame_filter != ALL_FRAMES:
+                self.notes.append("frames off: a filter of calls was given without with_stack=True")
         except BaseException:  # a KeyboardInterrupt too
-            _stop_all(self._stops)  # it may be started again, so the finalizer has to stay
+            _stop_all(self._stops)
             raise
+        self._unstopped = weakref.finalize(self, _say_dropped, os.getpid())
+        self._unstopped.atexit = False
 
     def _start_library(self, session: Session) -> None:
         if self._library is None:
@@ -71,30 +89,48 @@ class Sources:
 
     def _start_hooks(self) -> None:
         compilations = CompileEvents()
+        self._stops.append(compilations.remove)  # before it is begun, here and below: what begins it may be interrupted
         compilations.install()
-        self._stops.append(compilations.remove)
         if self._wanted.modules and torch_library.installed_torch() is not None:
             modules = ModuleHooks(survives_fork=False)
-            modules.install(outermost_only=False)
             self._stops.append(modules.remove)
+            modules.install(outermost_only=False)
 
     def _start_frames(self, session: Session) -> None:
+        tracing = frames.Tracing(session)
+        self._stops.append(tracing.stop)
         try:
-            tracing = frames.Tracing(session)
+            tracing.start(session, self._wanted.frame_filter)
         except frames.FramesError as error:
             self.notes.append(f"frames off: {error}")
             _logger.warning("Python's calls are not recorded, and events have no stacks: %s", error)
             return
         self._frames = tracing
-        self._stops.append(tracing.stop)
-        if tracing.new_threads_tool:
-            self.notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
-        if tracing.passed_over:
-            self.notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
+        self.notes += notes_on_calls(tracing)
+        if not self._wanted.frame_filter.modules_only:
+            pauses = GcPauses(session)
+            self._stops.append(pauses.stop)
+            pauses.start()
+
+    def waiting_stacks(self) -> list[WaitingStack]:
+        """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
+        return [] if self._frames is None else self._frames.waiting()
+
+    def frame_facts(self) -> FrameFacts | None:
+        """What is known of the functions, modules and optimizers of Python's calls so far; None where calls are not recorded."""
+        return self._facts if self._frames is None else self._frames.facts()
 
     def stop(self) -> None:
         """Takes everything away; a second call does nothing."""
-        self._stop()
+        _stop_all(self._stops)
+        if self._unstopped is not None:
+            self._unstopped.detach()
+        self._facts = self.frame_facts()
+        if self._frames is not None and self._has_nothing_included():
+            self.notes.append(
+                f"no function was called that include={list(self._wanted.frame_filter.include)} names; those of the script "
+                "itself are in the module __main__"
+            )
         if self._frames is not None and self._frames.displaced:
             self.notes.append(f"frames were cut short on {self._frames.displaced} threads: another tool profiled them")
         if self._memory is not None and self._memory.was_cut:
@@ -104,8 +140,32 @@ class Sources:
             )
         self._frames = self._memory = None
 
+    def _has_nothing_included(self) -> bool:
+        wanted = self._wanted.frame_filter
+        return bool(wanted.include) and not wanted.modules_only and not (self._facts and self._facts.functions)
+
+
+def notes_on_calls(tracing: frames.Tracing) -> list[str]:
+    """On which threads calls are not recorded, and why."""
+    notes = []
+    if tracing.new_threads_tool:
+        notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
+    if tracing.passed_over:
+        notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
+    return notes
+
 
 def _stop_all(stops: list[Callable[[], object]]) -> None:
-    # Python's calls first, so that those of the others are not recorded.
+    # Python's calls first, so that those of the others are not recorded. What is interrupted stays, to be called again.
     while stops:
-        stops.pop()()
+        stops[-1]()
+        stops.pop()
+
+
+def _say_dropped(pid: int) -> None:
+    # In a forked child it is the parent's; an interpreter that ends drops everything.
+    if pid == os.getpid() and not sys.is_finalizing():
+        _logger.warning(
+            "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep "
+            "it until it is stopped"
+        )

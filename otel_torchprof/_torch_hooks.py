@@ -11,8 +11,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ._compile import leave_out_of_graphs
-from ._module_names import ModuleNames
 from ._native.ffi import python_sources
+from ._native.module_names import ModuleNames
 
 if TYPE_CHECKING:
     import types

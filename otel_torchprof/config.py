@@ -9,10 +9,12 @@ import functools
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -32,11 +34,37 @@ OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
 """Memory that one recording may hold in the recorder, in bytes, ``K``, ``M`` or ``G``. Default ``512M``."""
 
 OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
-"""What ``TorchInstrumentor`` records: ``off``, ``steps``, ``modules`` or ``ops``. Default ``steps``."""
+"""What ``TorchInstrumentor`` records: ``off``, ``steps``, ``modules``, ``ops`` or ``frames``. Default ``steps``."""
+
+OTEL_TORCHPROF_HIDDEN_ATTRIBUTES = "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES"
+"""Attributes that spans are not to have, by name, separated by commas: ``code.file.path,torch.op.concrete_inputs``. Default: none."""
 
 OTEL_TORCHPROF_NVTX_LIBRARY = "OTEL_TORCHPROF_NVTX_LIBRARY"
 """NVTX library that ``emit_nvtx`` uses instead of looking for one: a file with ``nvtxRangePushA``, ``nvtxRangePop`` and
 ``nvtxMarkA``."""
+
+OTEL_TORCHPROF_FRAMES_INCLUDE = "OTEL_TORCHPROF_FRAMES_INCLUDE"
+"""Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas. Default: all.
+
+This and the following are what ``FrameFilter`` takes, and count where a profile is given none."""
+
+OTEL_TORCHPROF_FRAMES_EXCLUDE = "OTEL_TORCHPROF_FRAMES_EXCLUDE"
+"""Which are not, in the same form. Default: none."""
+
+OTEL_TORCHPROF_FRAMES_MAX_DEPTH = "OTEL_TORCHPROF_FRAMES_MAX_DEPTH"
+"""How many recorded calls may be open around each other on a thread. Default: any number."""
+
+OTEL_TORCHPROF_FRAMES_MIN_DURATION = "OTEL_TORCHPROF_FRAMES_MIN_DURATION"
+"""Seconds; shorter calls are taken out. Default ``0``."""
+
+OTEL_TORCHPROF_FRAMES_C_FUNCTIONS = "OTEL_TORCHPROF_FRAMES_C_FUNCTIONS"
+"""``false``: calls of C functions are not recorded. Default ``true``."""
+
+OTEL_TORCHPROF_FRAMES_MODULES_ONLY = "OTEL_TORCHPROF_FRAMES_MODULES_ONLY"
+"""``true``: of all calls only those of ``torch.nn.Module`` objects. Default ``false``."""
+
+OTEL_TORCHPROF_LABELS = "OTEL_TORCHPROF_LABELS"
+"""File that lists functions to be labelled, a dotted name in each line; read when the first recording starts."""
 
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_MEMORY_LIMIT = 512 << 20
@@ -48,15 +76,38 @@ def _warn_once(name: str, value: str, allowed: str) -> None:
     _logger.warning("%s=%r is ignored: %s", name, value, allowed)
 
 
-def enabled() -> bool:
-    """Whether the package may record at all."""
-    value = os.environ.get(OTEL_TORCHPROF_ENABLED, "true").strip().lower()
-    if value in {"true", "1", "yes", "on", ""}:
+def value_of(name: str, parse: Callable[[str], T]) -> T | None:
+    """What a variable says; None where it is not set, or badly.
+
+    ``parse`` gets the text, and raises ValueError or TypeError saying what is allowed.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except (TypeError, ValueError) as error:
+        _warn_once(name, text, str(error))
+        return None
+
+
+def switch(text: str) -> bool:
+    """Yes or no.
+
+    Raises:
+        ValueError: neither.
+    """
+    value = text.lower()
+    if value in {"true", "1", "yes", "on"}:
         return True
     if value in {"false", "0", "no", "off"}:
         return False
-    _warn_once(OTEL_TORCHPROF_ENABLED, value, "allowed are true and false")
-    return True
+    raise ValueError("allowed are true and false")
+
+
+def enabled() -> bool:
+    """Whether the package may record at all."""
+    return value_of(OTEL_TORCHPROF_ENABLED, switch) is not False
 
 
 def memory_limit() -> int:
@@ -80,6 +131,11 @@ def detail(allowed: Sequence[str]) -> str:
     return "steps"
 
 
+def hidden_attributes() -> frozenset[str]:
+    """Names of the attributes that spans are not to have."""
+    return frozenset(key.strip() for key in os.environ.get(OTEL_TORCHPROF_HIDDEN_ATTRIBUTES, "").split(","))
+
+
 def chrome_trace() -> str:
     """The file for a Chrome trace when nobody says otherwise; may hold ``{pid}``."""
     value = os.environ.get(OTEL_TORCHPROF_CHROME_TRACE, "").strip()
@@ -95,3 +151,8 @@ def build_dir() -> Path | None:
 def nvtx_library() -> str | None:
     """The NVTX library that the environment names, if any; without a folder it is looked for as the system does."""
     return os.environ.get(OTEL_TORCHPROF_NVTX_LIBRARY, "").strip() or None
+
+
+def labels_file() -> str | None:
+    """The list of functions to be labelled that the environment names, if any."""
+    return os.environ.get(OTEL_TORCHPROF_LABELS, "").strip() or None

@@ -79,7 +79,7 @@ class ProcessorHealth:
     """
 
     sources: Mapping[str, str]
-    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``."""
+    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``, ``frames``."""
     recorded: int
     """Events taken from the recorder so far."""
     dropped: Mapping[str, int]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .schema import COLUMNS, MEMORY_COLUMNS, OPTIONAL
+
+if TYPE_CHECKING:
+    from .frame_facts import FrameFacts
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +93,8 @@ class OpenEvents:
     """Numbers of the spans that they began in; 0 for none, and where the recording follows no spans."""
     name: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     """Indices into ``Batch.names``."""
+    kind: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """What they are: see :class:`~otel_torchprof._columns.schema.Kind`."""
 
     def __len__(self) -> int:
         return len(self.id)
@@ -130,6 +135,8 @@ class Batch:
     """... and the ids of these parents."""
     opens: OpenEvents = field(default_factory=OpenEvents)
     """What was open when it was made."""
+    frame_facts: FrameFacts | None = None
+    """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
 
     def __len__(self) -> int:
         return len(self.columns["start"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .batch import Batch, Names, Thread
+from .frame_facts import FrameFacts
 from .schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS, OPTIONAL
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         kept=functools.reduce(operator.or_, (batch.kept for batch in batches)),
         memory=_memory(batches, thread_maps),
         dropped=dict(dropped),
+        frame_facts=FrameFacts.joined([batch.frame_facts for batch in batches if batch.frame_facts is not None]),
     )
     return _by_thread(whole)
 
@@ -69,13 +71,37 @@ def without(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
     """A batch without the rows of a mask; what was inside of them, memory too, hangs under what was around them."""
     if not rows.any():
         return batch
-    parent = batch["parent"].copy()
+    parent, outermost = batch["parent"].copy(), np.arange(len(batch))
     moving = np.flatnonzero((parent >= 0) & rows[parent])
     while moving.size:
-        parent[moving] = parent[parent[moving]]
+        above = parent[moving]
+        parent[moving], outermost[moving] = parent[above], outermost[above]
         moving = moving[(parent[moving] >= 0) & rows[parent[moving]]]
     columns, memory = {**batch.columns, "parent": parent}, _moved_outwards(batch, rows, parent)
-    return _picked(replace(batch, columns=columns, memory=memory), np.flatnonzero(~rows))
+    left = replace(batch, columns=columns, memory=memory)
+    if len(batch.outer_rows) or len(batch.opens):
+        left = _with_outer(left, rows, outermost)
+    return _picked(left, np.flatnonzero(~rows))
+
+
+def _with_outer(batch: Batch, rows: npt.NDArray[np.bool_], outermost: Array) -> Batch:
+    """What is around rows, and around open events, from before the batch, where the rows of a mask go.
+
+    ``outermost``: for each row the one that is around it and all that goes, or itself.
+    """
+    own = np.zeros(len(batch), dtype=np.uint64)
+    own[batch.outer_rows.astype(np.intp)] = batch.outer_parents
+    outer = own[outermost]
+    outer[batch["parent"] >= 0] = 0
+    opens, of_open = batch.opens, rows_of(batch, batch.opens.parent)
+    gone = np.flatnonzero((of_open >= 0) & rows[of_open]) if len(batch) else of_open[:0]
+    if gone.size:
+        around = batch["parent"][of_open[gone]]
+        parent = opens.parent.copy()
+        parent[gone] = np.where(around >= 0, batch["id"][around], outer[of_open[gone]])
+        opens = replace(opens, parent=parent)
+    outer_rows = np.flatnonzero(outer).astype(np.uint64)
+    return replace(batch, outer_rows=outer_rows, outer_parents=outer[outer != 0], opens=opens)
 
 
 def rows_of(batch: Batch, ids: Array) -> npt.NDArray[np.int64]:

@@ -23,7 +23,7 @@ class Kind(enum.IntEnum):
     MODULE = 3
     """The forward pass of a module, told of by torch's module hooks; its name is the module's full name in its root."""
     FRAME = 4
-    """A call of a Python or C function."""
+    """A call of a Python or C function, or a pause of Python's garbage collector."""
 
 
 MEMORY_KIND = 255

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.frame_facts import FrameFacts
 from otel_torchprof._columns.joined import without
-from otel_torchprof._columns.schema import Kind
+from otel_torchprof._columns.schema import Flag, Kind
 
 from .tree import lifted
 
@@ -20,6 +21,16 @@ Array = npt.NDArray[Any]
 
 MODULE_PREFIX = "nn.Module: "
 """How the names of calls of modules begin; behind it stand the class, ``_``, and which of its instances."""
+
+
+COLLECTION_PREFIX = "gc.collect: generation "
+"""How the names of pauses of the garbage collector begin, which are among the calls."""
+
+
+def collection_generation(name: str) -> int | None:
+    """Which generation the pause with this name collected; None of what is no pause."""
+    number = name.removeprefix(COLLECTION_PREFIX)
+    return int(number) if number != name and number.isdecimal() else None
 
 
 def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
@@ -85,6 +96,19 @@ def levels(around: Array) -> list[Array]:
     return np.split(order, np.cumsum(np.bincount(depth))[:-1])
 
 
+def with_facts(batch: Batch, facts: FrameFacts) -> Batch:
+    """The batch with the facts of what is called in it, out of those of all that was called since the tracer came."""
+    is_frame = frames_of(batch)
+    if is_frame is None:
+        return replace(batch, frame_facts=FrameFacts(since=facts.since))
+    names, identities = batch["name"][is_frame], batch["fwd_thread"][is_frame]
+    occurs = np.zeros(len(batch.names), dtype=np.bool_)
+    occurs[names] = True
+    numbers = set(np.flatnonzero(occurs).tolist())
+    steps = {number for number in facts.optimizers if (identities == number).any()}
+    return replace(batch, frame_facts=facts.chosen(numbers, steps))
+
+
 @dataclass(frozen=True, eq=False)
 class PythonIds:
     """The numbers that torch gives to calls, by row of the batch; -1 for none."""
@@ -142,3 +166,27 @@ def without_frames(batch: Batch) -> Batch:
     """The other rows, each under the nearest of them that was open around it; the batch itself where it has no calls."""
     is_frame = frames_of(batch)
     return batch if is_frame is None else without(batch, is_frame)
+
+
+class ShortFrames:
+    """Takes calls that took less than some time out of the batches of one recording, in the order of its drains.
+
+    What is in them hangs under what is around them. Unfinished ones stay, and those that an earlier batch told of as open:
+    what was inside them then is said to be so. Not thread-safe: a recording is drained by one thread at a time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._shortest = seconds * 1e9
+        self._told: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+
+    def without(self, batch: Batch) -> Batch:
+        """The next batch without them; itself where there are none."""
+        if self._shortest <= 0:
+            return batch
+        short = batch["kind"] == Kind.FRAME
+        short &= batch["end"] - batch["start"] < self._shortest
+        short &= (batch["flags"] & Flag.UNFINISHED) == 0
+        if self._told.size:
+            short &= ~np.isin(batch["id"], self._told)
+        self._told = batch.opens.id
+        return without(batch, short)

@@ -51,14 +51,48 @@ def set_context_resolver(resolver: Callable[[], int] | None, by_identity: bool =
 # Calls of the resolver, and of a finder of modules, that raised.
 def errors() -> int: ...
 
-# Calls of Python and C functions, as events of the session with that bit, on all threads that there are. prefixes: what paths
-# of files lose; own: directory whose functions are left out, with what they call, unless they are in one of the files
-# `passing`; module_call: code that is named after the module that is called. Returns how many threads were passed over since they have a profile function. There where can_trace_frames.
+# Pauses of the garbage collector as events of the sessions with those bits: told by the first, which is for gc.callbacks. The last
+# ends it; whether there are sessions left.
+def on_collection(phase: str, info: dict[str, int], /) -> None: ...
+def follow_collections(consumer: int, /) -> None: ...
+def leave_collections(consumers: int, /) -> bool: ...
+
+# Calls of Python and C functions, as events of the session with that bit, on all threads. prefixes: what paths of files lose;
+# own: directory whose functions are left out, with what they call, unless they are in one of the files `passing`; module_call:
+# code that is named after the module that is called; step: code that each step of an optimizer calls; quiet:
+# functions, with their modules, whose calls are left out; book: is told of what
+# is met for the first time; return_generator: the opcode with which generators begin, -1 for none; decide: whether calls of a
+# code are wanted, None for all; max_depth: 0 for any; follows: whether the session follows contexts. Returns how many threads
+# were passed over since they have a profile function. There where can_trace_frames.
 can_trace_frames: int
+# Whether the interpreter tells of them by sys.monitoring (since 3.12), or by a profile function.
+monitors_calls: int
 
 def start_frames(
-    consumer: int, prefixes: tuple[str, ...], own: str, passing: tuple[str, ...], module_call: types.CodeType | None, /
+    consumer: int,
+    prefixes: tuple[str, ...],
+    own: str,
+    passing: tuple[str, ...],
+    module_call: types.CodeType | None,
+    step: types.CodeType | None,
+    quiet: tuple[str, ...],
+    book: Any,
+    return_generator: int,
+    decide: Callable[[types.CodeType, str | None], bool] | None,
+    max_depth: int,
+    functions: bool,
+    modules_only: bool,
+    follows: bool,
+    /,
 ) -> int: ...
+
+# The stacks of threads that were there when the session with that bit came, and have had no event since: the thread's ident, its
+# system's id (0: not known), and name and identity of each call that the session wants, from the outermost on.
+def waiting_stacks(consumer: int, /) -> list[tuple[int, int, list[tuple[int, int]]]]: ...
+
+# The calling thread begins no calls any more, traced or not yet, and does again after as many of the second.
+def pause_frames() -> None: ...
+def resume_frames() -> None: ...
 
 # No longer for the sessions with those bits. Returns how many threads were taken by others meanwhile.
 def stop_frames(consumers: int, /) -> int: ...

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import opcode
+import operator
 import os
 import site
 import sys
 import sysconfig
 import threading
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from otel_torchprof._columns.frame_facts import FrameFacts
+from otel_torchprof._columns.waiting import WaitingStack
 
 from .ffi import python_sources
+from .frame_book import Book
+from .recorder import thread_known_by
 
 if TYPE_CHECKING:
     import types
@@ -22,10 +31,18 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _OPEN = tuple(_PACKAGE + name for name in ("labels.py", "dynamo.py", "_legacy_state.py"))
 """Files of this package that call functions of the program: decorators. All else that the package calls is its own affair."""
+_TORCHS_TRACER = "builtins", "TraceContext"
+"""What ``sys.getprofile()`` gives on threads that torch.profiler traces with ``with_stack``: a type without a module."""
+_TORCHS_REFUSAL = "There is already an active Python tracer. Refusing to register profile functions."
+"""What torch's own tracer says where another one of torch's is active: logs are searched for it."""
+_QUIET = ("torch._dynamo.convert_frame.__call__",)
+"""What ``torch.compile`` compiles with, ten thousand calls at a time: that it is called is shown, and not what it calls."""
 _EVERY_SESSION = (1 << 32) - 1
 _all_threads: set[int] = set()
 """Sessions that want the threads to come."""
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is collected while it is held may stop a recording, which takes it again
+_book_of_run: weakref.ref[Book] | None = None
+"""The book that all sessions of the tracer's run share; as long as one of them, or the tracer, has it."""
 
 
 class FramesError(Exception):
@@ -40,15 +57,18 @@ def path_prefixes() -> tuple[str, ...]:
     return tuple(path + os.sep for path in sorted({os.path.abspath(path) for path in raw}, reverse=True))  # noqa: PTH100 - must not resolve
 
 
-def _module_call() -> types.CodeType | None:
-    """What runs around every call of a module, once torch is there."""
-    module: Any = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
-    code: types.CodeType | None = None if module is None else module.__call__.__code__
+def _torchs_code(path: str) -> types.CodeType | None:
+    """The code of a function of torch's, once torch is there."""
+    code: types.CodeType | None = None
+    with contextlib.suppress(AttributeError):
+        code = operator.attrgetter(path)(sys.modules.get("torch")).__code__
     return code
 
 
 def _name_of(profiler: Any) -> str:
     """How to speak of somebody's profile function."""
+    if (type(profiler).__module__, type(profiler).__name__) == _TORCHS_TRACER:
+        return "torch.profiler"
     named = profiler if hasattr(profiler, "__qualname__") else type(profiler)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -61,42 +81,147 @@ def check() -> None:
     """
     if sysconfig.get_config_var("Py_GIL_DISABLED") or not python_sources.can_trace_frames:
         raise FramesError("this interpreter does not let calls be traced")
+    if python_sources.monitors_calls:
+        _check_tools()
+        return
     other = sys.getprofile()
     if other is not None and not isinstance(other, python_sources.Frames):
-        raise FramesError(f"sys.setprofile is in use by {_name_of(other)}")
+        name = _name_of(other)
+        refusal = f"{_TORCHS_REFUSAL} " if name == "torch.profiler" else ""
+        raise FramesError(f"{refusal}sys.setprofile is in use by {name}")
+
+
+def _check_tools() -> None:
+    """Whether this package is one of the tools of ``sys.monitoring``, or can be: beside a profile function, and any other tool."""
+    monitoring: Any = vars(sys)["monitoring"]
+    names = [monitoring.get_tool(number) for number in (1, 2, 3, 4, 5)]
+    if None not in names and "otel_torchprof" not in names:
+        raise FramesError(f"every tool of sys.monitoring is in use: {', '.join(names)}")
 
 
 class Tracing:
-    """Calls as events of a session that is running: from now on, on every thread that there is, until :meth:`stop`.
+    """Calls as events of a session, on every thread, from :meth:`start` to :meth:`stop`.
 
-    What is on the stack of the calling thread appears as begun now; on another thread's, with the first call or return there.
-    Threads that start later are traced where the session has every thread. Costs what the interpreter needs to call a
-    profile function, which is most of it, and what is done there.
-
-    Raises:
-        FramesError: see :func:`check`.
+    What is on the stack of a thread appears as begun now, once there is a first call or return on it; where there is none
+    see :meth:`waiting`. Costs what the interpreter needs to tell of a call, which is most of it, and what is done there.
     """
 
     def __init__(self, session: Session) -> None:
-        check()
-        _at_process_changes()
         self._consumer = session.consumer
-        self.new_threads_tool = _follow_new_threads(self._consumer) if session.all_threads else ""
+        self._begun = False
+        self._book: Book | None = _shared_book()
+        self._facts = FrameFacts()
+        self.new_threads_tool = ""
         """What profiles the threads that start from now on, where that is another tool; it keeps them."""
-        self.passed_over = _start(self._consumer)
+        self.passed_over = 0
         """Threads that have another tool's profile function, and keep it."""
         self.displaced = 0
         """Threads that another tool had taken by the time of the stop."""
 
+    def start(self, session: Session, filtering: Filtering | None = None) -> None:
+        """Begins it, once the session runs. To be stopped also where this is interrupted.
+
+        Raises:
+            FramesError: see :func:`check`; nothing has begun then.
+        """
+        check()
+        at_process_changes()
+        self._begun = True
+        self.new_threads_tool = _follow_new_threads(self._consumer)
+        self.passed_over = _start(session, filtering, self._book or _shared_book())
+
+    def waiting(self) -> list[WaitingStack]:
+        """The stacks of the threads that have made no call and no return since the start: they are what they were then.
+
+        To be asked for before the session stops, while a thread that goes on still is recorded. Costs some microseconds per thread.
+        """
+        stacks = []
+        for ident, os_tid, calls in python_sources.waiting_stacks(self._consumer):
+            thread = thread_known_by(ident, os_tid)
+            if thread is not None and calls:
+                stacks.append(WaitingStack(thread, *zip(*calls, strict=True)))
+        return stacks
+
     def stop(self) -> None:
-        """Ends it, from any thread."""
-        self.displaced = python_sources.stop_frames(self._consumer)
-        _leave_new_threads({self._consumer})
+        """Ends it, from any thread; where this is interrupted, a second call does the rest."""
+        if self._begun:
+            self.displaced = python_sources.stop_frames(self._consumer)
+            _leave_new_threads({self._consumer})
+            self._begun = False
+        if self._book is not None:
+            self._facts = self._book.finish()
+            self._book = None
+
+    def facts(self) -> FrameFacts:
+        """What is known of what was called: so far, or at the stop."""
+        book = self._book
+        return self._facts if book is None else book.facts()
 
 
-def _start(consumer: int) -> int:
+class Filtering(Protocol):
+    """What a session leaves out; see ``FrameFilter``."""
+
+    @property
+    def max_depth(self) -> int | None:
+        """Of calls around each other."""
+
+    @property
+    def c_functions(self) -> bool:
+        """Whether there are any of these."""
+
+    @property
+    def modules_only(self) -> bool:
+        """Whether there is nothing but calls of modules."""
+
+    @property
+    def judges_code(self) -> bool:
+        """Whether :meth:`decide` has anything to say."""
+
+    def decide(self, code: types.CodeType, module_name: str | None, /) -> bool:
+        """Whether calls of that code are wanted."""
+
+
+def pause() -> None:
+    """The calling thread begins no calls until as many :func:`resume`; those that are open go on, and end. Takes 0.1 us."""
+    if python_sources.can_trace_frames:
+        python_sources.pause_frames()
+
+
+def resume() -> None:
+    """The calling thread begins calls again. Without effect where it was not paused."""
+    if python_sources.can_trace_frames:
+        python_sources.resume_frames()
+
+
+def _shared_book() -> Book:
+    global _book_of_run  # noqa: PLW0603 - one tracer per process
+    with _lock:
+        book = None if _book_of_run is None else _book_of_run()
+        if book is None:
+            book = Book()
+            _book_of_run = weakref.ref(book)
+        return book
+
+
+def _start(session: Session, filtering: Filtering | None, book: Book) -> int:
+    consumer = session.consumer
     try:
-        passed_over: int = python_sources.start_frames(consumer, path_prefixes(), _PACKAGE, _OPEN, _module_call())
+        passed_over: int = python_sources.start_frames(
+            consumer,
+            path_prefixes(),
+            _PACKAGE,
+            _OPEN,
+            _torchs_code("nn.Module.__call__"),
+            _torchs_code("optim.Optimizer._optimizer_step_code"),
+            _QUIET,
+            book,
+            opcode.opmap.get("RETURN_GENERATOR", -1),
+            filtering.decide if filtering is not None and filtering.judges_code else None,
+            0 if filtering is None else filtering.max_depth or 0,
+            filtering is None or filtering.c_functions,
+            filtering is not None and filtering.modules_only,
+            session.contexts,
+        )
     except Exception as error:  # an audit hook may raise anything; the program is to go on without our stacks
         _leave_new_threads({consumer})
         raise FramesError(f"the interpreter refused: {error!r}") from error
@@ -105,19 +230,19 @@ def _start(consumer: int) -> int:
 
 def _follow_new_threads(consumer: int) -> str:
     """Has threads traced that start later; the name of the tool that has them already, and keeps them."""
+    if python_sources.monitors_calls:
+        return ""  # they are anyway
     with _lock:
         installed = threading.getprofile()
         if installed is not None and installed is not python_sources.trace_new_thread:
             return _name_of(installed)
+        _all_threads.add(consumer)  # first: whatever interrupts this, the session's stop takes the function away
         threading.setprofile(python_sources.trace_new_thread)
-        _all_threads.add(consumer)
         return ""
 
 
 def _leave_new_threads(consumers: set[int]) -> None:
     with _lock:
-        if not _all_threads & consumers:
-            return
         _all_threads.difference_update(consumers)
         if not _all_threads and threading.getprofile() is python_sources.trace_new_thread:
             threading.setprofile(None)
@@ -130,12 +255,15 @@ def _off() -> None:
 
 def _off_in_child() -> None:
     global _lock  # noqa: PLW0603 - whoever held it is not in this process
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _off()
 
 
 @functools.cache
-def _at_process_changes() -> None:
-    """Off in forked children, and before the interpreter is taken down."""
+def at_process_changes() -> None:
+    """Off in forked children, and before the interpreter is taken down.
+
+    Who starts the tracer again in a child calls this before it registers for that.
+    """
     os.register_at_fork(after_in_child=_off_in_child)
     atexit.register(_off)

@@ -134,6 +134,18 @@ class _ThreadNames:
 _thread_names = _ThreadNames()
 
 
+def thread_known_by(ident: int, os_tid: int) -> Thread | None:
+    """A thread that lives, as batches list it, where the recorder has nothing of it.
+
+    Args:
+        ident: ``threading.get_ident()`` of it.
+        os_tid: its system's id, or 0: then None is the answer for a thread that :mod:`threading` does not know.
+    """
+    # Not among the names that are kept: a thread that has ended may have had the ident.
+    os_tid = os_tid or next((t.native_id or 0 for t in threading.enumerate() if t.ident == ident), 0)
+    return Thread(os_tid, ident, 0, _thread_names.get(ident, os_tid, "")) if os_tid else None
+
+
 def _threads(raw: Any) -> tuple[Thread, ...]:
     return tuple(
         Thread(
@@ -174,6 +186,7 @@ def _batch(raw: Any) -> Batch:
             start=_view(raw.open_start, raw.open_count, np.int64, raw),
             context=_view(raw.open_context, raw.open_count, np.uint32, raw),
             name=_view(raw.open_name, raw.open_count, np.uint32, raw),
+            kind=_view(raw.open_kind, raw.open_count, np.uint8, raw),
         ),
     )
 
@@ -226,6 +239,7 @@ class Session:
         self._final: Batch | None = None
         self._lock = threading.Lock()
         self.all_threads = all_threads
+        self.contexts = contexts
         self.inputs = inputs
 
     def start(self) -> None:
@@ -236,17 +250,19 @@ class Session:
         """
         _thread_names.refresh()
         status = lib.otp_session_start(self._native)
-        if status == lib.OTP_E_TOO_MANY_SESSIONS and self._read_one_that_has_stopped():
+        if status == lib.OTP_E_TOO_MANY_SESSIONS:
+            self._read_one_that_has_stopped()
             status = lib.otp_session_start(self._native)
         check(status, "starting a recording")
 
     @classmethod
-    def _read_one_that_has_stopped(cls) -> bool:
-        """Makes a place among the 16: a session that has stopped keeps its place until its events are read."""
-        for session in list(cls._unread):
+    def _read_one_that_has_stopped(cls) -> None:
+        """Makes a place among the 16: a session that has stopped keeps its place until its events are read.
+
+        Looking for one can make a place too: a collection of garbage comes by, and takes those that nobody refers to.
+        """
+        for session in list(cls._unread)[:1]:
             session.final_batch()
-            return True
-        return False
 
     def mute_roots(self, muted: bool) -> None:
         """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.

@@ -5,6 +5,9 @@
 // thread). These functions take nanoseconds and never wait, so they keep it.
 #include "python_source.h"
 
+#include <memory>
+#include <new>
+
 namespace otp_python {
 
 const otp_api* g_api = nullptr;
@@ -40,11 +43,40 @@ uint64_t g_errors = 0;
 
 }  // namespace
 
+void forget_error() {
+  if (PyErr_Occurred() == nullptr) return;
+  bool interrupt = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
+  ++g_errors;
+  PyErr_Clear();
+  if (interrupt) PyErr_SetInterrupt();
+}
+
+namespace {
+
+struct Raised {
+  PyObject *type, *value, *traceback;
+};
+
+int raise_again(void* argument) {
+  std::unique_ptr<Raised> raised(static_cast<Raised*>(argument));
+  PyErr_Restore(raised->type, raised->value, raised->traceback);
+  return -1;
+}
+
+}  // namespace
+
+void give_back_error() {
+  if (PyErr_Occurred() == nullptr) return;
+  auto* raised = new (std::nothrow) Raised;
+  if (raised == nullptr) return forget_error();
+  PyErr_Fetch(&raised->type, &raised->value, &raised->traceback);
+  if (Py_AddPendingCall(raise_again, raised) == 0) return;
+  raise_again(raised);  // too many wait already
+  forget_error();
+}
+
 Unraising::~Unraising() {
-  if (PyErr_Occurred() != nullptr) {
-    ++g_errors;
-    PyErr_Clear();
-  }
+  forget_error();
   PyErr_Restore(type_, value_, traceback_);
 }
 
@@ -66,7 +98,8 @@ PyObject* attach(PyObject* module, PyObject* address) {
   bool again = g_api != nullptr;
   g_api = api;
   if (again) Py_RETURN_NONE;  // dynamo knows the functions by their addresses, so they are made once
-  if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0 || add_frames(module) != 0)
+  if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0 || add_frames(module) != 0 ||
+      add_collections(module) != 0)
     return nullptr;
   Py_RETURN_NONE;
 }

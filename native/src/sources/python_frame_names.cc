@@ -4,17 +4,15 @@
 
 #include <cstring>
 
-#include "python_frames.h"
+#include "python_frame_names.h"
+#include "python_profile_function.h"
 
 namespace otp_python {
 
 namespace {
 
 constexpr long kGenerator = 0x20, kCoroutine = 0x80, kAsyncGenerator = 0x200;  // of co_flags
-constexpr int kUnknown = -1;
 constexpr int kMostWords = 6;  // of a builtin_function_or_method that are looked at: it has as many at least
-
-int g_definition_at = kUnknown;  // in words: no part of the stable ABI, so it is looked for
 
 const void* word(const PyObject* object, int at) {
   const void* value;
@@ -84,6 +82,58 @@ bool is_method_of_class(PyObject* object, PyObject* function) {
   return found;
 }
 
+// What a frame has as `self`; null, maybe with an exception set, where it has none.
+PyObject* self_of(PyFrameObject* frame) {
+  if (g_variable_of != nullptr) return g_variable_of(frame, "self");
+  PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals");
+  PyObject* self = locals == nullptr ? nullptr : PyMapping_GetItemString(locals, "self");
+  Py_XDECREF(locals);
+  return self;
+}
+
+// Name of the module in which a frame's code is, or null. Of the innermost frame of this thread, where it is null.
+PyObject* module_name(PyFrameObject* frame) {
+  PyObject* globals;
+  if (frame == nullptr) {
+    globals = PyEval_GetGlobals();
+    Py_XINCREF(globals);
+  } else {
+    globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals");
+  }
+  PyObject* name = globals == nullptr ? nullptr : PyMapping_GetItemString(globals, "__name__");
+  Py_XDECREF(globals);
+  PyErr_Clear();
+  if (name == nullptr || PyUnicode_Check(name)) return name;
+  Py_DECREF(name);
+  return nullptr;
+}
+
+// Whether a function of a module is among those that are named `module.function`.
+bool is_among(PyObject* names, PyObject* module, PyObject* code) {
+  PyObject* function = PyObject_GetAttrString(code, "co_name");
+  PyObject* name = function == nullptr ? nullptr : PyUnicode_FromFormat("%U.%U", module, function);
+  bool found = name != nullptr && PySequence_Contains(names, name) == 1;
+  Py_XDECREF(name);
+  Py_XDECREF(function);
+  PyErr_Clear();
+  return found;
+}
+
+// Where a code that makes a generator stands when that begins to run; -1: before its first instruction. The instruction
+// that makes it is followed by one that drops what it is sent and by the one at which calls are told of.
+int start_of(PyObject* code, int return_generator) {
+  PyObject* bytes = return_generator < 0 ? nullptr : PyObject_GetAttrString(code, "co_code");
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  int found = -1;
+  if (bytes != nullptr && PyBytes_AsStringAndSize(bytes, &data, &size) == 0)
+    for (Py_ssize_t at = 0; found < 0 && at < size; at += 2)
+      if (static_cast<unsigned char>(data[at]) == return_generator) found = static_cast<int>(at) + 4;
+  Py_XDECREF(bytes);
+  PyErr_Clear();
+  return found;
+}
+
 // By the repr up to the address: of a method of an instance, the address is that of the first one that was seen. A
 // program that is profiled again and again must not have a new name for it each time.
 uint32_t name_without_address(PyObject* text) {
@@ -103,64 +153,126 @@ uint32_t name_without_address(PyObject* text) {
 
 }  // namespace
 
+size_t FrameNames::s_definition_at = 0;
+
 bool FrameNames::find_fields() {
   Unraising guard;
   PyObject* function = PyCFunction_New(&g_probe, Py_None);
-  for (int at = 0; function != nullptr && at < kMostWords; ++at)
-    if (word(function, at) == &g_probe) g_definition_at = at;
+  bool found = false;
+  for (int at = 0; function != nullptr && !found && at < kMostWords; ++at) {
+    found = word(function, at) == &g_probe;
+    if (found) s_definition_at = static_cast<size_t>(at) * sizeof(void*);
+  }
   Py_XDECREF(function);
-  return g_definition_at != kUnknown;
+  return found;
+}
+
+FrameNames::FrameNames(const Naming& naming) : d_naming(naming) {
+  for (PyObject* object : naming.objects()) Py_INCREF(object);
 }
 
 FrameNames::~FrameNames() {
-  for (const Code& code : d_all_codes) Py_DECREF(code.object);
-  for (const auto& [address, module] : d_modules) Py_DECREF(module.reference);
+  for (const Code& code : d_all_codes) {
+    Py_DECREF(code.object);
+    Py_XDECREF(code.module);
+  }
+  for (const Instances* instances : {&d_modules, &d_optimizers})
+    for (const auto& [address, instance] : *instances) Py_DECREF(instance.reference);
   for (PyObject* object : d_kept) Py_DECREF(object);
-  Py_XDECREF(d_naming.prefixes);
-  Py_XDECREF(d_naming.own);
-  Py_XDECREF(d_naming.open);
-  Py_XDECREF(d_naming.module_call);
+  for (PyObject* object : decide) Py_XDECREF(object);
+  for (PyObject* object : d_naming.objects()) Py_DECREF(object);
 }
 
-const void* FrameNames::definition_of(PyObject* function) { return word(function, g_definition_at); }
+void FrameNames::tell(const char* method, uint32_t number, PyObject* object, PyObject* more) {
+  if (d_naming.book == Py_None) return;
+  PyObject* told = more == nullptr ? PyObject_CallMethod(d_naming.book, method, "IO", number, object)
+                                   : PyObject_CallMethod(d_naming.book, method, "((IOO))", number, object, more);
+  Py_XDECREF(told);
+  forget_error();
+}
 
-Code* FrameNames::add_code(PyObject* object) {
+Code& FrameNames::code_of(PyObject* object, PyFrameObject* frame) {
+  Code* code = find(object);
+  return code != nullptr ? *code : *add_code(object, frame);
+}
+
+Code* FrameNames::add_code(PyObject* object, PyFrameObject* frame) {
   Unraising guard;
   PyObject* path = PyObject_GetAttrString(object, "co_filename");
   bool own = path != nullptr && starts_with(path, d_naming.own);
   bool closed = own && PySequence_Contains(d_naming.open, path) == 0;
   Py_XDECREF(path);
   bool suspended = (flags_of(object) & (kGenerator | kCoroutine | kAsyncGenerator)) != 0;
+  PyObject* module = module_name(frame);
+  if (Code* code = find(object)) {  // looking for all that has run code that came here
+    Py_XDECREF(module);
+    return code;
+  }
   auto number = static_cast<uint32_t>(d_all_codes.size());
-  Code* code =
-      &d_all_codes.emplace_back(Code{object, number, 0, own, closed, suspended, object == d_naming.module_call});
+  bool quiet = module != nullptr && is_among(d_naming.quiet, module, object);
+  Code* code = &d_all_codes.emplace_back(Code{object, module, number, 0, 0, -1, false, own, closed, suspended,
+                                              object == d_naming.module_call, quiet, object == d_naming.step});
   Py_INCREF(object);
-  d_codes.add(object, code);
+  d_codes.put(object, code);
+  if (suspended) code->start = start_of(object, d_naming.return_generator);
+  if (!own) decide_for(*code, active_sessions(0));
   return code;
 }
 
-uint32_t FrameNames::of_new_call(PyFrameObject* frame, Code& code) {
+// Calls of modules and steps of optimizers are no function's of a file: nobody is asked about them.
+void FrameNames::decide_for(Code& code, uint32_t sessions) {
+  for (uint32_t rest = sessions; rest != 0; rest &= rest - 1) {
+    int bit = __builtin_ctz(rest);
+    uint32_t session = 1u << bit;
+    bool of_torch = code.is_module_call || code.is_step;
+    bool wanted = of_torch || (modules_only & session) == 0;
+    if (wanted && !of_torch && decide[bit] != nullptr) {
+      PyObject* module = code.module == nullptr ? Py_None : code.module;
+      PyObject* answer = PyObject_CallFunctionObjArgs(decide[bit], code.object, module, nullptr);
+      wanted = answer != Py_False;
+      Py_XDECREF(answer);
+      give_back_error();  // deciding raises nothing: it is of a handler of a signal
+    }
+    code.not_for = wanted ? code.not_for & ~session : code.not_for | session;
+  }
+}
+
+void FrameNames::decide_again(uint32_t session) {
+  Unraising guard;
+  for (size_t i = 0; i < d_all_codes.size(); ++i)  // asking may add some
+    if (!d_all_codes[i].is_own) decide_for(d_all_codes[i], session);
+}
+
+uint32_t FrameNames::of_call(Code& code, PyFrameObject* frame) {
+  if (code.name != 0) return code.name;
   if (code.is_module_call) return of_module(frame);
   uint32_t name = at_line(code, PyFrame_GetLineNumber(frame));
-  if (!code.is_suspended) code.name = name;
+  if (code.is_suspended) return name;
+  code.name = name;
+  code.is_usual = !code.is_step && !code.is_quiet && !code.is_own;
   return name;
 }
 
-uint32_t FrameNames::of_running(PyFrameObject* frame, Code& code) {
-  return code.is_module_call ? of_module(frame) : at_line(code, PyFrame_GetLineNumber(frame));
+uint32_t FrameNames::of_running(Code& code, PyFrameObject* frame, int line) {
+  return code.is_module_call ? of_module(frame) : at_line(code, line);
+}
+
+void FrameNames::keep_place(const Code& code, long instruction, PyFrameObject* frame) {
+  d_places.put(place_key(code, instruction), at_line(code, PyFrame_GetLineNumber(frame)));
 }
 
 uint32_t FrameNames::at_line(const Code& code, int line) {
-  uint64_t key = static_cast<uint64_t>(code.number) << 32 | static_cast<uint32_t>(line);
-  auto found = d_lines.find(key);
-  if (found != d_lines.end()) return found->second;
+  uint64_t key = place_key(code, line);
+  if (const uint32_t* known = d_lines.find(key)) return *known;
   Unraising guard;
   PyObject* path = shortened(PyObject_GetAttrString(code.object, "co_filename"));
   PyObject* function = path == nullptr ? nullptr : PyObject_GetAttrString(code.object, "co_name");
   uint32_t name = interned(function == nullptr ? nullptr : PyUnicode_FromFormat("%U(%d): %U", path, line, function));
   Py_XDECREF(function);
   Py_XDECREF(path);
-  return d_lines[key] = name;
+  tell("add_code", name, code.object, code.module == nullptr ? Py_None : code.module);
+  d_lines.put(key, name);
+  return name;
 }
 
 // Without what it has in common with sys.path and the like. Takes the path, gives a new reference.
@@ -180,30 +292,45 @@ uint32_t FrameNames::add_function(PyObject* function) {
   Unraising guard;
   PyObject* self = PyCFunction_GetSelf(function);
   bool of_class = self != nullptr && is_method_of_class(self, function);
-  if (self != nullptr && is_own(self)) {
-    d_function_names.push_back(0);
-  } else {
+  uint32_t name = 0;
+  if (self == nullptr || !is_own(self)) {
     PyObject* text = PyObject_Repr(function);
     bool of_instance = text != nullptr && self != nullptr && !PyType_Check(self);
-    d_function_names.push_back(of_instance ? name_without_address(text) : interned(text));
+    name = of_instance ? name_without_address(text) : interned(text);
   }
   PyObject* kept = of_class ? reinterpret_cast<PyObject*>(Py_TYPE(self)) : function;
   d_kept.push_back(kept);
   Py_INCREF(kept);
-  d_functions.add(definition_of(function), &d_function_names.back());
-  return d_function_names.back();
+  d_functions.put(definition_of(function), name);
+  return name;
+}
+
+const uint32_t* FrameNames::find_instance(const Instances& instances, PyObject* object) {
+  auto found = instances.find(object);
+  return found != instances.end() && found->second.is(object) ? &found->second.value : nullptr;
+}
+
+void FrameNames::keep_instance(Instances* instances, PyObject* object, uint32_t value) {
+  PyObject* reference = PyWeakref_NewRef(object, nullptr);
+  bool weak = reference != nullptr;
+  if (!weak) {
+    PyErr_Clear();
+    reference = object;
+    Py_INCREF(object);
+  }
+  auto [entry, is_new] = instances->try_emplace(object, Instance{reference, weak, value});
+  if (is_new) return;
+  PyObject* before = entry->second.reference;
+  entry->second = {reference, weak, value};
+  Py_DECREF(before);
 }
 
 uint32_t FrameNames::of_module(PyFrameObject* frame) {
   Unraising guard;
-  PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals");
-  PyObject* module = locals == nullptr ? nullptr : PyMapping_GetItemString(locals, "self");
-  Py_XDECREF(locals);
+  PyObject* module = self_of(frame);
   if (module == nullptr) return unknown_name();
-  auto found = d_modules.find(module);
-  bool known =
-      found != d_modules.end() && (!found->second.is_weak || PyWeakref_GetObject(found->second.reference) == module);
-  uint32_t name = known ? found->second.name : add_module(module);
+  const uint32_t* known = find_instance(d_modules, module);
+  uint32_t name = known != nullptr ? *known : add_module(module);
   Py_DECREF(module);
   return name;
 }
@@ -222,17 +349,23 @@ uint32_t FrameNames::add_module(PyObject* module) {
   uint32_t name =
       interned(class_name == nullptr ? nullptr : PyUnicode_FromFormat("nn.Module: %U_%u", class_name, number));
   Py_XDECREF(class_name);
-  PyObject* reference = PyWeakref_NewRef(module, nullptr);
-  bool weak = reference != nullptr;
-  if (!weak) {
-    PyErr_Clear();
-    reference = module;
-    Py_INCREF(module);
-  }
-  Module& entry = d_modules[module];
-  Py_XDECREF(entry.reference);
-  entry = {reference, weak, name};
+  keep_instance(&d_modules, module, name);
+  tell("add_module", name, module);
   return name;
+}
+
+uint32_t FrameNames::of_optimizer(PyFrameObject* frame) {
+  Unraising guard;
+  PyObject* optimizer = self_of(frame);
+  if (optimizer == nullptr) return 0;
+  const uint32_t* known = find_instance(d_optimizers, optimizer);
+  uint32_t identity = known != nullptr ? *known : ++d_last_identity;
+  if (known == nullptr) {
+    keep_instance(&d_optimizers, optimizer, identity);
+    tell("add_optimizer", identity, optimizer);
+  }
+  Py_DECREF(optimizer);
+  return identity;
 }
 
 }  // namespace otp_python

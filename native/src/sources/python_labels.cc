@@ -116,7 +116,7 @@ int64_t begin(Label* label) {
 
 PyObject* label_enter(PyObject* self, PyObject*) {
   Label* label = as_label(self);
-  int64_t thread = label->name != nullptr && g_api->active[OTP_EVENT_LABEL] == 0 ? 0 : begin(label);
+  int64_t thread = label->name != nullptr && active_sessions(OTP_EVENT_LABEL) == 0 ? 0 : begin(label);
   if (thread < 0) return nullptr;
   label->state = label->state == kClosed ? thread : kShared;
   Py_INCREF(self);

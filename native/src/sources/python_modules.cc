@@ -226,7 +226,7 @@ void end(PyObject* module, PyObject* output) {
 
 // module_begin(module, args): torch's forward pre-hook.
 PyObject* module_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (g_api->active[OTP_EVENT_MODULE] != 0 && count > 0) {
+  if (active_sessions(OTP_EVENT_MODULE) != 0 && count > 0) {
     Unraising guard;
     begin(args[0], static_cast<const char*>(__builtin_frame_address(0)));
   }

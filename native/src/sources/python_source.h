@@ -10,6 +10,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "otel_torchprof/record_format.h"
@@ -19,6 +20,9 @@ namespace otp_python {
 
 // Set once, by attach(), before any other function of the extension is there.
 extern const otp_api* g_api;
+
+// The sessions that want a kind of event, or (0) that run: they come and go without Python's lock.
+inline uint32_t active_sessions(int kind) { return __atomic_load_n(&g_api->active[kind], __ATOMIC_RELAXED); }
 
 // at::RecordScope::USER_SCOPE: what torch gives to whatever is not an operator of its own. Labels and modules have it.
 constexpr uint8_t kUserScope = 7;
@@ -30,6 +34,21 @@ const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner);
 // A class's name as OpenTelemetry's error.type wants it: qualified, but for builtins. Null with an exception set on
 // failure.
 PyObject* class_name(PyObject* type);
+
+// A word of an object of the interpreter's that is no part of any API: what is read like this was looked for first.
+inline const void* word_of(const void* object, int at) {
+  const void* value;
+  std::memcpy(&value, static_cast<const char*>(object) + static_cast<size_t>(at) * sizeof value, sizeof value);
+  return value;
+}
+
+// Counts and forgets an exception that code has raised which was run for the recorder. That somebody wants to interrupt
+// the program is not forgotten: it is, as soon as it goes on.
+void forget_error();
+
+// Lets the program have an exception that is its own, but came up in what was run for the recorder: it is raised in the
+// main thread, which runs handlers of signals, as soon as that goes on.
+void give_back_error();
 
 // Around Python code that is run for the recorder: an exception that is on its way stays untouched, and one that the
 // code raises is counted and forgotten, since nobody there could do anything about it.
@@ -70,6 +89,7 @@ int add_labels(PyObject* module);
 int add_modules(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);
+int add_collections(PyObject* module);
 
 }  // namespace otp_python
 

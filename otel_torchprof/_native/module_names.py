@@ -27,6 +27,7 @@ class Table(dict[int, Name]):
     def __init__(self, root: Any) -> None:
         super().__init__()
         self.root = weakref.ref(root)
+        self.root_name = ""
         self.misses = 0
 
 
@@ -73,6 +74,8 @@ class ModuleNames:
     def _walk(self, root: Any, table: Table) -> Table:
         for module, name in _named(root):
             key = id(module)
+            if module is root:
+                table.root_name = name if isinstance(name, str) else name[0]
             if key not in table:
                 self._join(key, module, table)
                 table[key] = name
@@ -106,9 +109,23 @@ def _named(root: Any) -> Iterator[tuple[Any, Name]]:
         inner = _wrapped(module, wrappers)
         children = [
             (child, path, id(module)) if child is inner else (child, f"{path}.{key}" if path else key, 0)
-            for key, child in module.named_children()
+            for key, child in held_items(module, "_modules")
         ]
         waiting.extend(reversed(children))
+
+
+def held(owner: Any, name: str) -> Any:
+    """An attribute that the object itself has; None where it has none. Runs nothing that a program can put in its place."""
+    return object.__getattribute__(owner, "__dict__").get(name)
+
+
+def held_items(module: Any, name: str) -> list[tuple[str, Any]]:
+    """What a module has in ``_modules`` or ``_parameters``, without what is None."""
+    found = held(module, name) or {}
+    # TorchScript's are objects of torch's that only look like dictionaries.
+    items = dict.items(found) if isinstance(found, dict) else found.items()
+    # A list first, which takes one step: another thread may put something in meanwhile.
+    return [(key, value) for key, value in list(items) if value is not None]
 
 
 def _wrappers() -> list[tuple[type, str]]:

@@ -1,0 +1,212 @@
+"""What is known of Python's calls besides their names: of functions, modules, optimizers and their tensors, as plain data."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Fact = TypeVar("Fact")
+Scalar = float | bool | str | None
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """A function of Python's. Immutable."""
+
+    qualified_name: str
+    """``package.module.Class.method``; before Python 3.11 without the class or function that it stands in."""
+    path: str
+    """Its file, as it was compiled: ``co_filename``."""
+    line: int
+    """The first line of it, counted from 1; that of its first decorator."""
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """A tensor as it was when it was looked at; its contents never are. Immutable."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements; empty where the layout has none."""
+    dtype: str
+    """``torch.float32``: what torch writes for it, as in the next two."""
+    layout: str
+    """``torch.strided``."""
+    device: str
+    """``cpu``, ``cuda:0``."""
+    storage_data_ptr: int
+    """Address of the beginning of its storage, which other tensors may share; 0 where it has none."""
+    impl_ptr: int
+    """Address of the tensor itself: the same for two names of one tensor, as long as that lives."""
+
+
+@dataclass(frozen=True)
+class ParameterFacts:
+    """A parameter of a module or of an optimizer. Immutable."""
+
+    name: str
+    """Of a module's: the attribute, ``weight``. Of an optimizer's: the name that it was given with, else its full name in the
+    root module, ``encoder.layers.2.linear1.weight``; empty where no module that was called has it."""
+    type: str
+    """Class: ``torch.nn.parameter.Parameter``."""
+    requires_grad: bool
+    tensor: TensorFacts | None
+    """None of other classes than ``torch.Tensor`` and ``torch.nn.Parameter``, whose attributes may be a program's code."""
+    gradient: TensorFacts | None
+    """The gradient at the first call, else at the end of the recording; None where neither had one."""
+    state: Mapping[str, TensorFacts] = field(default_factory=dict, hash=False)
+    """What an optimizer keeps of it, ``exp_avg`` and such; nothing of a module's parameter."""
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """A ``torch.nn.Module`` that was called. Immutable."""
+
+    qualified_name: str
+    """Its path in the root, ``encoder.layers.2.linear1``; of the root itself, the name of its class."""
+    root: str
+    """``qualified_name`` of the root: the module that was called first of those that it is in."""
+    class_name: str
+    """With its Python module: ``torch.nn.modules.linear.Linear``."""
+    parameters: tuple[ParameterFacts, ...]
+    """Its own, without those of the modules in it; without those that are None."""
+
+
+@dataclass(frozen=True)
+class ParameterGroupFacts:
+    """A group of parameters of an optimizer. Immutable."""
+
+    hyperparameters: Mapping[str, Scalar | tuple[Scalar, ...]] = field(hash=False)
+    """Those that are numbers, texts, truth values or None, or tuples of them; as they were at the first step."""
+    parameters: tuple[ParameterFacts, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """A ``torch.optim.Optimizer`` that made a step. Immutable."""
+
+    class_name: str
+    """With its Python module: ``torch.optim.adam.Adam``."""
+    groups: tuple[ParameterGroupFacts, ...]
+
+
+class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
+    """Facts by number, each made when it is first read from what was noted of it.
+
+    Most are never read, and making all would be half the cost of a recording's stop. Immutable, hence safe to share
+    between threads.
+    """
+
+    __slots__ = ("_made", "_make", "_noted")
+
+    def __init__(self, noted: Mapping[int, Any], make: Callable[[Any], Fact]) -> None:
+        self._noted = noted
+        self._make = make
+        self._made: dict[int, Fact] = {}
+
+    def __getitem__(self, number: int) -> Fact:
+        found = self._made.get(number)
+        # setdefault, so that two threads that read at the same time get the same object
+        return self._made.setdefault(number, self._make(self._noted[number])) if found is None else found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._noted)
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._noted
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} facts>"
+
+    def chosen(self, numbers: Container[int]) -> MadeOnRead[Fact]:
+        """Those of these numbers."""
+        return MadeOnRead({number: noted for number, noted in self._noted.items() if number in numbers}, self._make)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameFacts:
+    """What a batch knows of the calls in it. Immutable.
+
+    Of several recordings in one batch, a number may mean a module or an optimizer in each of them: :meth:`at` gives the facts of
+    one recording, where it means one only.
+    """
+
+    functions: Mapping[int, FunctionFacts] = field(default_factory=dict)
+    """By the name of a call: an index into ``Batch.names``."""
+    modules: Mapping[int, ModuleFacts] = field(default_factory=dict)
+    """By the name of a call, too. Two classes of one name share the names of their modules; the last called has it."""
+    optimizers: Mapping[int, OptimizerFacts] = field(default_factory=dict)
+    """By ``fwd_thread`` of the call of an optimizer's step."""
+    since: int = 0
+    """When the recording started, Unix ns."""
+    recordings: tuple[FrameFacts, ...] = ()
+    """The facts of each recording, by start; empty where there is only one."""
+
+    @classmethod
+    def joined(cls, facts: Sequence[FrameFacts]) -> FrameFacts | None:
+        """The facts of several recordings of one process, of which none began before another one's end; None for none.
+
+        Where a number means something in several, it means that of the last in ``modules`` and ``optimizers``.
+        """
+        if len(facts) <= 1:
+            return facts[0] if facts else None
+        found = sorted((part for whole in facts for part in whole.recordings or (whole,)), key=lambda part: part.since)
+
+        def latest_first(which: str) -> ChainMap[int, Any]:
+            return ChainMap(*(getattr(part, which) for part in reversed(found)))
+
+        functions, modules, optimizers = (latest_first(which) for which in ("functions", "modules", "optimizers"))
+        return cls(functions, modules, optimizers, found[0].since, tuple(found))
+
+    def at(self, time: int) -> FrameFacts:
+        """The facts that hold for a call that began at a time, Unix ns."""
+        if not self.recordings:
+            return self
+        return self.recordings[max(bisect_right(self.recordings, time, key=lambda part: part.since) - 1, 0)]
+
+    def chosen(self, names: Container[int], optimizers: Container[int]) -> FrameFacts:
+        """Of one recording's facts those of some names and of some numbers of optimizers."""
+
+        def some(facts: Mapping[int, Fact], numbers: Container[int]) -> Mapping[int, Fact]:
+            if isinstance(facts, MadeOnRead):
+                return facts.chosen(numbers)
+            return {number: fact for number, fact in facts.items() if number in numbers}
+
+        chosen = some(self.functions, names), some(self.modules, names), some(self.optimizers, optimizers)
+        return FrameFacts(*chosen, since=self.since)
+
+    def all_modules(self) -> tuple[ModuleFacts, ...]:
+        """Every module, by first call; one that several recordings know, as it was in the first of them."""
+        return self._all("modules", _which_module)
+
+    def all_optimizers(self) -> tuple[OptimizerFacts, ...]:
+        """Every optimizer, by first step; one that several recordings know, as it was in the first of them."""
+        return self._all("optimizers", _which_optimizer)
+
+    def _all(self, kind: str, which: Callable[[Any], object]) -> tuple[Any, ...]:
+        if not self.recordings:
+            return tuple(getattr(self, kind).values())
+        found: list[Any] = []
+        known: set[object] = set()
+        for part in self.recordings:
+            facts = [(which(fact), fact) for fact in getattr(part, kind).values()]
+            found += [fact for key, fact in facts if key not in known]
+            known.update(key for key, _ in facts)
+        return tuple(found)
+
+
+def _which_module(facts: ModuleFacts) -> object:
+    """Equal for one module in two recordings, of which its gradients are not."""
+    parameters = tuple((p.name, p.tensor) for p in facts.parameters)
+    return facts.qualified_name, facts.root, facts.class_name, parameters
+
+
+def _which_optimizer(facts: OptimizerFacts) -> object:
+    """Equal for one optimizer in two recordings, of which gradients, state and hyperparameters are not."""
+    return facts.class_name, tuple(tuple(p.tensor or p.name for p in group.parameters) for group in facts.groups)

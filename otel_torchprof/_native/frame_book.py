@@ -1,0 +1,221 @@
+"""What the tracer of Python's calls meets, noted at first sight: functions, modules and optimizers."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._columns.frame_facts import (
+    FrameFacts,
+    FunctionFacts,
+    MadeOnRead,
+    ModuleFacts,
+    OptimizerFacts,
+    ParameterGroupFacts,
+)
+
+from .module_names import ModuleNames, held, held_items
+from .tensor_notes import ParameterNote, TensorNotes, class_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+
+    from .module_names import Table
+
+_PLAIN = {int, float, bool, str, type(None)}
+
+
+class _ModuleNote(NamedTuple):
+    name: str
+    root: str
+    type: str
+    parameters: tuple[ParameterNote, ...]
+
+    def facts(self) -> ModuleFacts:
+        return ModuleFacts(self.name, self.root, self.type, tuple(note.facts() for note in self.parameters))
+
+
+class _GroupNote(NamedTuple):
+    hyperparameters: dict[str, Any]
+    parameters: tuple[ParameterNote, ...]
+
+    def completed(self, later: _GroupNote) -> _GroupNote:
+        return self._replace(parameters=_completed(self.parameters, later.parameters))
+
+
+class _OptimizerNote(NamedTuple):
+    type: str
+    groups: tuple[_GroupNote, ...]
+
+    def facts(self) -> OptimizerFacts:
+        groups = (
+            ParameterGroupFacts(g.hyperparameters, tuple(note.facts() for note in g.parameters)) for g in self.groups
+        )
+        return OptimizerFacts(self.type, tuple(groups))
+
+
+def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Notes of the same things, taken twice; what has come since the first look is at the end of the later ones."""
+    both = zip(first, later, strict=False)
+    return (*(a.completed(b) for a, b in both), *first[len(later) :], *later[len(first) :])
+
+
+class _Entry:
+    """Something that was noted, and may have gone since. The note is replaced as a whole, never changed."""
+
+    __slots__ = ("note", "reference")
+
+    def __init__(self, what: Any, note: Any) -> None:
+        self.reference = weakref.ref(what)
+        self.note = note
+
+
+def _complete(entry: _Entry, again: Callable[[Any, Any], Any]) -> None:
+    what = entry.reference()
+    if what is not None:
+        # Whatever the program has made of it meanwhile, the first note is there.
+        with suppress(Exception):
+            entry.note = again(what, entry.note)
+
+
+class Book:
+    """Notes of what the tracer meets for the first time. Keeps no module, optimizer or tensor alive; codes until they are read.
+
+    Everything may be called by any thread, in the middle of a program's step: no operator is run, nor code of the program's,
+    nothing waits, and what cannot be noted is left out. Costs well under a microsecond per function, some per module and
+    about one for each of its parameters.
+    """
+
+    def __init__(self) -> None:
+        self._codes: deque[tuple[int, CodeType, str | None]] = deque()
+        self.add_code: Callable[[tuple[int, CodeType, str | None]], None] = self._codes.append
+        """A function is called: (id of its name, its code, the ``__name__`` of the module that it is of).
+
+        No Python code: a handler of a signal would run in it, and what that raises would be lost.
+        """
+        self._functions: dict[int, tuple[str | None, str, str, int]] = {}
+        self._modules: dict[int, _Entry] = {}
+        self._optimizers: dict[int, _Entry] = {}
+        self._names = ModuleNames()
+        self._latest: Table | None = None
+        self._tensors: TensorNotes | None = None
+
+    def add_module(self, name_id: int, module: Any) -> None:
+        """A module is called; what is around it has been, already. Takes a name over from another module."""
+        with suppress(Exception):  # no module as torch makes them; the program is to go on
+            self._modules[name_id] = _Entry(module, self._note_of_module(module))
+
+    def add_optimizer(self, identity: int, optimizer: Any) -> None:
+        """An optimizer makes a step. Takes a number over from another one."""
+        with suppress(Exception):  # no optimizer as torch makes them; the program is to go on
+            self._optimizers[identity] = _Entry(optimizer, self._note_of_optimizer(optimizer))
+
+    def finish(self) -> FrameFacts:
+        """What is known at the end of a recording, completed by another look at the modules and optimizers that live still.
+
+        Others may go on with the same book. Costs about a microsecond per function, and per parameter without a gradient.
+        """
+        for entry in list(self._modules.values()):
+            _complete(entry, self._note_again)
+        for entry in list(self._optimizers.values()):
+            _complete(entry, self._optimizer_again)
+        return self.facts()
+
+    def facts(self) -> FrameFacts:
+        """What is known so far: plain data."""
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._note_function(*self._codes.popleft())
+        modules = {number: entry.note for number, entry in list(self._modules.items())}
+        optimizers = {number: entry.note for number, entry in list(self._optimizers.items())}
+        return FrameFacts(
+            MadeOnRead(dict(self._functions), _function_facts),
+            MadeOnRead(modules, _ModuleNote.facts),
+            MadeOnRead(optimizers, _OptimizerNote.facts),
+        )
+
+    def _note_function(self, name_id: int, code: CodeType, module_name: str | None) -> None:
+        name = getattr(code, "co_qualname", code.co_name)  # 3.11 and later have it
+        self._functions.setdefault(name_id, (module_name, name, code.co_filename, code.co_firstlineno))
+
+    def _note_of_module(self, module: Any) -> _ModuleNote:
+        self._latest = table = self._names.find(module, self._latest)
+        name = table[id(module)]
+        # Beside a tuple's text stands the wrapper that is called in the module's place.
+        full_name = name if isinstance(name, str) else name[0]
+        return _ModuleNote(full_name, table.root_name, class_name(type(module)), self._parameters_of(module))
+
+    def _parameters_of(self, module: Any) -> tuple[ParameterNote, ...]:
+        found = held_items(module, "_parameters")
+        if not found:
+            return ()
+        tensors = self._tensor_notes()
+        with tensors.without_modes():
+            return tuple([tensors.of_parameter(name, parameter) for name, parameter in found])
+
+    def _note_again(self, module: Any, before: _ModuleNote) -> _ModuleNote:
+        if all(note.gradient is not None for note in before.parameters):
+            return before
+        now = {note.name: note for note in self._parameters_of(module)}
+        completed = (note.completed(now.get(note.name, note)) for note in before.parameters)
+        return before._replace(parameters=tuple(completed))
+
+    def _note_of_optimizer(self, optimizer: Any) -> _OptimizerNote:
+        # Found by identity: a tensor as a key would be asked for its hash.
+        state = {id(parameter): kept for parameter, kept in list(dict.items(held(optimizer, "state")))}
+        names = self._names_of_parameters()
+        tensors = self._tensor_notes()
+        with tensors.without_modes():
+            groups = [_note_of_group(group, state, names, tensors) for group in held(optimizer, "param_groups")]
+        return _OptimizerNote(class_name(type(optimizer)), tuple(groups))
+
+    def _optimizer_again(self, optimizer: Any, before: _OptimizerNote) -> _OptimizerNote:
+        notes = [note for group in before.groups for note in group.parameters]
+        if any(note.state for note in notes) and all(note.gradient is not None for note in notes):
+            return before
+        return before._replace(groups=_completed(before.groups, self._note_of_optimizer(optimizer).groups))
+
+    def _names_of_parameters(self) -> dict[int, str]:
+        """Full names of the parameters of the modules that live, by id."""
+        names: dict[int, str] = {}
+        for entry in list(self._modules.values()):
+            module = entry.reference()
+            if module is not None:
+                path = "" if entry.note.name == entry.note.root else f"{entry.note.name}."
+                for key, parameter in held_items(module, "_parameters"):
+                    names.setdefault(id(parameter), path + key)
+        return names
+
+    def _tensor_notes(self) -> TensorNotes:
+        if self._tensors is None:
+            self._tensors = TensorNotes()
+        return self._tensors
+
+
+def _note_of_group(
+    group: dict[str, Any], state: dict[int, Any], names: dict[int, str], tensors: TensorNotes
+) -> _GroupNote:
+    parameters = group["params"]
+    # Those that an optimizer was given with their names, which torch has since 2.6.
+    given = group.get("param_names") or [names.get(id(parameter), "") for parameter in parameters]
+    notes = [
+        tensors.of_parameter(name, parameter, state.get(id(parameter)))
+        for name, parameter in zip(given, parameters, strict=True)
+    ]
+    hyperparameters = {
+        key: value for key, value in list(group.items()) if key not in {"params", "param_names"} and _is_plain(value)
+    }
+    return _GroupNote(hyperparameters, tuple(notes))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return kind in _PLAIN or (kind is tuple and all(type(item) in _PLAIN for item in value))
+
+
+def _function_facts(noted: tuple[str | None, str, str, int]) -> FunctionFacts:
+    module_name, name, path, line = noted
+    return FunctionFacts(f"{module_name}.{name}" if module_name else name, path, line)
