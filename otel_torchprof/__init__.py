@@ -2,6 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from ._columns.frame_facts import (
+    FunctionFacts,
+    ModuleFacts,
+    OptimizerFacts,
+    ParameterFacts,
+    ParameterGroupFacts,
+    TensorFacts,
+)
 from ._cycles import ProfilerAction, schedule
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
@@ -11,8 +19,10 @@ from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
 from .event_metadata import EventMetadata
 from .event_names import StringTable, demangle
 from .events import EventList
+from .frame_filter import FrameFilter
 from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
+from .function_labels import FunctionLabels, label_functions
 from .health import Health, ProcessorHealth, ProfilerStats
 from .instrumentor import TorchInstrumentor
 from .labels import record_function
@@ -40,20 +50,28 @@ __all__ = [
     "ExportError",
     "ExportStats",
     "FormattedTimesMixin",
+    "FrameFilter",
     "FunctionEvent",
     "FunctionEventAvg",
+    "FunctionFacts",
+    "FunctionLabels",
     "Health",
     "Interval",
     "Kernel",
     "KinetoStepTracker",
     "MemRecordsAcc",
+    "ModuleFacts",
     "NativeError",
     "OTLPExporter",
+    "OptimizerFacts",
+    "ParameterFacts",
+    "ParameterGroupFacts",
     "ProcessorHealth",
     "ProfilerAction",
     "ProfilerActivity",
     "ProfilerStats",
     "StringTable",
+    "TensorFacts",
     "TorchInstrumentor",
     "TorchLibraryError",
     "TorchProfError",
@@ -63,6 +81,7 @@ __all__ = [
     "emit_itt",
     "emit_nvtx",
     "kineto_available",
+    "label_functions",
     "load_nvprof",
     "parse_nvprof_trace",
     "profile",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._columns.schema import MEMORY_KIND, Flag, Scope
+from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from ._event_facts import AMOUNTS
 from ._model.flows import numbered_rows
 from ._model.inputs import shape_keys
@@ -57,6 +57,7 @@ def of_columns(source: EventSource) -> pd.DataFrame:
         "fwd_thread": np.where(is_memory, thread, forward),
         "is_async": (batch["flags"][rows] & Flag.ASYNC) != 0,
         "is_user_annotation": batch["scope"][rows] == Scope.USER_SCOPE,
+        "is_python_function": batch["kind"][rows] == Kind.FRAME,
     }
     columns |= {name: column for name, column in source.facts.amounts().items() if column.any()}
     return pandas.DataFrame(columns | _texts(pandas, source))
@@ -90,6 +91,7 @@ def _event_columns(pandas: Any, events: Sequence[Any]) -> dict[str, Any]:
         "end": [event.time_range.end for event in events],
         **{name: [getattr(event, name) for event in events] for name in names},
         "is_user_annotation": [bool(event.is_user_annotation) for event in events],
+        "is_python_function": [bool(event.is_python_function) for event in events],
     }
 
 

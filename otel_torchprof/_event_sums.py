@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._columns.schema import Kind
 from ._encode.table import SORT_KEYS, Facts, attribute_of
 from ._encode.table import chosen as chosen_objects
 from ._event_facts import AMOUNTS
@@ -65,6 +66,29 @@ def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[st
     text = functools.lru_cache(maxsize=1024)(lambda code: text_of(stacks.values[code]))
     for code, value in zip(stacks.codes[chosen_ones].tolist(), values[chosen_ones].tolist(), strict=True):
         yield text(code), value
+
+
+def merged_values(
+    source: EventSource, attribute: str, text_of: Callable[[list[str]], str]
+) -> Iterator[tuple[str, int]]:
+    """The text of all frames, a call's own among them, and whole microseconds, once for all events that have the same."""
+    if attribute != "self_cpu_time_total":  # no device has told of times
+        return
+    batch, rows, stacks = source.batch, source.view.rows, source.facts.stack_codes
+    codes = np.zeros(len(rows), dtype=np.int64) if stacks is None else stacks.codes.astype(np.int64)
+    # The call's own name, 0 for what is no call.
+    own = np.where(batch["kind"][rows] == Kind.FRAME, batch["name"][rows].astype(np.int64) + 1, 0)
+    pairs, first, place = np.unique(np.stack((codes, own)), axis=1, return_index=True, return_inverse=True)
+    sums = np.zeros(len(first), dtype=np.int64)
+    np.add.at(sums, place.reshape(-1), source.view.self_time)
+    merged: dict[str, int] = {}  # what a call has itself, and what an operator in it has, are under the same frames
+    for at in np.argsort(first).tolist():
+        code, name = pairs[:, at].tolist()
+        if code or name:
+            around = [] if stacks is None else stacks.values[code]
+            text = text_of([*([listed_name(batch.names[name - 1])] if name else ()), *around])
+            merged[text] = merged.get(text, 0) + sums.item(at)
+    yield from ((text, value // _NS_PER_US) for text, value in merged.items() if value >= _NS_PER_US)
 
 
 def table_facts(source: EventSource) -> Facts:

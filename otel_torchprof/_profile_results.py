@@ -17,10 +17,11 @@ from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export import file, sdk
-from ._model.frames import without_frames
+from ._model.frame_spans import DETAILS, shown, with_plain_names
 from ._model.limits import limited
 from ._model.tree import STEP_PREFIX
 from ._model.units import SpanTable, Step, span_table
+from ._profile_options import of_config
 from ._profile_steps import StepMarks
 from ._trace_metadata import TraceMetadata
 from .activities import ProfilerActivity
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from ._columns.batch import Array, Batch, Names, Thread
+    from ._columns.frame_facts import ModuleFacts, OptimizerFacts
     from ._stretches import Stretches
     from .function_event_avg import FunctionEventAvg
 
@@ -70,7 +72,8 @@ class ProfileResults:
         self._tracing = False
         self._parent: SpanContext | None = None
         self._events: EventList | None = None
-        self._spans: SpanTable | None = None
+        self._spans: dict[str, SpanTable] = {}
+        self._ids = sdk.SameIds()
         self._reading = threading.Lock()
         self._figures = ProfilerStats()
         self._window = 0
@@ -101,6 +104,18 @@ class ProfileResults:
     def memory(self) -> Mapping[str, Array] | None:
         """What was allocated and given back, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
         return self._batch().memory
+
+    @property
+    def modules(self) -> tuple[ModuleFacts, ...]:
+        """The modules that were called, by first call: names, classes, parameters. Of ``with_stack``; empty without it."""
+        facts = self._batch().frame_facts
+        return () if facts is None else facts.all_modules()
+
+    @property
+    def optimizers(self) -> tuple[OptimizerFacts, ...]:
+        """The optimizers that made steps, by first step: groups of parameters, state. Of ``with_stack``; empty without it."""
+        facts = self._batch().frame_facts
+        return () if facts is None else facts.all_optimizers()
 
     def events(self) -> EventList:
         """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
@@ -149,8 +164,8 @@ class ProfileResults:
         """All events as text; the arguments are those of :meth:`EventList.table`."""
         return self.events().table(**arguments)
 
-    def export_stacks(self, path: Path, metric: str = "self_cpu_time_total") -> None:
-        """Writes one line per event with a stack, see :meth:`EventList.export_stacks`.
+    def export_stacks(self, path: Path, metric: str = "self_cpu_time_total", *, merged: bool = False) -> None:
+        """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
 
         Raises:
             AssertionError: recorded without ``with_stack``, as torch's.
@@ -160,7 +175,7 @@ class ProfileResults:
         events = self.events()
         if not self.with_stack:
             raise AssertionError("export_stacks() requires with_stack=True")
-        events.export_stacks(path, metric)
+        events.export_stacks(path, metric, merged=merged)
 
     def export_memory_timeline(self, path: str, device: str | None = None) -> None:
         """Writes what memory was used for over time, in torch's formats: ``.html``, ``.json``, ``.json.gz``, ``.raw.json.gz``.
@@ -237,40 +252,61 @@ class ProfileResults:
         batch = self._filtered(self._batch())
         # With a schedule the steps are labels among the events.
         steps = [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()]
-        file.write(path, chrome.encode(batch, steps=steps, metadata={**self._metadata.entries, **(metadata or {})}))
+        entries = {**self._metadata.entries, **(metadata or {})}
+        verbose = bool(of_config(self.experimental_config, "verbose"))
+        file.write(path, chrome.encode(batch, steps=steps, metadata=entries, call_stacks=verbose))
 
-    def export_otlp(self, path: Path, *, resource: Resource | None = None) -> None:
+    def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
 
         It is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
+        ``detail``: as in :meth:`spans`.
 
         Raises:
             ExportError: the file cannot be written.
+            ValueError: another detail.
         """
-        file.write(path, self.to_otlp(resource=resource))
+        file.write(path, self.to_otlp(resource=resource, detail=detail))
 
-    def to_otlp(self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES) -> Iterator[bytes]:
+    def to_otlp(
+        self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES, detail: str = "ops"
+    ) -> Iterator[bytes]:
         """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 4 MiB (or ``max_bytes``).
 
-        ``resource`` defaults to that of the TracerProvider in use.
+        ``resource`` defaults to that of the TracerProvider in use. ``detail``: as in :meth:`spans`.
+
+        Raises:
+            ValueError: another detail, or a bad ``max_bytes``.
         """
         found = resource or sdk.current_resource()
-        return otlp.encode(self._span_table(), resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
+        table = self._span_table(detail)
+        return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
-    def spans(self, *, resource: Resource | None = None) -> Sequence[ReadableSpan]:
-        """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us)."""
+    def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> Sequence[ReadableSpan]:
+        """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us).
+
+        ``detail`` says how much of what was recorded becomes spans, as that of the instrumentation: ``"modules"``: modules and
+        labels; ``"ops"``: operators too; ``"frames"``: Python's calls too, which are most of all that ``with_stack`` records.
+        What is left out has no span of its own, and what ran inside of it is below the nearest span around it. An event has the
+        same ids at every detail.
+
+        Raises:
+            ValueError: another detail.
+        """
         found = resource or sdk.current_resource()
-        return SpanList(self._span_table(), resource=found, scope=sdk.instrumentation_scope())
+        return SpanList(self._span_table(detail), resource=found, scope=sdk.instrumentation_scope())
 
-    def export(self, exporter: SpanExporter, *, batch_size: int = 512) -> int:
+    def export(self, exporter: SpanExporter, *, batch_size: int = 512, detail: str = "ops") -> int:
         """Sends all spans to a SpanExporter; returns their number. The exporter stays open.
 
         :class:`OTLPExporter` and :class:`ChromeTraceExporter` take them as columns, any other as objects, ``batch_size`` at a time.
+        ``detail``: as in :meth:`spans`.
 
         Raises:
             ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
+            ValueError: another detail.
         """
-        return sdk.export(self.spans(), exporter, batch_size=batch_size)
+        return sdk.export(self.spans(detail=detail), exporter, batch_size=batch_size)
 
     # ---- within ----
 
@@ -319,7 +355,7 @@ class ProfileResults:
     def _forget_results(self) -> None:
         """What was read no longer is all that there is."""
         with self._reading:
-            self._events, self._spans = None, None
+            self._events, self._spans, self._ids = None, {}, sdk.SameIds()
 
     def _steps(self) -> list[Step]:
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
@@ -337,29 +373,31 @@ class ProfileResults:
         filtered = without(batch, ~shown)
         return filtered if "CPU_INSTANT_EVENT" in types else replace(filtered, memory=None)
 
-    def _span_table(self) -> SpanTable:
+    def _span_table(self, detail: str) -> SpanTable:
+        if detail not in DETAILS:
+            raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
         # The ids are made here: two threads that read at the same time have to get the same ones.
         with self._reading:
-            if self._spans is None:
-                self._spans = self._made_span_table()
-            return self._spans
+            if detail not in self._spans:
+                self._spans[detail] = self._made_span_table(detail)
+            return self._spans[detail]
 
-    def _made_span_table(self) -> SpanTable:
-        batch = without_frames(without(self._batch(), self._step_labels()))
+    def _made_span_table(self, detail: str) -> SpanTable:
+        batch, callers = shown(without(self._batch(), self._step_labels()), detail)
         start, stop = self._stretches.times()
-        ids = sdk.id_generator()
+        trace_ids, span_ids = self._ids.again()
         table = span_table(
             batch,
             start=start,
             end=stop,
             steps=self._steps(),
             parent=self._parent,
-            trace_ids=ids.generate_trace_id,
-            span_ids=ids.generate_span_id,
+            trace_ids=trace_ids,
+            span_ids=span_ids,
         )
         limits = sdk.span_limits()
         return limited(
-            add_attributes(table, batch, with_flops=self.with_flops),
+            add_attributes(with_plain_names(table, batch), batch, with_flops=self.with_flops, callers=callers),
             max_attributes=limits.max_span_attributes,
             max_links=limits.max_links,
             max_attribute_length=limits.max_span_attribute_length,

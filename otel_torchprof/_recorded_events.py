@@ -8,6 +8,7 @@ import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from ._columns.frame_facts import FrameFacts
 from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from ._event_facts import Coded, EventFacts
 from ._model import inputs
@@ -164,6 +165,13 @@ class EventSource:
         ids = self._python_ids
         return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
 
+    def call_facts(self, index: int) -> FrameFacts:
+        """What is known of the calls of an event's recording; nothing where the event is none."""
+        facts = self.batch.frame_facts
+        if facts is None or self.value("kind", index) != Kind.FRAME:
+            return FrameFacts()
+        return facts.at(self.value("start", index))
+
     def amount(self, name: str, index: int) -> Any:
         """The value of an attribute that averages add up; 0 where it was not recorded."""
         column = self.facts.amount(name)
@@ -264,6 +272,11 @@ class RecordedEvent(FunctionEvent):
     kernels = _on_demand(lambda *_: [])
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)
+    function = _on_demand(lambda source, index: source.call_facts(index).functions.get(source.value("name", index)))
+    module = _on_demand(lambda source, index: source.call_facts(index).modules.get(source.value("name", index)))
+    optimizer = _on_demand(
+        lambda source, index: source.call_facts(index).optimizers.get(source.value("fwd_thread", index))
+    )
 
     def __init__(self, source: EventSource, index: int) -> None:
         object.__setattr__(self, "_source", source)

@@ -194,16 +194,27 @@ class EventList(list[Any]):
         source = self._columns()
         return of_objects(self) if source is None else of_columns(source)
 
-    def export_stacks(self, path: str | os.PathLike[str], metric: str) -> None:
+    def export_stacks(self, path: str | os.PathLike[str], metric: str, *, merged: bool = False) -> None:
         """Write one line per event with a stack: its frames, outermost first, and the metric in whole microseconds.
 
-        This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out.
+        This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out, and what a
+        call has is in the line of its caller: that is what torch writes. With ``merged`` a call is the last frame of its own
+        line, lines of the same frames are one, and what is below 1 is left out only after everything was added up.
         """
         if metric not in _STACK_METRICS:
             raise ValueError(f"metric should be one of: {list(_STACK_METRICS)}, and not {metric!r}")
         attribute = attribute_of(metric)
         source = self._columns()
-        found = self._stack_values(attribute) if source is None else event_sums.stack_values(source, attribute, _folded)
+        if merged:
+            found = (
+                self._merged_values(attribute)
+                if source is None
+                else event_sums.merged_values(source, attribute, _folded)
+            )
+        else:
+            found = (
+                self._stack_values(attribute) if source is None else event_sums.stack_values(source, attribute, _folded)
+            )
         with Path(path).open("w", encoding="utf-8") as file:
             file.writelines(f"{frames} {value}\n" for frames, value in found)
 
@@ -214,6 +225,16 @@ class EventList(list[Any]):
             value = int(round(getattr(event, attribute), 5)) if event.stack else 0
             if value > 0:
                 yield _folded(event.stack), value
+
+    def _merged_values(self, attribute: str) -> Iterator[tuple[str, int]]:
+        """Frames as text with a call's own, and whole microseconds, once for all events that have the same, in their order."""
+        sums: dict[str, float] = {}
+        for event in self:
+            frames = [*([event.name] if event.is_python_function else ()), *(event.stack or ())]
+            if frames:
+                text = _folded(frames)
+                sums[text] = sums.get(text, 0.0) + getattr(event, attribute)
+        return ((text, int(round(value, 5))) for text, value in sums.items() if round(value, 5) >= 1)
 
     def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool) -> list[FunctionEventAvg]:
         """Averages of the objects in the list."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import enum
 import warnings
 from dataclasses import InitVar, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._encode.table import format_time
 from .event_metadata import EventMetadata
+
+if TYPE_CHECKING:
+    from ._columns.frame_facts import FunctionFacts, ModuleFacts, OptimizerFacts
 
 
 class DeviceType(enum.IntEnum):
@@ -205,6 +208,12 @@ class FunctionEvent(FormattedTimesMixin):
 
     module_hierarchy: str = field(default="", init=False)
     """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
+    function: FunctionFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of a call of a Python function: what it is, and where it stands."""
+    module: ModuleFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of a call of a ``torch.nn.Module``: its full name, class and parameters."""
+    optimizer: OptimizerFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of the call that ends an optimizer's step: its class, groups of parameters and their state."""
     count: int = field(default=1, init=False)
     time_range: Interval = field(init=False)
     kernels: list[Kernel] = field(default_factory=list, init=False)

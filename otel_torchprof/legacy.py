@@ -278,8 +278,8 @@ class profile:  # noqa: N801 - torch's name
         """Writes the events as Chrome JSON: see :meth:`EventList.export_chrome_trace`."""
         self._finished().export_chrome_trace(path)
 
-    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
-        """Writes one line per event with a stack: see :meth:`EventList.export_stacks`.
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total", *, merged: bool = False) -> None:
+        """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
 
         Raises:
             AssertionError: without ``with_stack=True``, as torch.
@@ -287,7 +287,7 @@ class profile:  # noqa: N801 - torch's name
         events = self._finished()
         if not self.with_stack:
             raise AssertionError("export_stacks() requires with_stack=True")
-        events.export_stacks(path, metric)
+        events.export_stacks(path, metric, merged=merged)
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
         """Sums and counts by name, and by shapes and stack on request."""

@@ -21,6 +21,7 @@ from ._tensorboard import tensorboard_trace_handler
 from .activities import ProfilerActivity, kineto_available, supported_activities
 from .errors import TorchProfError
 from .events import EventList
+from .frame_filter import ALL_FRAMES, FrameFilter, checked_filter
 from .function_event import DeviceType, FunctionEvent
 from .labels import record_function
 from .mem_records import MemRecordsAcc
@@ -44,6 +45,7 @@ __all__ = [
     "DeviceType",
     "EnforceUnique",
     "EventList",
+    "FrameFilter",
     "FunctionEvent",
     "KinetoStepTracker",
     "MemRecordsAcc",
@@ -104,6 +106,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             installed; False: labels alone.
         memory_limit: bytes that may be held in the recorder, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``), by each
             cycle of a schedule. What comes after is dropped and counted: see :attr:`health`.
+        frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES_*``),
+            else all.
 
     Raises:
         TorchLibraryError: operators are wanted and cannot be recorded (no compiler); the message names the fix.
@@ -135,6 +139,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         all_threads: bool = False,
         operators: bool | None = None,
         memory_limit: int | None = None,
+        frames: FrameFilter | None = None,
     ) -> None:
         self.acc_events = acc_events
         self.on_trace_ready = on_trace_ready
@@ -175,6 +180,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                     overloads=bool(options.of_config(config, "capture_overload_names")),
                     memory=profile_memory,
                     frames=with_stack,
+                    frame_filter=checked_filter(frames) if with_stack or frames is not None else ALL_FRAMES,
                     modules=with_modules,
                     all_threads=all_threads or bool(options.of_config(config, "profile_all_threads")),
                     memory_limit=memory_limit,

@@ -104,7 +104,8 @@ def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
     if is_frame is None and not has_scripts:
         return codes[: len(view)], stacks
     if is_frame is not None:
-        codes, stacks = _own_codes(batch, is_frame)
+        listed = is_frame & ~_left_out(batch, is_frame)[batch["name"]]
+        codes, stacks = _own_codes(batch, listed)
     if has_scripts:
         codes, stacks = _with_script(codes, stacks, text_ids(batch, InputKind.CALL_STACK))
     shown = codes[view.rows]
@@ -113,9 +114,23 @@ def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
     return shown, stacks
 
 
-def _own_codes(batch: Batch, is_frame: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
-    """By row, of the calls around it."""
-    listed = is_frame & ~_left_out(batch, is_frame)[batch["name"]]
+def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
+    """By row, the code of the calls around it, none of which is left out; what ran backward is where it ran.
+
+    As in the traces that torch writes, which its lists of events differ from.
+    """
+    is_frame, has_scripts = frames_of(batch), may_have(batch, InputKind.CALL_STACK)
+    nothing = np.zeros(1, dtype=np.int64)
+    codes, stacks = np.zeros(len(batch), dtype=np.int64), Stacks(nothing, nothing, batch.names)
+    if is_frame is not None:
+        codes, stacks = _own_codes(batch, is_frame)
+    if has_scripts:
+        codes, stacks = _with_script(codes, stacks, text_ids(batch, InputKind.CALL_STACK))
+    return codes, stacks
+
+
+def _own_codes(batch: Batch, listed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
+    """By row, of the calls around it that are listed."""
     caller = lifted(nested_parents(batch), ~listed)
     frames = np.flatnonzero(listed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
