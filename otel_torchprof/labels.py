@@ -76,6 +76,16 @@ class record_function(Label):  # noqa: N801 - torch's name
         return cast("F", wrapped)
 
 
+def is_labelled(function: Any) -> bool:
+    """Whether a function, or what it wraps, has a label of this module as its decorator."""
+    while function is not None:
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None and getattr(function, "__globals__", None) is globals():
+            return True
+        function = wrapped
+    return False
+
+
 def _plain(label: record_function, function: Callable[..., Any]) -> Callable[..., Any]:
     name, args = label.name, label.args
 
@@ -189,4 +199,4 @@ class _Steps:
         self.close: Callable[[], Any] = getattr(iterator, "close", lambda: None)
 
 
-teach_label(record_function)
+teach_label(record_function, globals())

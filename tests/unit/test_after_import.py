@@ -55,6 +55,13 @@ def test_several_actions_in_their_order(module):
     assert seen == [0, 1, 2]
 
 
+def test_those_that_were_called_off_are_not_kept(module):
+    """Of a hundred that wait and are called off in turn, no more than the last is kept."""
+    for _ in range(100):
+        when_imported(module, print)()
+    assert len(_after_import._waiting[module]) == 1
+
+
 def test_an_action_that_raises(module, caplog):
     """An action that fails neither disturbs the import nor the other actions, and is logged."""
 
