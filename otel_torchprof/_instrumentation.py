@@ -10,12 +10,16 @@ from ._after_import import when_imported
 from ._ambient import AmbientTable
 from ._compile_events import CompileEvents
 from ._live_recording import LiveRecording
-from ._native import torch_library
+from ._native import frames, torch_library
 from ._native.ffi import python_sources
+from ._native.gc_pauses import GcPauses
+from ._sources import notes_on_calls
 from ._step_marks import StepMarks
 from ._steps import StepTracker
 from ._torch_hooks import ModuleHooks, OptimizerHooks
 from .errors import TorchLibraryError
+from .frame_filter import ALL_FRAMES
+from .function_labels import label_by_environment, notes_of_environment
 from .health import ON
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from ._export.deadline import Deadline
     from ._export.provider import Provider
     from ._native.torch_library import Observation
+    from .frame_filter import FrameFilter
     from .processor import TorchSpanProcessor
 
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every outermost event asks Python for its span"
@@ -42,13 +47,25 @@ class Instrumentation:
         processor: that gets the spans.
         detail: a key of ``KINDS``.
         record_shapes: keep the shapes of operators' inputs.
+        frame_filter: which of Python's calls are recorded, where calls are.
     """
 
-    def __init__(self, provider: Provider, processor: TorchSpanProcessor, *, detail: str, record_shapes: bool) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        processor: TorchSpanProcessor,
+        *,
+        detail: str,
+        record_shapes: bool,
+        frame_filter: FrameFilter = ALL_FRAMES,
+    ) -> None:
         self._provider = provider
         self._processor = processor
         self._detail = detail
         self._record_shapes = record_shapes
+        self._frame_filter = frame_filter
+        self._tracing: frames.Tracing | None = None
+        self._pauses: GcPauses | None = None
         self._modules = ModuleHooks()
         self._compilations = CompileEvents()
         self._optimizers = OptimizerHooks()
@@ -82,14 +99,17 @@ class Instrumentation:
             ambient=self._ambient,
             averages=self._processor.averages,
             expects_steps=self._steps.expects_steps,
-            before_drain=self._take_marks,
+            before_drain=self._before_drain,
             has_marks=lambda: len(self._marks) > 0,
             budget_bytes=self._processor.memory_limit,
             inputs=self._record_shapes,
+            shortest_call=self._frame_filter.min_duration,
         )
 
     def start(self) -> None:
         """Records from now on; torch's part as soon as torch is imported."""
+        if self._sources["labels"] == ON:
+            label_by_environment(is_early=True)
         with self._lock:
             self._running = True
             self._attach()
@@ -107,6 +127,10 @@ class Instrumentation:
                 return
             self._running = False
             self._recording.stop()  # first: what were recorded without its context would be astray
+            if self._pauses is not None:
+                self._pauses.stop()
+            if self._tracing is not None:
+                self._tracing.stop()
             self._modules.remove()
             self._compilations.remove()
             self._optimizers.remove()
@@ -115,6 +139,8 @@ class Instrumentation:
                 self._observation = None
             self._ambient.unfollow()
             self._call_off()
+        if self._sources["labels"] == ON:
+            label_by_environment()
         self._processor.detach(deadline)
 
     def restart_in_child(self) -> None:
@@ -122,10 +148,13 @@ class Instrumentation:
         self._lock = threading.RLock()
         if not self._running:
             return
+        self._tracing = self._pauses = None  # the parent's
         self._begin()
         if self._sources["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
+        if self._sources["frames"] == ON:
+            self._trace_calls()
 
     def _attach(self) -> None:
         self._contexts_are_cheap = self._ambient.follow()
@@ -135,7 +164,11 @@ class Instrumentation:
         self._processor.attach(self._recording, self.stop, self._sources, self._notes)
 
     def _notes(self) -> list[str]:
-        notes = [] if self._contexts_are_cheap else [_SLOW_CONTEXTS]
+        notes = notes_of_environment()
+        if not self._contexts_are_cheap:
+            notes.append(_SLOW_CONTEXTS)
+        if self._tracing is not None:
+            notes += notes_on_calls(self._tracing)
         if errors := python_sources.errors():
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
@@ -152,8 +185,10 @@ class Instrumentation:
                 self._optimizers.install_bare(self._marks.note)
             self._install_modules()
             self._sources["steps"] = ON
-            if self._detail == "ops":
+            if self._detail in {"ops", "frames"}:
                 self._observe_operators()
+            if self._detail == "frames":
+                self._trace_calls()
 
     def _install_modules(self) -> None:
         self._modules.install(outermost_only=self._detail == "steps")
@@ -167,8 +202,29 @@ class Instrumentation:
             self._sources["operators"] = f"off: {error}"
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
 
+    def _trace_calls(self) -> None:
+        """Only once torch is there: what calls its import makes nobody asked for."""
+        tracing = frames.Tracing(self._recording.session)
+        try:
+            tracing.start(self._recording.session, self._frame_filter)
+        except frames.FramesError as error:
+            self._sources["frames"] = f"off: {error}"
+            _logger.warning("Python's calls are not recorded, operators and modules are: %s", error)
+        else:
+            self._tracing = tracing
+            self._recording.frame_facts = tracing.facts
+            self._sources["frames"] = ON
+            if not self._frame_filter.modules_only:
+                self._pauses = GcPauses(self._recording.session)
+                self._pauses.start()
+
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._marks.note(optimizer)
+        self._take_marks()
+
+    def _before_drain(self) -> None:
+        if self._sources["labels"] == ON and self._running:
+            label_by_environment(is_early=True)
         self._take_marks()
 
     def _take_marks(self) -> None:
@@ -196,7 +252,8 @@ def _sources(detail: str) -> dict[str, str]:
         "steps": waiting,
         "modules": waiting,
         "labels": off if detail == "steps" else ON,
-        "operators": waiting if detail == "ops" else off,
+        "operators": waiting if detail in {"ops", "frames"} else off,
+        "frames": waiting if detail == "frames" else off,
     }
 
 

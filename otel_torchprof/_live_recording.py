@@ -13,6 +13,7 @@ from ._columns.schema import Kind
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export.sdk import instrumentation_scope
+from ._model.frame_spans import with_plain_names
 from ._model.input_words import InputKept, kept
 from ._model.limits import limited
 from ._model.live import LiveTrees
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from ._ambient import AmbientTable
+    from ._columns.frame_facts import FrameFacts
     from ._export.provider import Provider
     from ._model.live import Placed
     from ._model.running import RunningAverages
@@ -39,6 +41,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     "steps": (Kind.MODULE,),
     "modules": (Kind.MODULE, Kind.LABEL),
     "ops": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
+    "frames": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
 }
 """What each detail records. With steps alone only outermost modules are reported, see ``ModuleHooks``."""
 
@@ -69,6 +72,7 @@ class LiveRecording:
         has_marks: whether there are any to tell of.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
+        shortest_call: seconds; calls of functions that take less are left out.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class LiveRecording:
         has_marks: Callable[[], bool],
         budget_bytes: int,
         inputs: bool,
+        shortest_call: float = 0.0,
     ) -> None:
         self.provider = provider
         self.detail = detail
@@ -102,7 +107,10 @@ class LiveRecording:
             steps=self.steps,
             new_trace=provider.new_trace,
             surroundings=self._surroundings,
+            shortest_call=shortest_call,
         )
+        self.frame_facts: Callable[[], FrameFacts | None] = _nothing
+        """What is known of Python's calls so far; whoever traces them sets it."""
         self.session = Session(
             budget_bytes, keep_newest=True, all_threads=True, inputs=inputs, kinds=KINDS[detail], contexts=True
         )
@@ -145,6 +153,7 @@ class LiveRecording:
         batch = kept(self.session.drain(), InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
+        batch = replace(batch, frame_facts=self.frame_facts())
         dropped = self._unreported + Counter(batch.dropped)
         self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
@@ -181,7 +190,7 @@ class LiveRecording:
         table = live_table(placed, ended, self._flows, events_of_steps=self.detail != "steps")
         roots = np.flatnonzero(table.parent_span_id == 0)
         table = add_attributes(
-            table,
+            with_plain_names(table, placed.batch),
             placed.batch,
             dropped_on=int(roots[-1]) if len(roots) else None,
             self_time=placed.own_times() if placed.inside.any() else None,
@@ -216,6 +225,10 @@ class LiveRecording:
             if step.parent is not None and not step.parent.is_remote:
                 inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
         return inside
+
+
+def _nothing() -> None:
+    """What is known of calls where nobody traces them."""
 
 
 def _view(placed: Placed) -> TreeView:

@@ -17,11 +17,15 @@ from ._export.from_environment import exporters_from_environment
 from ._export.provider import Provider, is_sdk_provider
 from ._instrumentation import Instrumentation
 from ._live_recording import KINDS
+from ._native import frames, gc_pauses
 from ._relay import processors_of, relay
+from .frame_filter import ALL_FRAMES, checked_filter
 from .processor import TorchSpanProcessor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from .frame_filter import FrameFilter
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -37,9 +41,12 @@ class TorchInstrumentor(BaseInstrumentor):
     ``instrument()`` takes:
 
     - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
-    - ``detail``: ``"off"``, ``"steps"`` (default), ``"modules"`` or ``"ops"``; by default as ``OTEL_TORCHPROF_DETAIL`` says.
+    - ``detail``: ``"off"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
+      ``OTEL_TORCHPROF_DETAIL`` says.
     - ``meter_provider``: accepted, as by every instrumentor; there are no metrics yet.
-    - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"``.
+    - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"`` and ``"frames"``.
+    - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
+      says (``OTEL_TORCHPROF_FRAMES_*``), else all.
 
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
     exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
@@ -121,7 +128,11 @@ class TorchInstrumentor(BaseInstrumentor):
         self._processor = processor
         try:
             self._running = Instrumentation(
-                provider, processor, detail=options.detail, record_shapes=options.record_shapes
+                provider,
+                processor,
+                detail=options.detail,
+                record_shapes=options.record_shapes,
+                frame_filter=options.frame_filter,
             )
             self._running.start()
         except BaseException:
@@ -182,6 +193,7 @@ class _Options:
         meter_provider: Any = None,
         detail: str | None = None,
         record_shapes: bool = False,
+        frames: FrameFilter | None = None,
     ) -> None:
         allowed = ("off", *KINDS)
         if detail is not None and detail not in allowed:
@@ -190,6 +202,8 @@ class _Options:
         self.meter_provider = meter_provider
         self.detail = config.detail(allowed) if detail is None else detail
         self.record_shapes = bool(record_shapes)
+        wanted = self.detail == "frames" or frames is not None
+        self.frame_filter = checked_filter(frames) if wanted else ALL_FRAMES
 
 
 def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
@@ -219,4 +233,7 @@ def _after_fork_in_child() -> None:
         instance._after_fork_in_child()  # noqa: SLF001 - our own
 
 
+# First: what is the parent's is off when the child's is started.
+frames.at_process_changes()
+gc_pauses.at_process_changes()
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -82,6 +82,13 @@ struct Rows {
     e.input_words = input_words.data(), e.input_word_count = input_words.size();
     e.flow_row = flow_row.data(), e.flow_id = flow_id.data(), e.flow_phase = flow_phase.data();
     e.flow_count = flow_row.size();
+    if (!python_id.empty()) {
+      e.python_id = python_id.data(), e.python_parent_id = python_id.data(), e.python_module_id = python_id.data();
+    }
+    if (!stack.empty()) {
+      e.python_threads = python_threads.data();
+      e.stack = stack.data(), e.stack_outer = stack_outer.data(), e.stack_name = stack_name.data();
+    }
     e.thread_tids = tids.data();
     e.names = names.get();
     e.pid = 7;
@@ -109,9 +116,39 @@ struct Rows {
   std::vector<int64_t> inputs, input_words;
   std::vector<uint64_t> flow_row, flow_id;
   std::vector<uint8_t> flow_phase;
+  std::vector<int64_t> python_id, python_threads, stack, stack_outer, stack_name;
   std::vector<int64_t> tids{70, 71};
   Names names{{"", "op", "Error"}};
 };
+
+// A stack is written entry by entry, so room has to be made for all of it: here far more than for all else of a row.
+void writes_stacks_of_any_size() {
+  constexpr int64_t kDepth = 1000;
+  Rows rows(2);
+  const std::string name(5000, 'n');
+  rows.names = Names({"", name});
+  rows.kind = {4, 1};
+  rows.thread = {1, 0};
+  rows.fwd_thread = {9, 9};
+  rows.flags = {4, 0};
+  rows.python_id = {-1, -1};
+  rows.python_threads = {0, 3};
+  rows.stack = {0, kDepth};
+  for (int64_t i = 0; i <= kDepth; ++i) {
+    rows.stack_outer.push_back(i == 0 ? 0 : i - 1);
+    rows.stack_name.push_back(i == 0 ? 0 : 1);
+  }
+  const std::string text = rows.encode(1);
+  const std::string call = text.substr(0, text.find("\n{", 3));
+  CHECK(call.find("\"Python thread\":3,") != std::string::npos);
+  CHECK(call.find("\"Python identity\":9,") != std::string::npos);
+  CHECK(call.find("\"error.type\":\"_OTHER\"") != std::string::npos);
+  CHECK(call.find("Call stack") == std::string::npos);
+  std::string stack;
+  for (int64_t i = 0; i < kDepth; ++i) stack += name + ";";
+  CHECK(text.find("\"Call stack\":\"" + stack + "\"}}") != std::string::npos);
+  CHECK(text.find("Python identity", call.size()) == std::string::npos);
+}
 
 void escapes_what_json_forbids() {
   CHECK_EQ(escape("plain /"), "plain /");
@@ -343,4 +380,5 @@ int main() {
   RUN(never_reads_beyond_the_input_words);
   RUN(pieces_make_the_whole);
   RUN(detaches_what_sticks_out);
+  RUN(writes_stacks_of_any_size);
 }

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.compiled import Shares, shares_of_roots
+from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.frame_facts import FunctionFacts
     from otel_torchprof._model.units import SpanTable
 
 Array = npt.NDArray[Any]
@@ -33,12 +36,14 @@ class Source:
         dropped_on: int | None,
         self_time: Array | None,
         with_flops: bool = False,
+        callers: Array | None = None,
     ) -> None:
         self.batch = batch
         self.with_flops = with_flops
         self.table = table
         self.dropped_on = dropped_on
         self.self_time = self_time
+        self._callers = callers
         self.is_event: npt.NDArray[np.bool_] = table.row >= 0
         self.strings: list[str] = []
         self._shares: Shares | None = None
@@ -63,6 +68,35 @@ class Source:
         if self._shares is None:
             self._shares = shares_of_roots(self.batch, self.table)
         return self._shares
+
+    @functools.cached_property
+    def frames(self) -> npt.NDArray[np.int64] | None:
+        """Which spans are calls; None where none is."""
+        found = np.flatnonzero((self.column("kind") == Kind.FRAME) & self.is_event)
+        return found if found.size else None
+
+    def frame_names(self, spans: Array) -> Array:
+        """The names of calls as they were recorded: what facts are known by."""
+        names: Array = self.batch["name"][self.table.row[spans]]
+        return names
+
+    @functools.cached_property
+    def functions(self) -> tuple[list[FunctionFacts], npt.NDArray[np.int64]] | None:
+        """The Python functions that spans are calls of, or stand in directly: all of them, and per span which, -1 for none."""
+        facts = self.batch.frame_facts
+        if facts is None or (self.frames is None and self._callers is None):
+            return None
+        name = np.zeros(len(self.table), dtype=np.int64)
+        if self._callers is not None:
+            name[:] = self.spread(self._callers)
+        if self.frames is not None:
+            name[self.frames] = self.frame_names(self.frames)
+        used, which = distinct(np.where(self.is_event, name, 0))
+        known = np.array([index in facts.functions for index in used.tolist()], dtype=np.bool_)
+        if not known.any():
+            return None
+        number = np.where(known, np.cumsum(known) - 1, -1)
+        return [facts.functions[index] for index in used[known].tolist()], number[which]
 
     @functools.cached_property
     def cpu_memory(self) -> MovedMemory | None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.input_words import InputKind, InputPart, has_inputs, text_ids
 from otel_torchprof._model.inputs import concrete_inputs, input_dtypes, shape_keys, texts_of
 from otel_torchprof._model.units import AttributeColumn, AttributeType, SpanTable, extend_names
 
+from . import frame_attributes as frames
 from .attribute_source import Array, Source, Values
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def add_attributes(
     dropped_on: int | None = None,
     self_time: npt.NDArray[np.int64] | None = None,
     with_flops: bool = False,
+    callers: npt.NDArray[np.uint32] | None = None,
 ) -> SpanTable:
     """The same spans with their attributes after those that they already have.
 
@@ -60,14 +63,17 @@ def add_attributes(
     with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
     last synthetic span, and no span where there is none. ``self_time`` are nanoseconds per row of the batch, for batches
     that do not hold all children of their events; default: computed from the batch. ``with_flops``: count operations too.
+    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._model.frame_spans.Shown`.
 
-    An attribute that no span has is left out; one that a span already has stays as it is. Costs a few numpy passes per
+    An attribute that no span has is left out, and one that ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES`` names; one that a span already has
+    stays as it is. Costs a few numpy passes per
     attribute, and about 50 ns per event for each that comes from inputs, of which equal ones are formatted once. Thread-safe.
     """
-    source = Source(batch, table, dropped_on=dropped_on, self_time=self_time, with_flops=with_flops)
+    source = Source(batch, table, dropped_on=dropped_on, self_time=self_time, with_flops=with_flops, callers=callers)
+    hidden = config.hidden_attributes()
     columns = list(table.attributes)
     for attribute in ATTRIBUTES:
-        computed = attribute.compute(source)
+        computed = None if attribute.key in hidden else attribute.compute(source)
         if computed is None:
             continue
         values, present = computed
@@ -100,18 +106,9 @@ def attributes_markdown() -> str:
 
 def _scope(source: Source) -> Values:
     names = source.add([scope.name.lower() for scope in Scope])
-    scope = source.column("scope")
+    scope, kind = source.column("scope"), source.column("kind")
     known = scope < len(names)
-    return names[np.where(known, scope, 0)], known & source.is_event & ~_is_module(source)
-
-
-def _is_module(source: Source) -> Array:
-    found: Array = source.column("kind") == Kind.MODULE
-    return found
-
-
-def _module(source: Source) -> Values:
-    return source.table.name, _is_module(source) & source.is_event
+    return names[np.where(known, scope, 0)], known & source.is_event & (kind != Kind.MODULE) & (kind != Kind.FRAME)
 
 
 def _sequence_nr(source: Source) -> Values:
@@ -121,7 +118,7 @@ def _sequence_nr(source: Source) -> Values:
 
 def _forward_thread(source: Source) -> Values:
     values = source.column("fwd_thread")
-    return values, (values != 0) & source.is_event
+    return values, (values != 0) & (source.column("kind") != Kind.FRAME) & source.is_event
 
 
 def _texts(source: Source, numbered: tuple[Array, list[str]]) -> Values:
@@ -204,11 +201,6 @@ def _thread_name(source: Source) -> Values:
     return source.spread(names[thread]), source.spread(named[thread]) & source.is_event
 
 
-def _error_type(source: Source) -> Values:
-    values = source.column("error_type")
-    return values, (values != 0) & source.is_event
-
-
 def _flag(flag: Flag) -> Callable[[Source], Values]:
     def compute(source: Source) -> Values:
         return np.ones(len(source.table), dtype=np.uint8), (source.column("flags") & flag != 0) & source.is_event
@@ -238,12 +230,54 @@ def _dropped_events(source: Source) -> Values | None:
     return np.full(len(source.table), dropped), chosen
 
 
+_IF_FUNCTION = "on calls; without spans of calls on what a Python function called directly, with `with_stack`"
 _IF_COMPILED = "on roots (of steps) in which a compiled region ran"
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 
 ATTRIBUTES: tuple[Attribute, ...] = (
-    Attribute("torch.module", _NAME, "full name of the module, `encoder.layers.2.linear1`", "on modules", _module),
+    Attribute(
+        "torch.module",
+        _NAME,
+        "full name of the module, `encoder.layers.2.linear1`",
+        "on modules; on their calls where it is known",
+        frames.module,
+    ),
+    Attribute(
+        "code.function.name",
+        _NAME,
+        "full name of the Python function, `package.module.Class.method`",
+        _IF_FUNCTION,
+        frames.function(lambda fact: fact.qualified_name, is_text=True),
+    ),
+    Attribute(
+        "code.file.path",
+        _NAME,
+        "the file of that function",
+        _IF_FUNCTION,
+        frames.function(lambda fact: fact.path, is_text=True),
+    ),
+    Attribute(
+        "code.line.number",
+        _INT64,
+        "the first line of that function",
+        _IF_FUNCTION,
+        frames.function(lambda fact: fact.line, is_text=False),
+    ),
+    Attribute(
+        "torch.frame.identity",
+        _INT64,
+        "which generator, coroutine or optimizer ran: all stretches of one have the same number",
+        "on calls of these",
+        frames.identity,
+    ),
+    Attribute(
+        "cpython.gc.generation",
+        _INT64,
+        "the generation that was collected",
+        "on collections of garbage",
+        frames.generation,
+    ),
     Attribute(
         "torch.op.scope",
         _NAME,
@@ -346,7 +380,13 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "thread.name", _NAME, "name of the thread where it began", "on events, if the thread has a name", _thread_name
     ),
-    Attribute("error.type", _NAME, "class of the exception that left it", "where one did", _error_type),
+    Attribute(
+        "error.type",
+        _NAME,
+        "class of the exception that left it; `_OTHER` where it is not known, as of calls before Python 3.12",
+        "where one did",
+        frames.error_type,
+    ),
     Attribute(
         "torch.unfinished",
         _BOOL,

@@ -2,7 +2,9 @@
 
 The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's
 schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``,
-``unfinished``, ``async``, ``lost before``, ``inputs cut`` and ``label args``, and the top-level key ``dropped_events``.
+``unfinished``, ``async``, ``lost before``, ``inputs cut``, ``label args`` and ``Python identity`` (the same for all stretches of
+a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
+Python's calls, and ``threading.get_ident()`` of it).
 
 What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
 its own: events that ended on another thread, and events that outlive the one around them.
@@ -10,6 +12,7 @@ its own: events that ended on another thread, and events that outlive the one ar
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -19,11 +22,11 @@ import numpy as np
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
 from otel_torchprof._model.flows import forward_backward
-from otel_torchprof._model.frames import python_ids
 from otel_torchprof._model.modules import module_hierarchy
 from otel_torchprof._native.ffi import ffi, lib
 
 from . import chrome_memory
+from .chrome_frames import frame_threads, python_columns, stack_columns, with_called_modules
 from .chrome_json import (
     BASE_GRID_NS,
     LARGEST_TID,
@@ -46,7 +49,9 @@ if TYPE_CHECKING:
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""
 
-_OWN_KEYS = frozenset(("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "traceEvents"))
+_OWN_KEYS = frozenset(
+    ("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "python_threads", "traceEvents")
+)
 
 
 def encode(
@@ -57,12 +62,15 @@ def encode(
     base_ns: int | None = None,
     pid: int | None = None,
     process_name: str = "python",
+    call_stacks: bool = False,
 ) -> Iterator[bytes]:
     """Encodes a batch as one Chrome JSON document, in pieces of about 1 MiB.
 
     ``steps`` are (number, start, end) in Unix ns and become ``ProfilerStep#<number>`` on a track of their own.
     ``metadata`` is merged into the top level of the document. Times are written as microseconds since ``base_ns`` (Unix
-    ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``.
+    ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``. ``call_stacks``:
+    write the calls around each event as ``Call stack``, and the ``Python thread`` of each call, as Kineto does for a profile
+    that is verbose: the trace becomes many times as large.
 
     The arguments are checked before the iterator is returned: TypeError or ValueError for metadata that is not JSON or
     uses a key of the format, ValueError for a batch that points outside its own tables. Costs about 0.15 µs per event, a little more with inputs;
@@ -84,16 +92,15 @@ def encode(
     if len(step_batch):
         threads += step_batch.threads
     tail = _drop_marker(batch.dropped, pid, threads, max(ends, default=base_ns) - base_ns) + "\n]}\n"
-    return _pieces(head + _threads(pid, threads), (step_batch, batch), base_ns, pid, tail)
+    head += _threads(pid, threads)
+    written = (_part(part, base_ns, pid, call_stacks) for part in (step_batch, batch))
+    return itertools.chain([head.encode()], itertools.chain.from_iterable(written), [tail.encode()])
 
 
-def _pieces(head: str, parts: Sequence[Batch], base_ns: int, pid: int, tail: str) -> Iterator[bytes]:
-    yield head.encode()
-    for part in parts:
-        if len(part):
-            yield from _events(part, base_ns, pid)
-        yield from chrome_memory.pieces(part, base_ns, pid)
-    yield tail.encode()
+def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator[bytes]:
+    if len(batch):
+        yield from _events(batch, base_ns, pid, call_stacks)
+    yield from chrome_memory.pieces(batch, base_ns, pid)
 
 
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
@@ -147,6 +154,8 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     fields = {"schemaVersion": "1", **extra, "displayTimeUnit": '"ms"', "baseTimeNanoseconds": str(base_ns)}
     if batch.dropped:
         fields["dropped_events"] = compact(dict(batch.dropped))
+    if threads := [batch.threads[number] for number in frame_threads(batch)]:
+        fields["python_threads"] = compact({str(thread.os_tid): thread.ident for thread in threads})
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
 
 
@@ -184,22 +193,21 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread]
 # --- what is written per event: native ---
 
 
-def _events(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
+def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator[bytes]:
     tids = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
     detached = _detached(batch, tids)
     flows = _flow_ends(batch, detached)
-    names, _alive = escaped_names(batch.names)
+    all_names, stacks = stack_columns(batch) if call_stacks else (batch.names, {})
+    names, _alive = escaped_names(all_names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
     if batch.inputs is not None and INPUTS.name in batch.columns:
         columns[INPUTS.name] = np.ascontiguousarray(batch[INPUTS.name], dtype=INPUTS.dtype)
         columns["input_words"] = np.ascontiguousarray(batch.inputs, dtype=np.int64)
-    hierarchy = module_hierarchy(batch)
+    hierarchy = with_called_modules(batch, module_hierarchy(batch))
     hierarchies, _alive_hierarchies = escaped_names(Names.of(hierarchy.texts))
     if len(hierarchy.texts) > 1:
         columns["hierarchy"] = hierarchy.rows
-    ids = python_ids(batch)
-    if ids is not None:
-        columns |= {"python_id": ids.own, "python_parent_id": ids.caller, "python_module_id": ids.module}
+    columns |= python_columns(batch, call_stacks) | stacks
     columns |= {"detached": detached, "thread_tids": tids, **flows}
     events = ffi.new("otp_chrome_events *", {field: pointer(array) for field, array in columns.items()})
     events.hierarchies = hierarchies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
@@ -42,6 +43,33 @@ def id_generator() -> IdGenerator:
 
     found = getattr(trace.get_tracer_provider(), "id_generator", None)
     return found if isinstance(found, IdGenerator) else RandomIdGenerator()
+
+
+class SameIds:
+    """The ids of one recording: in the order in which they are asked for, whenever that begins anew. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._trace_ids: list[int] = []
+        self._span_ids: list[int] = []
+
+    def again(self) -> tuple[Callable[[], int], Callable[[], int]]:
+        """What gives trace ids and what gives span ids, both from the first one on."""
+        made_by = id_generator()
+        return _from_first(self._trace_ids, made_by.generate_trace_id), _from_first(
+            self._span_ids, made_by.generate_span_id
+        )
+
+
+def _from_first(known: list[int], new: Callable[[], int]) -> Callable[[], int]:
+    places = itertools.count()
+
+    def following() -> int:
+        place = next(places)
+        if place == len(known):
+            known.append(new())
+        return known[place]
+
+    return following
 
 
 def ambient_span() -> SpanContext | None:

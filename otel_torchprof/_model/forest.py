@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.uint64]
 
+NEVER = np.iinfo(np.int64).max
+"""The end of what is still open, Unix ns."""
+
 
 @dataclass(frozen=True, eq=False)
 class Decided:
@@ -78,11 +81,11 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array], Arr
     ids = np.concatenate((batch["id"], opens.id))
     at = _nodes(ids, rows, decided.id)
     known, at = at >= 0, at[at >= 0]
-    around = _around(batch, ids)
+    around = around_of(batch, ids)
     around[at] = _nodes(ids, rows, decided.around[known])
     context = np.concatenate((contexts_of(batch), opens.context))
     start = np.concatenate((batch["start"], opens.start))
-    end = np.concatenate((batch["end"], np.full(len(opens), np.iinfo(np.int64).max)))
+    end = np.concatenate((batch["end"], np.full(len(opens), NEVER)))
     step = step_of(start, context)
     is_long = step_of(end, context) - step > 1
     any_long = bool(is_long.any())
@@ -115,7 +118,7 @@ def outermost(parent: Array) -> npt.NDArray[np.int64]:
         found = further
 
 
-def _around(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
+def around_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
     """For each node the node that was open around it when it began; -1 for none, and where it ended in an earlier drain."""
     rows, opens = len(batch), batch.opens
     around = np.full(len(ids), -1, dtype=np.int64)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from otel_torchprof._columns.batch import Batch
 
 from .compiled import shares
-from .forest import Decided, Forest, contexts_of, forest
+from .forest import NEVER, Decided, Forest, contexts_of, forest
+from .live_frames import without_loose_calls
 from .steps import Step, StepSpan, Trace
 from .units import event_span_ids
 
@@ -75,6 +76,7 @@ class LiveTrees:
         steps: the steps, as far as there are any.
         new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
         surroundings: the span that a context stands for, and when it began.
+        shortest_call: seconds; calls of functions that take less are left out.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class LiveTrees:
         steps: Steps,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        shortest_call: float = 0.0,
     ) -> None:
         self._key = key
         self._steps = steps
         self._new_trace = new_trace
         self._surroundings = surroundings
+        self._shortest_call = round(shortest_call * 1e9)
         self._decided = Decided()
         self._places: dict[int, Unit] = {}
         self._inside: dict[int, int] = {}
@@ -98,7 +102,8 @@ class LiveTrees:
         if self._steps.active:
             self._note_stepping_contexts(batch)
         steps = self._steps.known()
-        trees = forest(batch, self._decided, lambda times, context: self._positions(steps, times, context))
+        batch = self._without_loose_calls(batch, steps)
+        trees = forest(batch, self._decided, lambda times, context: self._lasting(steps, times, context))
         rows = trees.rows
         roots = np.flatnonzero(trees.parent < 0)
         units, of_root = self._units(trees, batch, roots, steps)
@@ -125,6 +130,19 @@ class LiveTrees:
         self._steps.settle()
         return placed
 
+    def _without_loose_calls(self, batch: Batch, steps: Sequence[Step]) -> Batch:
+        def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
+            found = [c for c in np.unique(context).tolist() if self._surroundings(c) is not None]
+            return np.isin(context, found)
+
+        return without_loose_calls(
+            batch,
+            self._decided.id,
+            lasting=lambda times, context: self._lasting(steps, times, context),
+            is_foreign=is_foreign,
+            shortest=self._shortest_call,
+        )
+
     def _note_stepping_contexts(self, batch: Batch) -> None:
         """A context that the loop's own thread was in belongs to the loop."""
         contexts = np.unique(contexts_of(batch)[self._is_loops(batch)])
@@ -140,8 +158,8 @@ class LiveTrees:
         spans = [found.step for found in placed.units]
         if not any(spans):
             return
-        batch, never = placed.batch, np.iinfo(np.int64).max
-        starts = np.full(len(spans), never)
+        batch = placed.batch
+        starts = np.full(len(spans), NEVER)
         np.minimum.at(starts, unit, start)
         ends, own_ends = starts.copy(), np.zeros(len(spans), dtype=np.int64)
         np.maximum.at(ends, placed.unit, batch["end"])
@@ -151,7 +169,7 @@ class LiveTrees:
         below = np.flatnonzero(placed.is_outermost)
         np.add.at(inside, placed.unit[below], (batch["end"] - batch["start"])[below])
         for number, span in enumerate(spans):
-            if span is not None and starts[number] != never:
+            if span is not None and starts[number] != NEVER:
                 span.widen(int(starts[number]), int(ends[number]), int(own_ends[number]), int(inside[number]))
 
     @staticmethod
@@ -207,6 +225,15 @@ class LiveTrees:
         foreign = [c for c in np.unique(context).tolist() if not self._steps.owns(c)]
         return np.where(np.isin(context, foreign), -1, position)
 
+    def _lasting(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+        """The same, to tell how long something lasts: -1 too before those that are known, and beyond them what is still open."""
+        position = self._positions(steps, times, context)
+        if steps:
+            own = position >= 0
+            position[own & (times == NEVER)] = len(steps)
+            position[own & (times < steps[0].start)] = -1 if steps[0].number else 0
+        return position
+
     def _shared_unit(self, context: int, step: Step | None) -> Unit | None:
         if step is not None:
             span = self._steps.span(step, context)
@@ -255,5 +282,10 @@ def _with_parents(batch: Batch, trees: Forest) -> Batch:
     if np.array_equal(parent, batch["parent"]):
         return batch
     return Batch(
-        {**batch.columns, "parent": parent}, batch.names, batch.threads, inputs=batch.inputs, dropped=batch.dropped
+        {**batch.columns, "parent": parent},
+        batch.names,
+        batch.threads,
+        inputs=batch.inputs,
+        dropped=batch.dropped,
+        frame_facts=batch.frame_facts,
     )

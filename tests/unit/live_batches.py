@@ -10,11 +10,13 @@ import numpy as np
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
 from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import Flows, live_table
 from otel_torchprof._model.steps import Steps, Trace
 
 MAIN = Thread(1, 1, 1, "main")
+_NEUTRAL = {"sequence_nr": -1, "kind": Kind.OPERATOR}
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Recorder:
             "context": [e.context for e in closed],
         }
         for key in {key for event in closed for key in event.more}:
-            columns[key] = [event.more.get(key, -1 if key == "sequence_nr" else 0) for event in closed]
+            columns[key] = [event.more.get(key, _NEUTRAL.get(key, 0)) for event in closed]
         outer = [(row, self.id_of(e.parent)) for row, e in enumerate(closed) if e.parent and e.parent not in rows]
         opens = OpenEvents(
             np.array([self.id_of(e.name) for e in opened], np.uint64),
@@ -66,6 +68,7 @@ class Recorder:
             np.array([e.start for e in opened], np.int64),
             np.array([e.context for e in opened], np.uint32),
             np.array([self.name_index(e.name) for e in opened], np.uint32),
+            np.array([e.more.get("kind", Kind.OPERATOR) for e in opened], np.uint8),
         )
         return Batch.of(
             columns,

@@ -338,7 +338,8 @@ EVENTS = st.fixed_dictionaries(
         "flags": st.integers(0, 31) | st.just(0),
         "name": st.integers(0, 3),
         "error_type": st.integers(0, 3),
-        "inputs": st.none() | st.lists(st.none() | st.lists(st.integers(0, 9)).map(tuple) | st.lists(st.just((1, 2)))),
+        "inputs": st.none()
+        | st.lists(st.none() | st.lists(st.integers(0, 9), max_size=18).map(tuple) | st.lists(st.just((1, 2)))),
     }
 )
 
@@ -367,6 +368,8 @@ def expected_args(batch: Batch, row: int, inputs: list[Any] | None) -> dict[str,
     args |= {name: True for name, bit in names.items() if batch["flags"][row] & bit}
     if batch["error_type"][row]:
         args["error.type"] = batch.names[batch["error_type"][row]]
+    elif batch["flags"][row] & Flag.ERROR:
+        args["error.type"] = "_OTHER"
     if inputs is not None:
         args |= as_json(inputs)
     return args | {"Ev Idx": row}

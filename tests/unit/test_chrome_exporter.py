@@ -280,7 +280,7 @@ def test_four_threads_at_once(tmp_path):
 
 PROGRAM = """
 import os, signal, sys
-sys.path[:0] = ["tests", "tests/unit"]
+sys.path[:0] = ["tests/helpers", "tests/unit"]
 from chrome_files import span
 from otel_torchprof import ChromeTraceExporter
 from otel_torchprof._export import chrome

@@ -187,6 +187,22 @@ def test_a_label_around_the_loop_does_not_hold_its_steps(service):
     assert spans["in b"].parent == spans["b"].span_id
 
 
+def test_a_label_around_the_loop_holds_no_later_step_however_often_it_is_drained(service):
+    """Also where every step is drained by itself, so that nobody remembers the step in which the label began."""
+    service.steps.begin(0)
+    early = service.spans(Event("epoch", 5), Event("early 0", 10, 20))["early 0"]
+    for number in range(4):
+        service.boundary(number + 1, 100 * number + 100, 0)
+        spans = service.spans(
+            Event("epoch", 5),
+            Event(f"late {number}", 100 * number + 60, 100 * number + 70, "epoch"),
+            Event(f"early {number + 1}", 100 * number + 110, 100 * number + 120, "epoch"),
+        )
+        late = spans[f"late {number}"]
+        assert late.trace == spans[f"torch.step {number}"].trace == early.trace
+        early = spans[f"early {number + 1}"]
+
+
 def test_a_label_around_the_end_of_a_step_stays_whole(service):
     """What a label holds that began in one step and ended in the next is in the step in which it began."""
     service.steps.begin(0)

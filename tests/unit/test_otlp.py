@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.frame_facts import FrameFacts, FunctionFacts
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
@@ -45,19 +46,28 @@ def recorded():
     """A table made from a batch in which every attribute and every sort of link occurs."""
     batch = Batch.of(
         {
-            "start": [110, 120, 310, 330, 350],
-            "end": [190, 130, 320, 340, 360],
-            "name": [1, 2, 3, 5, 1],
-            "parent": [-1, 0, -1, -1, -1],
-            "sequence_nr": [4, -1, 4, 2**62, -1],
-            "fwd_thread": [0, 0, 1, 0, 0],
-            "kind": [Kind.OPERATOR] * 4 + [Kind.MODULE],
-            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0],
-            "error_type": [0, 4, 0, 0, 0],
-            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0],
-            "inputs": [0, 10, -1, 0, -1],
+            "start": [110, 120, 310, 330, 350, 370, 371],
+            "end": [190, 130, 320, 340, 360, 380, 372],
+            "name": [1, 2, 3, 5, 1, 6, 7],
+            "parent": [-1, 0, -1, -1, -1, -1, 5],
+            "sequence_nr": [4, -1, 4, 2**62, -1, -1, -1],
+            "fwd_thread": [0, 0, 1, 0, 0, 8, 0],
+            "kind": [Kind.OPERATOR] * 4 + [Kind.MODULE, Kind.FRAME, Kind.FRAME],
+            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0, 0, 0],
+            "error_type": [0, 4, 0, 0, 0, 0, 0],
+            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0, Flag.ERROR, 0],
+            "inputs": [0, 10, -1, 0, -1, -1, -1],
         },
-        ["", "aten::mm", 'my "label"\n\0 für Größe', b"Mm\xff\xed\xa0\x80Backward", "ValueError", "CompiledFunction"],
+        [
+            "",
+            "aten::mm",
+            'my "label"\n\0 für Größe',
+            b"Mm\xff\xed\xa0\x80Backward",
+            "ValueError",
+            "CompiledFunction",
+            "größe.py(7): f",
+            "gc.collect: generation 1",
+        ],
         (Thread(5, 140_001, 1, "träger"),),
         inputs=np.array(
             [3 | 1 << 32, 1 | 2 << 32, 2, 3, 1 | 2 << 32, 3, 4, 3, 7, 10 | 4 << 32, 1, 8 | 2 << 32], dtype=np.int64
@@ -69,6 +79,7 @@ def recorded():
             "device_type": [0, 0, 1, 1],
         },
         dropped={"budget": 4},
+        frame_facts=FrameFacts({6: FunctionFacts("größe.f", "/home/größe.py", 7)}),
     )
     ids = itertools.count(1)
     options = {"start": 0, "end": 400, "steps": [Step(0, 100, 200), Step(1, 300, 400)]}

@@ -37,9 +37,13 @@ typedef struct {
   const int64_t* python_id;        /* of a call, among calls; null, as the next two, where there are no calls */
   const int64_t* python_parent_id; /* of the call around it, -1 for none */
   const int64_t* python_module_id; /* of a module's call, among its class; else -1 */
-  const uint64_t* flow_row;        /* ends of the arrows, sorted by row */
-  const uint64_t* flow_id;         /* the same number at both ends of an arrow, at no other */
-  const uint8_t* flow_phase;       /* 's': the arrow starts here, 'f': it finishes here */
+  const int64_t* python_threads;   /* a number for each of thread_tids, for its calls; or null */
+  const int64_t* stack;            /* of each row, in the two below, 0 for none; or null */
+  const int64_t* stack_outer; /* of each stack, what is around its innermost entry: one with a lower number, or 0 */
+  const int64_t* stack_name;  /* of each stack, its innermost entry, in names */
+  const uint64_t* flow_row;   /* ends of the arrows, sorted by row */
+  const uint64_t* flow_id;    /* the same number at both ends of an arrow, at no other */
+  const uint8_t* flow_phase;  /* 's': the arrow starts here, 'f': it finishes here */
   uint64_t flow_count;
   const int64_t* thread_tids;
   otp_names names;       /* already escaped: otp_json_escape_names */

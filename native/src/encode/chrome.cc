@@ -27,6 +27,7 @@ constexpr uint8_t kFrame = 4;
 constexpr uint8_t kUserScope = 7;
 constexpr uint8_t kAsync = 1;
 constexpr uint8_t kUnfinished = 2;
+constexpr uint8_t kError = 4;
 constexpr uint8_t kLossBefore = 8;
 constexpr uint8_t kInputsCut = 16;
 
@@ -77,8 +78,13 @@ char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
   return out;
 }
 
-// The numbers of a call among calls.
+// The numbers of a call among calls, of its thread among threads, and of what ran: a generator's stretches have one.
 char* put_python_ids(char* out, const otp_chrome_events& events, uint64_t row) {
+  if (events.python_threads != nullptr) {
+    out = put(out, "\"Python thread\":");
+    out = put_integer(out, events.python_threads[events.thread[row]]);
+    *out++ = ',';
+  }
   out = put(out, "\"Python id\":");
   out = put_integer(out, events.python_id[row]);
   out = put(out, ",\"Python parent id\":");
@@ -87,12 +93,32 @@ char* put_python_ids(char* out, const otp_chrome_events& events, uint64_t row) {
     out = put(out, ",\"Python module id\":");
     out = put_integer(out, events.python_module_id[row]);
   }
+  if (events.fwd_thread[row] != 0) {
+    out = put(out, ",\"Python identity\":");
+    out = put_integer(out, events.fwd_thread[row]);
+  }
   return put(out, ",");
 }
 
 // The modules around an operator or a label; a module says it by its name. 0: none.
 uint32_t hierarchy_of(const otp_chrome_events& events, uint64_t row) {
   return events.hierarchy == nullptr || events.kind[row] == kModule ? 0 : events.hierarchy[row];
+}
+
+// The calls around an event, innermost first.
+bool append_stack(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
+  if (events.stack == nullptr || events.stack[row] == 0) return true;
+  uint64_t size = 0;
+  for (int64_t at = events.stack[row]; at != 0; at = events.stack_outer[at])
+    size += text_at(events.names, static_cast<uint64_t>(events.stack_name[at])).size + 1;
+  if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
+  char* to = put(cursor(out), "\"Call stack\":\"");
+  for (int64_t at = events.stack[row]; at != 0; at = events.stack_outer[at]) {
+    to = put_text(to, text_at(events.names, static_cast<uint64_t>(events.stack_name[at])));
+    *to++ = ';';
+  }
+  finish(out, put(to, "\","));
+  return true;
 }
 
 // "args":{..}  with a comma after each argument, the last one of which becomes the closing brace.
@@ -123,6 +149,8 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
     at = put(at, "\"error.type\":\"");
     at = put_text(at, text_at(events.names, events.error_type[row]));
     at = put(at, "\",");
+  } else if (flags & kError) {
+    at = put(at, "\"error.type\":\"_OTHER\",");
   }
   const uint32_t hierarchy = hierarchy_of(events, row);
   if (hierarchy != 0) {
@@ -136,6 +164,7 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
     *at++ = ',';
   }
   finish(out, at);
+  if (!append_stack(events, row, out)) return false;
   if (has_inputs(events, row) && !otp::append_input_arguments(inputs_of(events, row), events.names, out)) return false;
   if (!otp::buffer_reserve(out, kMaxFixedSize)) return false;
   at = cursor(out);
