@@ -2,6 +2,8 @@
 # Python 3.11 (or another python3 that the pinned versions support), a C++17 compiler and a package index are enough.
 #
 #   make test PYTHON=python3.12 VENV=/tmp/venv    another interpreter, another environment
+#   make test INTERPRETERS="3.10 3.13"            which others run the tests that need no torch; none with INTERPRETERS=
+#   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -21,6 +23,8 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 # One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
 MADE := $(VENV)/.made
+# Other interpreters that calls are measured under, each with an environment of its own inside the first one.
+BENCH_VERSIONS := 3.12 3.13
 
 say = @printf '\033[1m%s\033[0m\n' "==> $(1)"
 # pip in few words. A configured place for wheels that lacks a package is no problem of ours, so those lines are left out;
@@ -33,7 +37,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-gpu native-test lint bench clean
+.PHONY: help demo test test-gpu native-test sanitized-test lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -42,9 +46,9 @@ demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.j
 	$(call say,Training a small GPT under the profiler)
 	@$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
 
-test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then Python
+test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then Python on every interpreter that is there
 	$(call say,Python tests)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS))
 
 test-gpu: $(MADE)/test ## Run the tests that need a GPU
 	$(call say,GPU tests)
@@ -54,6 +58,10 @@ native-test: ## Run the C++ tests (plain, ASan+UBSan, TSan) and the fuzzers
 	$(call say,C++ tests and fuzzers)
 	@$(MAKE) -j$(JOBS) -f native/Makefile
 
+sanitized-test: $(MADE)/test ## Run the tracer's tests with the extension modules under ASan+UBSan and under TSan
+	$(call say,The tracer under the sanitizers)
+	@$(BIN)/python tests/sanitized.py
+
 lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing
 	$(call say,Lint)
 	$(BIN)/ruff check .
@@ -61,7 +69,7 @@ lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
-bench: $(MADE)/test ## Measure us beside torch's profiler and the SDK; print one table
+bench: $(MADE)/bench $(BENCH_VERSIONS:%=$(VENV)/interpreters/%/.bench) ## Measure us beside torch's profiler, VizTracer and the SDK; print one table
 	$(call say,Benchmarks: keep the machine quiet)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
@@ -95,10 +103,27 @@ $(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_to
 	@$(call pip,--no-build-isolation -c requirements/torch.txt --editable .)
 	@touch $@
 
-$(MADE)/test: requirements/test.txt $(MADE)/package
+$(MADE)/test: requirements/test.txt requirements/without-torch.txt $(MADE)/package
 	$(call say,Installing what the tests need)
 	@$(call pip,-c requirements/torch.txt -r requirements/test.txt)
 	@touch $@
+
+$(MADE)/bench: requirements/bench.txt $(MADE)/test
+	$(call say,Installing what the benchmarks need)
+	@$(call pip,-c requirements/torch.txt -r requirements/bench.txt)
+	@touch $@
+
+# pyenv puts names on the path that run nothing unless this variable chooses a version; nothing else reads it.
+interpreter = PYENV_VERSION=$(1) python$(1)
+has = $(shell $(call interpreter,$(1)) -c 'import ensurepip' 2>/dev/null && echo yes)
+
+# Without torch, and without the package: its extension modules are of the stable ABI, and taken from the tree.
+$(VENV)/interpreters/%/.bench: BIN = $(VENV)/interpreters/$*/bin
+$(VENV)/interpreters/%/.bench: requirements/build.txt requirements/package.txt requirements/bench.txt
+	$(call say,$(if $(call has,$*),Setting up $(@D),No python$* here: its benchmarks are left out))
+	@$(if $(call has,$*),$(call interpreter,$*) -m venv $(@D))
+	@$(if $(call has,$*),$(call pip,-r requirements/package.txt -r requirements/bench.txt))
+	@$(if $(call has,$*),touch $@)
 
 $(MADE)/lint: requirements/lint.txt $(MADE)/requirements
 	$(call say,Installing the linters)

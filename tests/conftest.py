@@ -1,4 +1,4 @@
-"""Settings for all tests. Its being here also puts this folder on the path, so that tests can import the helpers beside it."""
+"""Settings for all tests."""
 
 import os
 

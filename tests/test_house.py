@@ -59,7 +59,17 @@ def test_requirements_are_pinned(path):
     """Every requirement names one version, so that a fresh environment is the tested one."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
     assert lines
-    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+]+", line)] == []
+    pin = re.compile(r"[\w.-]+==[\w.+]+(; python_version (<|>=) \"3\.\d+\")?")
+    assert [line for line in lines if not pin.fullmatch(line)] == []
+
+
+def test_promised_interpreters_are_tested():
+    """Every version that the package's metadata names, from the lowest that it allows on, is one that `make test` looks for."""
+    project = (ROOT / "pyproject.toml").read_text()
+    promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    tested = re.findall(r"^INTERPRETERS \?= (.+)$", (ROOT / "tests" / "Makefile").read_text(), re.MULTILINE)
+    assert promised == tested[0].split()[: len(promised)]
+    assert re.findall(r'^requires-python = "(.+)"$', project, re.MULTILINE) == [f">={promised[0]}"]
 
 
 def column_page() -> str:
