@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
+
+from kept_texts import check  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -150,19 +150,6 @@ def as_text(prof, *, shapes=False):
     return "\n".join(lines) + "\n"
 
 
-def check(name, run):
-    """Compares what three runs leave with the text of that name; accepts what all three agree on when told to."""
-    expected = globals()[name]
-    found = [run() for _ in range(3)]
-    assert found == [found[0]] * 3
-    if os.environ.get("GOLDEN_ACCEPT") and found[0] != expected:
-        file = Path(__file__)
-        source, changed = file.read_text(), f'{name} = """\\\n{found[0]}"""'
-        file.write_text(source.replace(f'{name} = """\\\n{expected}"""', changed))
-    else:
-        assert found[0] == expected
-
-
 def test_a_linear_step():
     """Forward, backward and SGD of one linear layer."""
     layer, x = torch.nn.Linear(2, 1), torch.ones(3, 2)
@@ -179,7 +166,7 @@ def test_a_linear_step():
         return as_text(prof)
 
     run()
-    check("LINEAR_STEP", run)
+    check(globals(), "LINEAR_STEP", run)
 
 
 def test_labels():
@@ -201,7 +188,7 @@ def test_labels():
             otp.record_function("left open").__enter__()
         return as_text(prof)
 
-    check("LABELS", run)
+    check(globals(), "LABELS", run)
 
 
 def test_threads():
@@ -218,7 +205,7 @@ def test_threads():
             thread.join()
         return as_text(prof)
 
-    check("THREADS", run)
+    check(globals(), "THREADS", run)
 
 
 def test_shapes():
@@ -231,4 +218,4 @@ def test_shapes():
             torch.add(a, 1.0)
         return as_text(prof, shapes=True)
 
-    check("SHAPES", run)
+    check(globals(), "SHAPES", run)

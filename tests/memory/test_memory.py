@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch", minversion="2.6")
 
+from slopes import lower_bound
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 PROGRAM = """
@@ -72,19 +74,6 @@ if everywhere: everywhere.stop()
 MOST_BYTES = {"cycles": 200, "threads": 200, "instrumented": 200}
 """Growth per cycle that is let pass: less than anything that is allocated per profile or per thread (a session is 400 bytes, a
 thread's buffer 60 KB), and above what a page or two of the allocator's, taken late, make of 500 cycles (16 bytes)."""
-
-STUDENTS_T = 2.01
-"""97.5 % quantile of Student's t distribution with 48 degrees of freedom: 50 samples, two of them spent on the line."""
-
-
-def lower_bound(samples):
-    """Lower end of the 95 % confidence interval of the slope of a line through the samples, per sample."""
-    at = np.arange(len(samples)) - (len(samples) - 1) / 2
-    values = np.asarray(samples, dtype=float)
-    slope = (at @ values) / (at @ at)
-    residuals = values - values.mean() - slope * at
-    deviation = np.sqrt((residuals @ residuals) / (len(samples) - 2) / (at @ at))
-    return slope - STUDENTS_T * deviation
 
 
 def test_a_leak_would_be_found():

@@ -231,3 +231,43 @@ def test_installed_in_the_middle_of_a_compilation():
     started.stop()
     assert not named(started, "TorchDynamo Compile")
     assert not named(started, "TorchDynamo Graph Break")
+
+
+def _program():
+    return len("program")
+
+
+def test_calls_of_a_compilation_are_left_out():
+    """What dynamo calls to compile is no part of the tree of calls, and what the program calls around it and after it is."""
+
+    def failing(_graph, _inputs):
+        raise RuntimeError("no backend")
+
+    with otp.profile(with_stack=True) as prof:
+        _program()
+        torch.compile(whole, backend="eager")(torch.ones(2))
+        _program()
+        with pytest.raises(Exception, match="no backend"):
+            torch.compile(data_dependent, backend=failing)(torch.ones(2))
+        _program()
+    names = [event.name for event in prof.events() if event.is_python_function]
+    assert sum(name.endswith(": _program") for name in names) == 3
+    assert sum(name == "<built-in function len>" for name in names) >= 3
+    assert any("torch/_dynamo/convert_frame.py" in name and name.endswith(": __call__") for name in names)
+    assert not any("torch/_dynamo/symbolic_convert.py" in name or name.endswith(": compile_inner") for name in names)
+
+
+def test_stopped_in_the_middle_of_a_compilation():
+    """A recording that ends while dynamo compiles leaves nothing behind: the next one has calls, on the same thread."""
+    stopped = otp.profile(with_stack=True, operators=False)
+
+    def backend(module, _inputs):
+        stopped.stop()
+        return module.forward
+
+    stopped.start()
+    torch.compile(whole, backend=backend)(X)
+    with otp.profile(with_stack=True, operators=False) as prof:
+        oct(7)
+    assert "<built-in function oct>" in [event.name for event in prof.events()]
+    assert not callback_handler.start_callbacks

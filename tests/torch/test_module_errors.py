@@ -196,9 +196,14 @@ def test_hooks_of_the_program(hooks):
 def test_a_model_that_cannot_be_walked_over(hooks):
     """A model whose children cannot be listed runs as ever and is no event; that is counted."""
 
-    class Opaque(nn.Module):
-        def named_children(self):
+    class Refusing:
+        def items(self):
             raise RuntimeError("none of your business")
+
+    class Opaque(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.__dict__["_modules"] = Refusing()
 
         def forward(self, x):
             return x + 1

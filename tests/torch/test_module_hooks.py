@@ -16,9 +16,9 @@ from module_events import NET, Block, Net, installed, lines, recorded  # noqa: E
 from torch import nn  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof import _module_names  # noqa: E402
 from otel_torchprof._ambient import AmbientTable  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
+from otel_torchprof._native import module_names  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
 from otel_torchprof._torch_hooks import ModuleHooks  # noqa: E402
 
@@ -142,8 +142,8 @@ def test_modules_outside_of_the_tree(hooks):
 def test_modules_made_in_every_call_cost_no_walk_each(hooks, monkeypatch):
     """Modules that come and go do not have the model walked over each time, and leave nothing behind."""
     walked = []
-    named = _module_names._named
-    monkeypatch.setattr(_module_names, "_named", lambda root: walked.append(type(root)) or named(root))
+    named = module_names._named
+    monkeypatch.setattr(module_names, "_named", lambda root: walked.append(type(root)) or named(root))
     model = MakesModules()
     assert len(recorded(lambda: [model(X) for _ in range(100)])) == 500
     assert walked.count(MakesModules) < 10

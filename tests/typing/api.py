@@ -46,6 +46,14 @@ async def stream(to: int) -> AsyncGenerator[int, None]:
         yield await later(number)
 
 
+def label_by_name() -> tuple[str, ...]:
+    """Labels a function without a change of its code."""
+    labels: otp.FunctionLabels
+    with otp.label_functions(["json:dumps dumping"]) as labels:
+        found = labels.labelled + labels.waiting
+    return found + labels.remove()
+
+
 async def total() -> int:
     """Runs the asynchronous ones."""
     found: int = await later(1)
@@ -57,7 +65,13 @@ async def total() -> int:
 def record() -> otp.profile:
     """Records a few labels, in steps."""
     with otp.profile(
-        True, activities=None, record_shapes=True, all_threads=False, operators=False, memory_limit=1 << 20
+        True,
+        activities=None,
+        record_shapes=True,
+        all_threads=False,
+        operators=False,
+        memory_limit=1 << 20,
+        frames=otp.FrameFilter(include=["torch"], exclude=("*/test_*",), max_depth=9),
     ) as prof:
         with otp.record_function("block") as label:
             assert label.name == "block"
@@ -66,6 +80,7 @@ def record() -> otp.profile:
         numbers: list[int] = list(count(3))
         summed: int = asyncio.run(total())
     assert (doubled, numbers, summed, prof.step_num) == (4, [0, 1, 2], 4, 1)
+    assert label_by_name() == ("json:dumps",)
     return prof
 
 
@@ -117,6 +132,19 @@ def read(prof: otp.profile) -> None:
     assert parent is None
     assert len(children) == 1
     assert not kernels
+    called: tuple[otp.FunctionFacts | None, otp.ModuleFacts | None, otp.OptimizerFacts | None] = (
+        event.function,
+        event.module,
+        event.optimizer,
+    )
+    modules: tuple[otp.ModuleFacts, ...] = prof.modules
+    optimizers: tuple[otp.OptimizerFacts, ...] = prof.optimizers
+    groups: list[otp.ParameterGroupFacts] = [group for optimizer in optimizers for group in optimizer.groups]
+    parameters: list[otp.ParameterFacts] = [parameter for module in modules for parameter in module.parameters]
+    parameters += [parameter for group in groups for parameter in group.parameters]
+    tensors: list[otp.TensorFacts | None] = [parameter.tensor for parameter in parameters]
+    assert called == (None, None, None)
+    assert not tensors
     averages: otp.EventList = prof.key_averages(
         group_by_input_shape=True, group_by_stack_n=0, group_by_overload_name=False
     )
@@ -154,7 +182,7 @@ def write(prof: otp.profile, folder: Path) -> None:
     prof.export_chrome_trace(folder / "trace.json", metadata={"run": 1})
     prof.export_otlp(str(folder / "trace.otlp.gz"), resource=resource)
     messages: Iterator[bytes] = prof.to_otlp(resource=resource, max_bytes=1 << 20)
-    spans: Sequence[ReadableSpan] = prof.spans(resource=resource)
+    spans: Sequence[ReadableSpan] = prof.spans(resource=resource, detail="frames")
     sent: int = prof.export(InMemorySpanExporter(), batch_size=4)
     assert sent == len(spans) > 0
     assert all(messages)
@@ -169,7 +197,8 @@ def serve(folder: Path) -> None:
     processor = otp.TorchSpanProcessor(chrome, InMemorySpanExporter(), sdk_spans=True, schedule_delay_millis=100)
     provider.add_span_processor(processor)
     instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(tracer_provider=provider, detail="modules", record_shapes=True)
+    mine = otp.FrameFilter(include=["my_service"], c_functions=False)
+    instrumentor.instrument(tracer_provider=provider, detail="modules", record_shapes=True, frames=mine)
     with otp.record_function("typed"):
         instrumentor.step()
     flushed: bool = provider.force_flush()

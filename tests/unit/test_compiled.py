@@ -72,7 +72,14 @@ def test_against_a_walk(rows, graph_labels_only):
 def test_a_region_that_is_still_open():
     """In a drain, what is inside a region that has not ended is captured."""
     drained = batch([(Kind.OPERATOR, 0, 1, -1), (Kind.OPERATOR, 0, 1, -1)])
-    number = {"id": np.uint64, "parent": np.uint64, "start": np.int64, "context": np.uint32, "name": np.uint32}
+    number = {
+        "id": np.uint64,
+        "parent": np.uint64,
+        "start": np.int64,
+        "context": np.uint32,
+        "name": np.uint32,
+        "kind": np.uint8,
+    }
     opens = OpenEvents(**{key: np.array([5 if key == "name" else 0], kind) for key, kind in number.items()})
     drained = Batch(drained.columns, drained.names, drained.threads, opens=opens)
     found = captured(drained, parent=np.array([-1, 2, -1]))

@@ -10,6 +10,8 @@ from hypothesis import given
 from test_event_facts import NUMBERS, listed
 from torch_forests import Event, as_batch, forests
 
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof.events import EventList
 
 REASON = "tries what is made with pandas"
@@ -44,6 +46,15 @@ def test_units_and_parents():
     assert frame["input_shapes"].tolist() == ["", "[[2, 3]]"]
     assert frame["name"].dtype == "category"
     assert "flops" not in frame.columns
+
+
+def test_calls_can_be_told_from_operators():
+    """Rows say whether they are calls of Python, from columns and from objects."""
+    pytest.importorskip("pandas", reason=REASON)
+    columns = {"name": [1, 2], "start": [0, 1], "end": [9, 8], "parent": [-1, 0], "kind": [Kind.FRAME, Kind.OPERATOR]}
+    events = EventList.of(Batch.of(columns, ["", "a.py(1): f", "aten::add"]), origin_ns=0)
+    for listed_events in (events, copy.deepcopy(events)):
+        assert listed_events.to_pandas()["is_python_function"].tolist() == [True, False]
 
 
 def test_averages_as_a_frame():

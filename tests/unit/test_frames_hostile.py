@@ -5,7 +5,7 @@ import sys
 import textwrap
 import threading
 
-from frame_trees import recorded, recording, tree
+from frame_trees import by_profile_function, recorded, recording, tree
 
 from otel_torchprof._recording import Recording, Wanted
 
@@ -23,6 +23,7 @@ def _run(program):
     return done.stdout.split()
 
 
+@by_profile_function
 def test_profile_function_that_is_put_back_goes_on():
     """A tool that saves sys.getprofile() and puts it back does no harm, and calls are recorded again from there on."""
 
@@ -38,6 +39,7 @@ def test_profile_function_that_is_put_back_goes_on():
     ]
 
 
+@by_profile_function
 def test_profile_function_that_is_put_back_too_late_goes():
     """What was saved while calls were recorded, and is put back when they are not any more, takes itself away."""
     with recording():
@@ -47,6 +49,7 @@ def test_profile_function_that_is_put_back_too_late_goes():
     assert sys.getprofile() is None
 
 
+@by_profile_function
 def test_profile_function_of_another_thread():
     """Given to another thread, it neither disturbs its own nor the other."""
 
@@ -66,6 +69,7 @@ def test_profile_function_of_another_thread():
     ]
 
 
+@by_profile_function
 def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
     """A hook of threading.setprofile's is there during the recording and after it, and health says whose it is."""
     seen = []
@@ -148,6 +152,7 @@ _REFUSES = """
 """
 
 
+@by_profile_function
 def test_audit_hook_that_forbids_profile_functions():
     """Where an audit hook refuses, the program goes on: at the start the recording goes without calls, at the stop they end."""
     assert _run(_REFUSES) == ["1", "None", "1", "frames_off:_the_interpreter_refused:_RuntimeError('no')"]

@@ -57,6 +57,7 @@ def follow(request):
     python_sources.follow_modules(names, find, _torch_hooks._running, request.param)
     yield request.param
     python_sources.leave_modules()
+    table.clear()  # a module that was left open keeps it, and the ids are soon those of another test's modules
 
 
 def recorded(body):

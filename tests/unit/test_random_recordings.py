@@ -79,9 +79,11 @@ def test_files_are_those_of_the_objects(tmp_path_factory, seed, moves):
     for events, name in ((columns, "columns"), (objects, "objects")):
         events.export_chrome_trace(folder / f"{name}.json")
         events.export_stacks(folder / f"{name}.txt", "self_cpu_time_total")
+        events.export_stacks(folder / f"{name}-merged.txt", "self_cpu_time_total", merged=True)
     traces = [json.loads((folder / f"{name}.json").read_text()) for name in ("columns", "objects")]
     assert traces[0] == traces[1]
     assert (folder / "columns.txt").read_text() == (folder / "objects.txt").read_text()
+    assert (folder / "columns-merged.txt").read_text() == (folder / "objects-merged.txt").read_text()
     if len(columns):
         frames = [events.to_pandas().astype({"name": "object"}) for events in (columns, objects)]
         for frame in frames:

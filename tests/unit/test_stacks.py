@@ -1,5 +1,7 @@
 """Stacks from the tree, against the same worked out event by event."""
 
+import copy
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._model.frames import python_ids, without_frames
 from otel_torchprof._model.stacks import stack_codes
 from otel_torchprof._model.tree import torch_view
+from otel_torchprof.events import EventList
 
 _NAMES = ["", "a.py(1): f", "a.py(2): g", "torch/autograd/__init__.py(3): backward", "nn.Module: Net_4", "aten::add"]
 _OPERATOR = len(_NAMES) - 1
@@ -147,3 +150,21 @@ def test_entries_are_those_of_the_stacks(moves):
     for some in (codes, codes[:3], codes[:0]):
         expected = {entry for code in some.tolist() for entry in stacks[code]}
         assert sorted(stacks.entries(some)) == sorted(expected)
+
+
+def test_merged_stacks_have_every_call(tmp_path):
+    """Merged, a call's own time is under its own name, with that of operators in it, and many that are short are not lost."""
+    names, (outer, leaf, operator) = ["", "a.py(1): outer", "a.py(2): leaf", "aten::add"], (1, 2, 3)
+    rows = [
+        (outer, -1, 0, 10_000, Kind.FRAME),
+        (leaf, 0, 100, 4_100, Kind.FRAME),
+        (operator, 1, 200, 1_200, Kind.OPERATOR),
+    ]
+    rows += [(leaf, 0, 5_000 + 400 * at, 5_400 + 400 * at, Kind.FRAME) for at in range(5)]
+    columns = zip(("name", "parent", "start", "end", "kind"), np.array(rows).T, strict=True)
+    events = EventList.of(Batch.of(dict(columns), names), origin_ns=0)
+    for listed in (events, copy.deepcopy(events)):
+        listed.export_stacks(tmp_path / "merged", "self_cpu_time_total", merged=True)
+        assert (tmp_path / "merged").read_text() == "a.py(1):_outer 4\na.py(1):_outer;a.py(2):_leaf 6\n"
+        listed.export_stacks(tmp_path / "torchs", "self_cpu_time_total")
+        assert (tmp_path / "torchs").read_text() == "a.py(1):_outer 3\na.py(1):_outer;a.py(2):_leaf 1\n"

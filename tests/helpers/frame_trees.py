@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
+import subprocess
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._recording import Recording, Wanted
 
 if TYPE_CHECKING:
@@ -15,23 +22,43 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
 
+by_profile_function = pytest.mark.skipif(
+    python_sources.monitors_calls,
+    reason="of profile functions, which are not used since Python 3.12; test_monitoring.py is of what is",
+)
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Without the collections that the interpreter begins by itself: they would be among the calls."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @contextlib.contextmanager
 def recording(**wanted: Any) -> Iterator[Recording]:
     """A recording of calls, without operators."""
     record = Recording(Wanted(operators=False, frames=True, **wanted))
-    record.start()
-    try:
-        yield record
-    finally:
-        record.stop()
+    with no_collections():
+        record.start()
+        try:
+            yield record
+        finally:
+            record.stop()
 
 
 def recorded(program: Callable[[], object], **wanted: Any) -> Batch:
     """What a program called."""
-    record = Recording(Wanted(operators=False, frames=True, **wanted))
-    record.start()
-    program()
-    record.stop()
+    with no_collections():
+        record = Recording(Wanted(operators=False, frames=True, **wanted))
+        record.start()
+        program()
+        record.stop()
     return record.batch()
 
 
@@ -62,3 +89,12 @@ def flags_of(batch: Batch, name: str) -> list[Flag]:
     """The flags of all calls of a function."""
     rows = [row for row, index in enumerate(batch["name"].tolist()) if masked(batch.names[index]) == name]
     return [Flag(batch["flags"].item(row)) for row in rows]
+
+
+def printed_by(program: str) -> list[str]:
+    """The words that a program of its own prints, which must end well and say nothing else."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout.split()

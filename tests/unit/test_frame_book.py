@@ -1,0 +1,197 @@
+"""What the tracer notes of functions, and whose facts hold where several recordings are one batch. No torch."""
+
+import sys
+import threading
+import weakref
+from types import FunctionType
+
+import pytest
+
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.frame_facts import (
+    FrameFacts,
+    FunctionFacts,
+    ModuleFacts,
+    OptimizerFacts,
+    ParameterFacts,
+    ParameterGroupFacts,
+    TensorFacts,
+)
+from otel_torchprof._columns.joined import joined, without
+from otel_torchprof._native.frame_book import Book
+from otel_torchprof.events import EventList
+
+FRAME = 4
+
+
+class Outer:
+    """Has a method."""
+
+    def method(self):
+        """Has a function inside."""
+
+        def inner():
+            return 1
+
+        return inner
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "name", "before_3_11"),
+    [
+        (Outer.method, "pkg.mod", "pkg.mod.Outer.method", "pkg.mod.method"),
+        (Outer().method(), "pkg.mod", "pkg.mod.Outer.method.<locals>.inner", "pkg.mod.inner"),
+        (lambda: 0, "__main__", "__main__.<lambda>", "__main__.<lambda>"),
+        (Outer.method, None, "Outer.method", "method"),
+    ],
+)
+def test_functions(function, module, name, before_3_11):
+    """A function is known by its qualified name behind its module, its file and its first line."""
+    book, code = Book(), function.__code__
+    book.add_code((7, code, module))
+    expected = name if sys.version_info >= (3, 11) else before_3_11
+    assert dict(book.finish().functions) == {7: FunctionFacts(expected, __file__, code.co_firstlineno)}
+
+
+def test_first_function_of_a_name_has_it():
+    """Of two functions that have one name the first that was called is told of."""
+    book = Book()
+    book.add_code((7, Outer.method.__code__, "first"))
+    book.add_code((7, Outer.method.__code__, "second"))
+    assert book.finish().functions[7].qualified_name.startswith("first.")
+
+
+def test_facts_go_on_after_they_were_read():
+    """What was read stays as it is, and a later reading has what has come since too."""
+    book = Book()
+    book.add_code((1, Outer.method.__code__, "first"))
+    before = book.facts()
+    book.add_code((2, Outer.method.__code__, "second"))
+    assert list(before.functions) == [1]
+    assert list(book.finish().functions) == [1, 2]
+    assert 2 not in before.functions
+    assert (1 in before.functions, len(before.functions), before.functions.get(2)) == (True, 1, None)
+
+
+def test_no_function_is_kept():
+    """After the end no code is alive that was noted, and what is known of it is there still."""
+    book = Book()
+    function = FunctionType(compile("def f(): return 1", "some file", "exec").co_consts[0], {})
+    code = weakref.ref(function.__code__)
+    book.add_code((1, function.__code__, "m"))
+    del function
+    facts = book.finish()
+    assert code() is None
+    assert facts.functions[1] == FunctionFacts("m.f", "some file", 1)
+
+
+def test_several_threads_note_and_read():
+    """Nothing that threads note at the same time is lost, whoever reads meanwhile."""
+    book, code = Book(), Outer.method.__code__
+    begin = threading.Barrier(4)
+
+    def note(first):
+        begin.wait(60)
+        for number in range(first, first + 2000):
+            book.add_code((number, code, "m"))
+
+    threads = [threading.Thread(target=note, args=(first,)) for first in (0, 2000, 4000)]
+    for thread in threads:
+        thread.start()
+    begin.wait(60)
+    while any(thread.is_alive() for thread in threads):
+        book.facts()
+    for thread in threads:
+        thread.join()
+    assert sorted(book.finish().functions) == list(range(6000))
+
+
+@pytest.mark.parametrize("what", [None, 3, object()])
+def test_what_is_no_module_and_no_optimizer_is_left_out(what):
+    """Nothing is raised for objects of another kind, and nothing is told of them."""
+    book = Book()
+    book.add_module(1, what)
+    book.add_optimizer(1, what)
+    facts = book.finish()
+    assert (dict(facts.modules), dict(facts.optimizers)) == ({}, {})
+
+
+def _module(name):
+    return ModuleFacts(name, "Net", "m.Linear", ())
+
+
+def _batch(start, facts):
+    """Two calls and an operator of a recording that starts at a time."""
+    columns = {
+        "start": [start, start + 1, start + 2],
+        "end": [start + 9, start + 8, start + 3],
+        "name": [1, 2, 3],
+        "kind": [FRAME, FRAME, 1],
+        "parent": [-1, 0, 1],
+        "fwd_thread": [0, 5, 5],
+    }
+    return Batch.of(columns, ["", "nn.Module: Linear_0", "f", "aten::f"], frame_facts=facts)
+
+
+def _facts(start, name, lr):
+    function = FunctionFacts("m.f", "m.py", 1)
+    return FrameFacts({2: function, 3: function}, {1: _module(name)}, {5: OptimizerFacts(lr, ())}, start)
+
+
+def test_a_name_means_the_module_of_its_recording():
+    """Each call of a batch of several recordings has the facts of its own recording, though the names are the same."""
+    batches = [_batch(100, _facts(100, "a", "one")), _batch(200, None), _batch(300, _facts(300, "b", "two"))]
+    whole = joined([joined(batches[:2]), *batches[2:]])
+    events = EventList.of(whole, origin_ns=0)
+    calls, called, operators = (
+        [event for event in events if event.name == name and event.is_python_function is is_call]
+        for name, is_call in (("nn.Module: Linear_0", True), ("f", True), ("aten::f", False))
+    )
+    assert [call.module and call.module.qualified_name for call in calls] == ["a", "a", "b"]
+    assert [call.optimizer.class_name for call in called] == ["one", "one", "two"]
+    assert {call.function for call in called} == {FunctionFacts("m.f", "m.py", 1)}
+    assert {(event.function, event.module, event.optimizer) for event in operators} == {(None, None, None)}
+    assert whole.frame_facts.modules[1].qualified_name == "b"
+    assert whole.frame_facts.functions[2] == FunctionFacts("m.f", "m.py", 1)
+    assert [module.qualified_name for module in whole.frame_facts.all_modules()] == ["a", "b"]
+
+
+def test_one_module_of_two_recordings_is_listed_once():
+    """A module of which two recordings know the same is one in the list; two alike of one recording are two."""
+    first = FrameFacts({}, {1: _module("a"), 2: _module("a")}, {}, 100)
+    second = FrameFacts({}, {1: _module("a"), 2: _module("b")}, {}, 200)
+    names = [module.qualified_name for module in FrameFacts.joined([first, second]).all_modules()]
+    assert names == ["a", "a", "b"]
+
+
+def test_what_has_changed_between_recordings_is_listed_once():
+    """Gradients and learning rates of two cycles differ: their module and its optimizer are one each, as in the first cycle."""
+
+    def cycle(start, gradient, rate):
+        weight, grad = (
+            TensorFacts((2,), (1,), "torch.float32", "torch.strided", "cpu", address, address)
+            for address in (8, gradient)
+        )
+        parameter = ParameterFacts("weight", "torch.nn.parameter.Parameter", True, weight, grad)
+        group = ParameterGroupFacts({"lr": rate}, (parameter,))
+        modules, optimizers = {1: ModuleFacts("a", "Net", "Linear", (parameter,))}, {5: OptimizerFacts("SGD", (group,))}
+        return FrameFacts({}, modules, optimizers, start)
+
+    first, second = cycle(100, 16, 0.1), cycle(200, 24, 0.2)
+    whole = FrameFacts.joined([first, second])
+    assert whole.all_modules() == (first.modules[1],)
+    assert whole.all_optimizers() == (first.optimizers[5],)
+    assert whole.at(250).optimizers[5].groups[0].hyperparameters == {"lr": 0.2}
+
+
+def test_joined_facts_of_none():
+    """Recordings without calls have no facts together either; of one with facts they are its own."""
+    facts = _facts(100, "a", "one")
+    assert joined([_batch(100, None), _batch(200, None)]).frame_facts is None
+    assert joined([_batch(100, facts), _batch(200, None)]).frame_facts is facts
+
+
+def test_facts_stay_with_what_is_left_of_a_batch():
+    """A batch without some of its rows has the facts still."""
+    batch = _batch(100, _facts(100, "a", "one"))
+    assert without(batch, batch["kind"] == 1).frame_facts is batch.frame_facts

@@ -1,0 +1,275 @@
+"""Which calls are to be recorded: the filter alone, and what it takes out of batches."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import otel_torchprof as otp
+from otel_torchprof import config
+from otel_torchprof._columns.batch import Batch, OpenEvents
+from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._model.frames import ShortFrames
+from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof.frame_filter import FrameFilter
+
+
+def code_in(path):
+    """The code of a function of a file."""
+    return compile("", path, "exec")
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing():
+    config._warn_once.cache_clear()
+
+
+LINEAR = ("/env/lib/site-packages/torch/nn/modules/linear.py", "torch.nn.modules.linear")
+TRAIN = ("/home/me/project/src/train.py", "__main__")
+FROZEN = ("<frozen importlib._bootstrap>", "importlib._bootstrap")
+NAMELESS = ("<string>", None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "fits"),
+    [
+        ("torch", [LINEAR]),
+        ("torch.nn", [LINEAR]),
+        ("torch.nn.modules.linear", [LINEAR]),
+        ("torch.n", []),
+        ("nn", []),
+        ("__main__", [TRAIN]),
+        ("importlib", [FROZEN]),
+        ("torch.*", [LINEAR]),
+        ("*.nn", [LINEAR]),
+        ("*", [LINEAR, TRAIN, FROZEN, NAMELESS]),
+        ("<*", [FROZEN, NAMELESS]),
+        ("*/site-packages/*", [LINEAR]),
+        ("site-packages/torch", [LINEAR]),
+        ("site-packages/tor", []),
+        ("packages/torch", []),
+        ("/env", [LINEAR]),
+        ("/env/", [LINEAR]),
+        ("env/lib", [LINEAR]),
+        ("/lib", []),
+        ("train.py", [TRAIN]),
+        ("src/train.py", [TRAIN]),
+        ("./src/", [TRAIN]),
+        ("*rain.p*", [TRAIN]),
+        ("src/*.py", [TRAIN]),
+        ("~/project", [TRAIN]),
+        ("/home/*/project/src/train.py", [TRAIN]),
+        ("src.train", []),
+        ("t+.py", []),
+    ],
+)
+def test_what_an_entry_stands_for(monkeypatch, entry, fits):
+    """A module stands for itself and what is in it, a path for a file or all below it, a glob for whatever it fits."""
+    monkeypatch.setenv("HOME", "/home/me")
+    included, excluded = FrameFilter(include=[entry]), FrameFilter(exclude=[entry])
+    for function in (LINEAR, TRAIN, FROZEN, NAMELESS):
+        code = code_in(function[0])
+        assert included.decide(code, function[1]) is (function in fits)
+        assert excluded.decide(code, function[1]) is (function not in fits)
+
+
+def test_a_relative_file_name(tmp_path, monkeypatch):
+    """A file that the interpreter knows by a relative path is where that leads to."""
+    monkeypatch.chdir(tmp_path)
+    assert FrameFilter(include=[str(tmp_path)]).decide(code_in("train.py"), "__main__")
+
+
+def test_excluded_of_what_is_included():
+    """What is excluded goes, though it is included; what has neither stays."""
+    chosen = FrameFilter(include=("torch", "train.py"), exclude=["torch.nn"])
+    assert not chosen.decide(code_in(LINEAR[0]), LINEAR[1])
+    assert chosen.decide(code_in("/env/torch/optim/sgd.py"), "torch.optim.sgd")
+    assert chosen.decide(code_in(TRAIN[0]), TRAIN[1])
+    assert not chosen.decide(code_in("/env/numpy/core.py"), "numpy.core")
+    assert chosen.judges_code
+    assert not FrameFilter(max_depth=3).judges_code
+    assert FrameFilter().decide(code_in(TRAIN[0]), None)
+
+
+def test_a_filter_is_a_value():
+    """Filters that were given the same are equal, work as keys, and survive pickling and replacement."""
+    one = FrameFilter(include=["torch"], exclude={"numpy"}, max_depth=2, min_duration=1, c_functions=False)
+    other = FrameFilter(("torch",), ("numpy",), 2, 1.0, False)
+    assert {one: 1}[other] == 1
+    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own
+    assert not pickle.loads(pickle.dumps(one)).decide(code_in(TRAIN[0]), "numpy")  # noqa: S301
+    assert replace(one, include=()).decide(code_in(TRAIN[0]), "__main__")
+    assert "include=('torch',)" in repr(one)
+    assert "_included" not in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"include": "torch"}, TypeError, "include is 'torch'; it must be a list of module names"),
+        ({"exclude": 3}, TypeError, "exclude is 3; it must be a list"),
+        ({"exclude": [b"torch"]}, TypeError, "exclude has b'torch'; "),
+        ({"include": [""]}, ValueError, "include has ''; allowed are module names .*globs"),
+        ({"include": ["torch..nn"]}, ValueError, "include has 'torch..nn'; "),
+        ({"include": ["torch nn"]}, ValueError, "include has 'torch nn'; "),
+        ({"include": ["/"]}, ValueError, "include has '/'; "),
+        ({"max_depth": 0}, ValueError, "max_depth is 0; it must be at least 1"),
+        ({"max_depth": 1 << 31}, ValueError, "max_depth is 2147483648; "),
+        ({"max_depth": True}, TypeError, "max_depth is True; it must be a whole number"),
+        ({"max_depth": 1.5}, TypeError, "max_depth is 1.5; "),
+        ({"min_duration": -1}, ValueError, "min_duration is -1; it must be a number of seconds, 0 or more"),
+        ({"min_duration": float("nan")}, ValueError, "min_duration is nan; "),
+        ({"min_duration": float("inf")}, ValueError, "min_duration is inf; "),
+        ({"min_duration": "1ms"}, TypeError, "min_duration is '1ms'; it must be a number of seconds"),
+        ({"c_functions": 0}, TypeError, "c_functions is 0; it must be True or False"),
+        ({"modules_only": "yes"}, TypeError, "modules_only is 'yes'; "),
+    ],
+)
+def test_what_is_refused(arguments, error, text):
+    """What is no filter is refused with a message that names it, its value and what is allowed."""
+    with pytest.raises(error, match=text):
+        FrameFilter(**arguments)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_profile_with_no_filter(enabled):
+    """What is given in a filter's place is named, also where no calls are recorded."""
+    with pytest.raises(TypeError, match=r"frames is 'torch'; it must be a FrameFilter\(include=, exclude=, .*or None"):
+        otp.profile(operators=False, with_stack=enabled, frames="torch")
+
+
+# ---- the environment ----
+
+
+def filter_of(monkeypatch, **variables):
+    """What a profile is told by some variables."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_TORCHPROF_FRAMES_{name}", value)
+    return otp.profile(operators=False, with_stack=True)._stretches._wanted.frame_filter
+
+
+def test_settings_from_the_environment(monkeypatch):
+    """Each variable is a setting of the filter of a profile that is given none; one that is given one has that alone."""
+    assert filter_of(monkeypatch) == FrameFilter()
+    found = filter_of(
+        monkeypatch,
+        INCLUDE=" torch.nn , src/*.py,",
+        EXCLUDE="numpy",
+        MAX_DEPTH="7",
+        MIN_DURATION="1e-5",
+        C_FUNCTIONS="No",
+        MODULES_ONLY="1",
+    )
+    assert found == FrameFilter(("torch.nn", "src/*.py"), ("numpy",), 7, 1e-5, False, True)
+    given = otp.profile(operators=False, with_stack=True, frames=FrameFilter())
+    assert given._stretches._wanted.frame_filter == FrameFilter()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("INCLUDE", "torch,a b", "allowed are module names"),
+        ("EXCLUDE", "..", "allowed are module names"),
+        ("MAX_DEPTH", "0", "must be at least 1"),
+        ("MAX_DEPTH", "deep", "allowed is a whole number of calls"),
+        ("MIN_DURATION", "1ms", "allowed is a number of seconds"),
+        ("MIN_DURATION", "-1", "0 or more"),
+        ("C_FUNCTIONS", "some", "allowed are true and false"),
+        ("MODULES_ONLY", "some", "allowed are true and false"),
+    ],
+)
+def test_a_bad_variable_is_warned_of_once(monkeypatch, caplog, name, value, allowed):
+    """A bad value is ignored, with one warning that names variable, value and what is allowed; the others count."""
+    other = "MAX_DEPTH" if name != "MAX_DEPTH" else "MIN_DURATION"
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        found = [filter_of(monkeypatch, **{name: value, other: "3"}) for _ in range(2)]
+    assert found == [FrameFilter(**{other.lower(): 3})] * 2
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"OTEL_TORCHPROF_FRAMES_{name}={value!r} is ignored: ")
+    assert allowed in record.getMessage()
+
+
+def test_variables_are_not_looked_at_without_calls(monkeypatch, caplog):
+    """A profile that records no calls says nothing of variables about them."""
+    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES_MAX_DEPTH", "deep")
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        otp.profile(operators=False)
+    assert caplog.records == []
+
+
+# ---- short calls ----
+
+
+def batch_of(rows, **rest):
+    """Events from ``(start, end, parent, kind, flags)``."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Batch.of(dict(zip(("start", "end", "parent", "kind", "flags"), columns, strict=True)), [""], **rest)
+
+
+def test_short_calls_go():
+    """Calls below the duration go, what is in them moves to what is around; operators, labels and unfinished calls stay."""
+    batch = batch_of(
+        [
+            (0, 5000, -1, Kind.FRAME, 0),
+            (10, 1009, 0, Kind.FRAME, 0),  # too short by a nanosecond
+            (20, 30, 1, Kind.OPERATOR, 0),
+            (40, 50, 1, Kind.FRAME, 0),
+            (41, 42, 3, Kind.LABEL, 0),
+            (2000, 3000, 0, Kind.FRAME, 0),  # just long enough
+            (4999, 5000, 0, Kind.FRAME, Flag.UNFINISHED),
+        ]
+    )
+    left = ShortFrames(1e-6).without(batch)
+    assert left["start"].tolist() == [0, 20, 41, 2000, 4999]
+    assert left["parent"].tolist() == [-1, 0, 0, 0, 0]
+    assert ShortFrames(0.0).without(batch) is batch
+
+
+def test_short_calls_across_drains():
+    """A call that was told of as open stays; what is in or around one that goes keeps what was around that from before."""
+    short = ShortFrames(1e-6)
+    first = batch_of(
+        [(10, 20, -1, Kind.FRAME, 0), (11, 12, 0, Kind.FRAME, 0), (13, 14, 1, Kind.LABEL, 0)],
+        outer_rows=np.array([0], dtype=np.uint64),
+        outer_parents=np.array([70], dtype=np.uint64),
+        opens=OpenEvents(
+            *(
+                np.array(column, dtype=dtype)
+                for column, dtype in [
+                    ([70, 71], np.uint64),
+                    ([0, 2], np.uint64),
+                    ([5, 6], np.int64),
+                    ([0, 0], np.uint32),
+                    ([0, 0], np.uint32),
+                ]
+            )
+        ),
+    )
+    left = short.without(first)
+    assert left["start"].tolist() == [13]
+    assert (left["parent"].tolist(), left.outer_rows.tolist(), left.outer_parents.tolist()) == ([-1], [0], [70])
+    assert left.opens.parent.tolist() == [0, 70]
+    second = replace(batch_of([(5, 30, -1, Kind.FRAME, 0), (6, 25, 0, Kind.FRAME, 0), (26, 27, 0, Kind.FRAME, 0)]))
+    second.columns["id"][:] = [70, 71, 72]
+    assert short.without(second)["id"].tolist() == [70, 71]
+    assert len(short.without(second)) == 0
+
+
+def test_short_calls_of_a_recording():
+    """A recording has no calls that are shorter than its filter says, whether it is read at the end or drained meanwhile."""
+
+    def called():
+        return len("")
+
+    for read in (Recording.batch, Recording.drain):
+        record = Recording(Wanted(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0)))
+        record.start()
+        called()
+        record.stop()
+        batch = read(record)
+        assert len(batch)
+        assert (batch["flags"] & Flag.UNFINISHED).all()
