@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 Recorder = Callable[[], AbstractContextManager[Any]]
@@ -33,6 +33,8 @@ class Settings:
 
     quick: bool = False
     rounds: int | None = None
+    pythons: Sequence[str] = ()
+    """Other interpreters, with what benchmarks of theirs need."""
 
     def rounds_or(self, usual: int) -> int:
         """How many rounds a benchmark takes whose usual number is given."""
@@ -58,6 +60,8 @@ class Row:
     budget: Budget | None = None
     peer: float = 0.0
     """The median of the budget's peer."""
+    absent: str = ""
+    """Why there are no values."""
 
     @property
     def median(self) -> float:
@@ -70,6 +74,8 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """As :data:`HEAD` has them."""
+        if self.absent:
+            return (self.what, self.contestant, "", "", "", "", f"not measured: {self.absent}")
         spread = ""
         if len(self.values) > 1:
             low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
@@ -116,6 +122,16 @@ def rows(
         budget = budgets.get(who)
         made.append(Row(what, who, found, unit, budget, medians.get(budget.peer, 0.0) if budget else 0.0))
     return made
+
+
+def limited(table: Sequence[Row], budgets: Mapping[str, Sequence[Budget | None]]) -> list[Row]:
+    """The rows of one measurement, each once for every budget that its contestant has to keep."""
+    medians = {row.contestant: row.median for row in table}
+    return [
+        replace(row, budget=budget, peer=medians[budget.peer] if budget and budget.peer else 0.0)
+        for row in table
+        for budget in budgets.get(row.contestant, [None])
+    ]
 
 
 def against_nothing(

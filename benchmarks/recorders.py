@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import peers
 import torch
 from harness import quiet
+from torch.profiler import _ExperimentalConfig
 
 import otel_torchprof as otp
 
@@ -41,10 +42,16 @@ def empty_reporter() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kineto(*, shapes: bool = False, memory: bool = False, with_stack: bool = False) -> Iterator[Any]:
+def kineto(
+    *, shapes: bool = False, memory: bool = False, with_stack: bool = False, verbose: bool = False
+) -> Iterator[Any]:
     """Torch's own profiler."""
     profiler = torch.autograd.profiler.profile(
-        use_kineto=True, record_shapes=shapes, profile_memory=memory, with_stack=with_stack
+        use_kineto=True,
+        record_shapes=shapes,
+        profile_memory=memory,
+        with_stack=with_stack,
+        experimental_config=_ExperimentalConfig(verbose=True) if verbose else None,
     )
     with quiet():
         profiler.__enter__()

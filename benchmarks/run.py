@@ -1,6 +1,6 @@
 """Runs the benchmarks and prints one table, in Markdown.
 
-    python benchmarks/run.py [--quick] [--only NAME] [--rounds N] [--output FILE]
+    python benchmarks/run.py [--quick] [--only NAME] [--rounds N] [--python PATH] [--output FILE]
 
 Reports times, never fails on one. Wants a quiet machine: the A/A lines show how quiet it was.
 """
@@ -25,6 +25,7 @@ SUBJECTS = (
     "operators",
     "allocations",
     "labels",
+    "calls",
     "averages",
     "encode",
     "memory",
@@ -42,7 +43,7 @@ def main() -> None:
     options = _options()
     load = os.getloadavg()
     torch.set_num_threads(1)
-    settings = Settings(quick=options.quick, rounds=options.rounds)
+    settings = Settings(quick=options.quick, rounds=options.rounds, pythons=tuple(options.python or ()))
     table: list[Row] = []
     for subject in options.only or SUBJECTS:
         begin = time.monotonic()
@@ -61,6 +62,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds, no recording of 10^7 events")
     parser.add_argument("--only", action="append", choices=SUBJECTS, help="one subject; may be given several times")
     parser.add_argument("--rounds", type=_positive, help="rounds per measurement, instead of each one's own number")
+    parser.add_argument(
+        "--python", action="append", help="another interpreter to measure calls under; may be given several times"
+    )
     parser.add_argument("--output", help="file to write the table to as well")
     return parser.parse_args()
 

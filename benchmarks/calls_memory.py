@@ -1,0 +1,121 @@
+"""Calls once they are recorded: the memory that they take, and how long it takes to stop and to write them down.
+
+Each measurement is a process of its own, so that nobody profits from memory that somebody else has left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import call_workloads as workloads
+import tracers
+from children import environment
+from harness import KINETO, OURS, Row, Settings, no_collections, quiet, rows, timed
+from recorders import kineto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+_CALLS = 200_000
+_ROUNDS = 3
+_WHO = (KINETO, tracers.VIZTRACER, OURS)
+_STOP = "stopping, per call"
+_JSON = "stop to Chrome JSON, per call"
+_BUFFER = "buffer, per call"
+_RECORDING = "memory while calls are recorded, per call"
+_PEAK = "memory at the peak until Chrome JSON of calls is written, per call"
+_UNITS = {_STOP: "ns", _JSON: "ns", _BUFFER: "B", _RECORDING: "B", _PEAK: "B"}
+
+
+def measure(settings: Settings) -> list[Row]:
+    """Empty Python functions in a loop."""
+    rounds = settings.rounds_or(_ROUNDS)
+    found: dict[str, list[dict[str, float]]] = {who: [] for who in _WHO}
+    for _ in range(rounds):
+        for who, results in found.items():
+            results.append(_in_new_process(who))
+    table: list[Row] = []
+    for figure, unit in _UNITS.items():
+        values = {who: [each[figure] for each in results if figure in each] for who, results in found.items()}
+        table += rows(figure, unit, {who: costs for who, costs in values.items() if costs})
+    return table
+
+
+def _in_new_process(who: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, who], check=True, stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+# ---- in a process of one contestant's ----
+
+
+def _here(who: str) -> dict[str, float]:
+    _take(who, 1_000)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with no_collections():
+        taken = _take(who, _CALLS)
+    return {figure: value / _CALLS for figure, value in taken.items()}
+
+
+def _take(who: str, count: int) -> dict[str, float]:
+    """What it takes for all of the calls together."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    before = _status("VmRSS")
+    with _recorder(who, count) as recorder:
+        workloads.empty_calls(count)
+        recording = _status("VmRSS") - before
+        begin = time.perf_counter_ns()
+    stopping = time.perf_counter_ns() - begin
+    write = recorder.save if who == tracers.VIZTRACER else recorder.export_chrome_trace
+    with quiet(), tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
+        writing = timed(lambda: write(str(Path(folder) / "trace.json")))
+    if who == OURS and recorder.health.recorded < count:
+        raise RuntimeError(f"calls were not recorded: {recorder.health}")
+    took = {_STOP: stopping, _JSON: stopping + writing, _RECORDING: recording, _PEAK: _status("VmHWM") - before}
+    return took | ({_BUFFER: recorder.health.memory_bytes} if who == OURS else {})
+
+
+def _recorder(who: str, count: int) -> AbstractContextManager[Any]:
+    if who == tracers.VIZTRACER:
+        return _viztracer(count)
+    return tracers.profile() if who == OURS else kineto(with_stack=True)
+
+
+@contextlib.contextmanager
+def _viztracer(count: int) -> Iterator[Any]:
+    """With room for so many calls, and some more."""
+    tracer = tracers.new_viztracer(count + 1_000)
+    tracer.start()
+    try:
+        yield tracer
+    finally:
+        tracer.stop()
+
+
+def _fast_folder() -> str | None:
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    return str(memory) if memory.is_dir() else None
+
+
+def _status(field: str) -> int:
+    """Bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_here(sys.argv[1])))
