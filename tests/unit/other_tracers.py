@@ -35,9 +35,11 @@ def tree_by_setprofile(program: Callable[[], object]) -> list[tuple[int, str]]:
         program()
     finally:
         sys.setprofile(None)
-    start = found.index((0, f"({program.__code__.co_firstlineno}): {program.__name__}"))
-    end = next(at for at, (depth, _) in enumerate([*found[start + 1 :], (0, "")]) if depth == 0)
-    return [(depth, without_address(name)) for depth, name in found[start + 1 : start + 1 + end]]
+    # Whether the return from setprofile is told of depends on what the process has traced before.
+    first = f"({program.__code__.co_firstlineno}): {program.__name__}"
+    start, base = next((at, depth) for at, (depth, name) in enumerate(found) if name == first)
+    end = next(at for at, (depth, _) in enumerate([*found[start + 1 :], (base, "")]) if depth <= base)
+    return [(depth - base, without_address(name)) for depth, name in found[start + 1 : start + 1 + end]]
 
 
 def without_address(name: str) -> str:
