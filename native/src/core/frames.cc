@@ -77,13 +77,14 @@ OTP_HOT int end_frame(const void* key, uint8_t flags) {
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {
   if (thread.next_index == 0) return ticks;
   if (thread.at == 0) return ticks_now();  // the last one is in another chunk
-  for (uint32_t at = 0; at < thread.at;) {
+  for (uint32_t at = 0, size = 0; at < thread.at; at += size) {
     otp_record record;
     std::memcpy(&record, thread.chunk->data() + at, sizeof record);
     bool has_time =
         record.kind != OTP_RECORD_INPUTS && record.kind != OTP_RECORD_LOSS && record.kind != OTP_RECORD_CONTEXT;
     if (has_time && record.ticks > ticks) ticks = record.ticks;
-    at += record_size(record, thread.at - at);
+    size = record_size(record, thread.at - at);
+    if (size == 0) return ticks_now();  // no record of ours: a thread must not hang on it
   }
   return ticks;
 }
