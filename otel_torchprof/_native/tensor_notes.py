@@ -53,11 +53,11 @@ class TensorNotes:
 
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
-        native = torch._C  # noqa: SLF001
+        native = torch._C  # noqa: SLF001 - no other module has these
         self._plain = {kind: class_name(kind) for kind in (torch.nn.Parameter, torch.Tensor)}
         self._strided = torch.strided
         self._requires_grad = native.TensorBase.requires_grad.__get__
-        self._is_tracing: Callable[[], bool] = native._is_tracing  # noqa: SLF001
+        self._is_tracing: Callable[[], bool] = native._is_tracing  # noqa: SLF001 - nor another name for it
         self._address: Callable[[Any], int] = getattr(native, "_data_address", _address)
         self.without_modes: Callable[[], Any] = native.DisableTorchFunction
 
