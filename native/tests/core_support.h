@@ -23,7 +23,7 @@ constexpr uint64_t kPlenty = 256u << 20;
 
 inline otp_session_options options(uint64_t budget = kPlenty, uint32_t policy = OTP_FULL_DROP_NEWEST,
                                    uint32_t all_threads = 1, uint32_t inputs = 0) {
-  return {budget, policy, all_threads, inputs, 0, 0, 0};
+  return {budget, policy, all_threads, inputs, 0, 0, 0, 0};
 }
 
 inline const otp_api& api() { return *otp_get_api(); }

@@ -222,6 +222,7 @@ class Session:
         all_threads: bool = False,
         inputs: bool = False,
         memory: bool = False,
+        devices: bool = False,
         kinds: Iterable[Kind] = (),
         contexts: bool = False,
     ) -> None:
@@ -231,6 +232,7 @@ class Session:
         options.all_threads = all_threads
         options.inputs = inputs
         options.memory = memory
+        options.devices = devices
         options.kinds = sum(1 << kind for kind in set(kinds))
         options.contexts = contexts
         out = ffi.new("otp_session **")

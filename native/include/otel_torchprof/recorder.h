@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 4
+#define OTP_ABI_VERSION 5
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -67,6 +67,7 @@ typedef struct {
   uint32_t kinds;        /* bits 1 << otp_event_kind of what it wants; 0: every kind */
   uint32_t contexts;     /* 1: follow contexts: fill the column `context`, and leave out what is muted */
   uint32_t memory;       /* 1: keep the MEMORY records; a session that follows contexts gets none */
+  uint32_t devices;      /* 1: the device source hears of its events: see otp_device_source */
 } otp_session_options;
 
 /* A context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation).
@@ -256,6 +257,16 @@ typedef struct {
   uint32_t (*carried)(uint32_t* thread);
 } otp_context_carrier;
 
+/* Hears of what begins and ends for sessions with `devices`, but for calls of functions (OTP_EVENT_FRAME): marks the
+ * work of devices with their own events. What it finds out is its own to keep, by the event's id. */
+typedef struct {
+  /* An event begins on the calling thread, with this id (as in the column), for these consumers; its time is not taken
+   * yet. 1: `end` is to be called, on the same thread, unless the event ends on another or never. */
+  int (*begin)(uint64_t id, const otp_begin_args* event, uint32_t consumers);
+  /* Its end; its time has been taken. */
+  void (*end)(uint64_t id);
+} otp_device_source;
+
 typedef struct {
   uint32_t abi_version;
   uint32_t record_format_version;
@@ -305,6 +316,10 @@ typedef struct {
   /* Static memory both; null: none. Threads that are in a call into the old one may still be when this returns. */
   void (*set_context_source)(const otp_context_source* source);
   void (*set_context_carrier)(const otp_context_carrier* carrier);
+  void (*set_device_source)(const otp_device_source* source);
+
+  /* The time of `ticks` by the recorder's clock, Unix ns; 0: now. */
+  int64_t (*unix_ns)(uint64_t ticks);
 } otp_api;
 
 /* Static memory; valid as long as the process. */

@@ -66,8 +66,27 @@ OTP_COLD uint32_t room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t 
   if ((thread.loss_pending & consumers) != 0) append_loss_mark(thread, thread.loss_pending & consumers);
   thread.context_pending &= g_shared.follows.load(std::memory_order_relaxed);  // a bit's last owner may have followed
   if ((thread.context_pending & consumers) != 0) append_context(thread, thread.context_pending & consumers);
-  thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending;
+  thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending |
+                     g_wants_devices.load(std::memory_order_relaxed);
   return consumers;
+}
+
+inline uint64_t id_of(const ThreadBuffer& thread, uint64_t index) {
+  return static_cast<uint64_t>(thread.id) << OTP_INDEX_BITS | (index + 1);
+}
+
+// Here, before the event's own time is taken: what a mark costs is then outside of the event, and so is that of its
+// end.
+OTP_COLD uint32_t mark_begin(const ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
+  consumers &= g_wants_devices.load(std::memory_order_relaxed);
+  const otp_device_source* source = g_device_source.load(std::memory_order_acquire);
+  if (consumers == 0 || source == nullptr || args.kind == OTP_EVENT_FRAME) return 0;
+  return source->begin(id_of(thread, thread.next_index), &args, consumers) != 0 ? kMarked : 0;
+}
+
+OTP_COLD void mark_end(const ThreadBuffer& thread, const OpenEvent& event) {
+  const otp_device_source* source = g_device_source.load(std::memory_order_acquire);
+  if (source != nullptr) source->end(id_of(thread, event.index.get()));
 }
 
 // Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
@@ -82,6 +101,7 @@ OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, u
     return false;
   }
   *consumers = room_slowpath(thread, wanted, bytes);
+  thread.marked = mark_begin(thread, args, *consumers);
   return true;
 }
 
@@ -161,7 +181,7 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
     active = wanting_in_context(*thread, active, *args);
     if (active == 0) return 0;
   }
-  uint32_t consumers = active;
+  uint32_t consumers = active, marked = 0;
   uint32_t bytes = begin_bytes(*args);
   uint32_t depth = thread->depth.get();
   bool ready = (active & thread->not_ready) == 0 && is_current(*thread) && thread->at + bytes <= Chunk::kCapacity &&
@@ -169,6 +189,7 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
   if (__builtin_expect(!ready, 0)) {
     if (!begin_slowpath(*thread, *args, active, bytes, &consumers)) return 0;
     depth = thread->depth.get();
+    marked = thread->marked;
   } else if (is_second_call(*thread, *args, depth)) {
     return 0;
   }
@@ -177,7 +198,7 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
   OpenEvent& open = thread->open[depth];
   open.key.set(args->key);
   open.index.set(thread->next_index);
-  open.consumers.set(consumers);
+  open.consumers.set(consumers | marked);
   open.what.set(what_is(*args));
   if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
   if (__builtin_expect(consumers != 0, 1)) write_begin(*thread, *args, consumers, visible);
@@ -219,6 +240,8 @@ OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks,
   if (key == thread.too_deep) thread.too_deep = nullptr;
   OpenEvent event;
   if (!take_open(thread, key, &event) && !take_suspended(thread, key, &event)) return 0;
+  // Before it is written: who drains an end finds its mark, too.
+  if ((event.consumers.get() & kMarked) != 0) mark_end(thread, event);
   write_end_slowpath(thread, event, ticks, flags, intern_error(error_type, error_type_size));
   return 1;
 }
@@ -311,6 +334,10 @@ void set_context_carrier(const otp_context_carrier* carrier) {
   g_context_carrier.store(carrier, std::memory_order_release);
 }
 
+void set_device_source(const otp_device_source* source) { g_device_source.store(source, std::memory_order_release); }
+
+int64_t unix_ns(uint64_t ticks) { return registry().clock.unix_ns(ticks == 0 ? ticks_now() : ticks); }
+
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
 const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free, "");
@@ -338,6 +365,8 @@ extern "C" const otp_api* otp_get_api(void) {
                               otp::intern,
                               otp::set_scope_hook,
                               otp::set_context_source,
-                              otp::set_context_carrier};
+                              otp::set_context_carrier,
+                              otp::set_device_source,
+                              otp::unix_ns};
   return &api;
 }

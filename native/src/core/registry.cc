@@ -12,6 +12,8 @@ namespace otp {
 
 SharedState g_shared;
 std::atomic<const otp_context_carrier*> g_context_carrier{nullptr};
+std::atomic<uint32_t> g_wants_devices{0};
+std::atomic<const otp_device_source*> g_device_source{nullptr};
 std::atomic<uint32_t> g_generation{0};
 
 // initial-exec: the address is a constant distance from the thread pointer. The default model of a shared library calls
@@ -56,6 +58,7 @@ void after_fork_in_child() {
   g_shared.all_threads.store(0, std::memory_order_relaxed);
   g_shared.wants_inputs.store(0, std::memory_order_relaxed);
   g_shared.wants_memory.store(0, std::memory_order_relaxed);
+  g_wants_devices.store(0, std::memory_order_relaxed);
   g_shared.follows.store(0, std::memory_order_relaxed);
   g_shared.muted_roots.store(0, std::memory_order_relaxed);
   g_shared.epoch.fetch_add(1, std::memory_order_relaxed);

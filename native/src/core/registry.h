@@ -36,6 +36,10 @@ static_assert(sizeof(SharedState) == 64, "one cache line");
 extern SharedState g_shared;
 extern std::atomic<const otp_context_carrier*> g_context_carrier;
 
+// Not among what every begin reads: the threads of these sessions are never `ready`, and go the slow way.
+extern std::atomic<uint32_t> g_wants_devices;
+extern std::atomic<const otp_device_source*> g_device_source;
+
 extern std::atomic<uint32_t> g_generation;  // raised in a forked child
 
 // Lives as long as the process. A forked child gets a new, empty one and never touches the old (whose lock may be held

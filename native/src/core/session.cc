@@ -48,6 +48,7 @@ void stop_locked(Registry& all, otp_session* session) {
   g_shared.all_threads.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.wants_inputs.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.wants_memory.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_wants_devices.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.follows.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (ThreadBuffer* thread : all.threads) thread->local.fetch_and(~session->mask(), std::memory_order_relaxed);
@@ -278,6 +279,7 @@ int otp_session_start(otp_session* session) {
   session->state = State::kRunning;
   uint32_t mask = session->mask();
   if (session->options.inputs != 0) g_shared.wants_inputs.fetch_or(mask, std::memory_order_relaxed);
+  if (session->options.devices != 0) otp::g_wants_devices.fetch_or(mask, std::memory_order_relaxed);
   bool memory = session->options.memory != 0 && session->options.contexts == 0;
   if (session->options.all_threads != 0) {
     g_shared.all_threads.fetch_or(mask, std::memory_order_relaxed);

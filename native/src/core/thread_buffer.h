@@ -29,12 +29,17 @@ class Shown {
   std::atomic<T> d_value{};
 };
 
+// Beside the bits of the sessions an event is for: the device source wants to hear of its end. No running session has
+// this bit, so the end goes the slow way without being asked.
+constexpr uint32_t kMarked = 1u << 31;
+
 // An event that has begun and not ended. Written by its own thread only; looked at by a thread that ends it from
 // elsewhere.
 struct OpenEvent {
   Shown<const void*> key;
   Shown<uint64_t> index;      // of this event on its thread; meaningless when no session took it
-  Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack
+  Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack;
+                              // and kMarked
   Shown<uint16_t> what;       // at::RecordScope | otp_event_kind << 8
 };
 
@@ -125,6 +130,7 @@ struct alignas(64) ThreadBuffer {
   uint32_t context_unknown = 0;    // following sessions that are younger than what is known
   uint32_t context_pending = 0;    // following sessions that have not been told `context` in this chunk
   const void* too_deep = nullptr;  // the last event that had too many around it, until it ends
+  uint32_t marked = 0;             // kMarked where the event that begins was marked on a device
   OpenEvent open[OTP_MAX_DEPTH];
   NameCache names;
 
