@@ -2,10 +2,25 @@
 
 import os
 
+import pytest
+from device_process import pytest_configure, pytest_runtest_protocol
 from hypothesis import settings
+
+__all__ = ["pytest_configure", "pytest_runtest_protocol", "simulated"]
 
 # No test asserts a time, so none has a deadline. On a build server the examples are the same each time: what a random one
 # finds there would stop a change that has nothing to do with it. By hand they are new each time, and find it here.
 settings.register_profile("default", deadline=None)
 settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture
+def simulated():
+    """The simulated device as it is at the beginning; for tests with the marker ``simulated_device``."""
+    from simulated_device import device
+
+    found = device()
+    found.reset()
+    yield found
+    found.reset()
