@@ -33,7 +33,11 @@ inputs throws. Never -march=native: an image is built on one machine and runs on
 
 _COMPILE_SECONDS = 300.0
 
-OPTIONAL = {"torch_memory.cc": "memory cannot be recorded", "torch_ranges.cc": "operators cannot be shown as ranges"}
+OPTIONAL = {
+    "torch_devices.cc": "devices cannot be timed",
+    "torch_memory.cc": "memory cannot be recorded",
+    "torch_ranges.cc": "operators cannot be shown as ranges",
+}
 """Sources that use more of torch than its operators: where one does not compile, the library is built without it."""
 
 

@@ -1,0 +1,215 @@
+"""How long devices take for what a session's events give them: pairs of timing events, made and read back by the torch library."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from cffi import FFI
+
+from otel_torchprof._columns.schema import DEVICE_COLUMNS
+from otel_torchprof.errors import NativeError, TorchProfError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .recorder import Session
+
+DEVICE_FUNCTIONS = """
+    typedef struct {
+      uint64_t count;
+      uint64_t *event;
+      int64_t *start;
+      int64_t *duration;
+      int64_t *stream;
+      int32_t *device_type;
+      int32_t *device_index;
+    } otp_device_times;
+    typedef struct { uint64_t timed, waiting, late, captured, lost, failed; } otp_device_counts;
+    typedef struct {
+      uint64_t events_alive, events_made, waiting, calibrations;
+      int64_t uncertainty_ns;
+    } otp_device_stats;
+    void otp_torch_attach_devices(const void *api);
+    int otp_torch_devices_start(uint32_t consumer, const char *type, int which, uint64_t most, int64_t *token, char *why, uint32_t size);
+    void otp_torch_devices_pause(int64_t token, int paused);
+    void otp_torch_devices_hold(int captures);
+    uint64_t otp_torch_devices_collect(int64_t wait_ns);
+    int otp_torch_devices_take(int64_t token, otp_device_times *out);
+    void otp_torch_devices_free(otp_device_times *times);
+    int otp_torch_devices_stop(int64_t token, int64_t wait_ns, otp_device_times *times, otp_device_counts *counts);
+    void otp_torch_devices_counts(int64_t token, otp_device_counts *out);
+    void otp_torch_devices_stats(otp_device_stats *out);
+    void otp_torch_devices_failure(char *why, uint32_t size);
+    void otp_torch_devices_exit(void);
+"""
+"""What ``torch_devices.h`` declares."""
+
+DEVICE_EVENTS = {"ops": 1, "leaves": 2, "labels": 3}
+"""What can be timed: ``otp_device_events``."""
+
+STOP_WAIT = 5.0
+"""Seconds that a stop waits for what a device has been given: whoever stops has let it finish before, as a rule."""
+
+_TEXT = 512
+_ffi = FFI()
+_ffi.cdef(DEVICE_FUNCTIONS)
+
+Times = dict[str, "npt.NDArray[Any]"]
+
+
+class DeviceCounts(NamedTuple):
+    """What became of the pairs of one session."""
+
+    timed: int = 0
+    waiting: int = 0
+    """The device has not come to them."""
+    late: int = 0
+    """It had not when the session was stopped, and they were given up."""
+    captured: int = 0
+    """Left out: their stream was being captured into a graph."""
+    lost: int = 0
+    """There was no room for their times."""
+    failed: int = 0
+    """The device's library refused."""
+
+
+class DeviceStats(NamedTuple):
+    """State of the timing, of all sessions together."""
+
+    events_alive: int
+    """Events of the device's library that exist."""
+    events_made: int
+    waiting: int
+    """Pairs that the device has not come to."""
+    calibrations: int
+    uncertainty_ns: int
+    """Of the last calibration: a device's time lies within so much of what is told; -1: there was none."""
+
+
+class DeviceTiming:
+    """The times of one session's events, from now until :meth:`stop` or until nothing refers to it any more. Thread-safe.
+
+    Args:
+        native: the torch library.
+        session: that runs; it has to have been made with ``devices``.
+        device: the type, as ``torch.device`` names it.
+        events: a key of :data:`DEVICE_EVENTS`.
+        most: times that may wait to be taken; what comes then is lost, and counted.
+
+    Raises:
+        TorchProfError: the device cannot be timed, and why.
+    """
+
+    def __init__(self, native: Any, session: Session, device: str, events: str, most: int) -> None:
+        self._native = native
+        why = _ffi.new("char[]", _TEXT)
+        which = DEVICE_EVENTS[events]
+        self._pid = os.getpid()
+        self._last: tuple[Times, DeviceCounts] | None = None
+        # Before the start and the stop, which may be interrupted: what they have come to is found here.
+        token, self._ended = _ffi.new("int64_t *"), (self._new_times(), _ffi.new("otp_device_counts *"))
+        self._finalizer = weakref.finalize(self, _abandon, native, token, self._pid)
+        self._finalizer.atexit = False
+        status = native.otp_torch_devices_start(
+            session.consumer, device.encode(), which, most, _native(token), _native(why), _TEXT
+        )
+        if status != 0:
+            raise TorchProfError(_text(why))
+        self._token = int(token[0])
+
+    def pause(self, *, paused: bool) -> None:
+        """Times nothing more until told to go on. Microseconds."""
+        self._native.otp_torch_devices_pause(self._token, paused)
+
+    def collect(self, wait: float) -> int:
+        """Reads back what the device has come to, and waits up to ``wait`` seconds for what has ended so far.
+
+        Returns how many pairs of that it has not come to.
+        """
+        return int(self._native.otp_torch_devices_collect(int(wait * 1e9)))
+
+    def take(self) -> Times:
+        """The times that are known and were not taken before: see ``DEVICE_COLUMNS``."""
+        times = self._new_times()
+        _check(self._native.otp_torch_devices_take(self._token, _native(times)))
+        return _columns(times)
+
+    def stop(self, wait: float = STOP_WAIT) -> Times:
+        """Ends it and returns the rest of the times; the same again when called again, after an interrupt too.
+
+        Empty in a forked child.
+        """
+        if self._last is None:
+            self._last = self._stopped(wait)
+        return self._last[0]
+
+    def _stopped(self, wait: float) -> tuple[Times, DeviceCounts]:
+        times, counts = self._ended
+        if self._finalizer.alive and self._pid == os.getpid():
+            _check(self._native.otp_torch_devices_stop(self._token, int(wait * 1e9), _native(times), _native(counts)))
+        self._finalizer.detach()
+        return _columns(times), _counts(counts)
+
+    def counts(self) -> DeviceCounts:
+        """What has become of the pairs so far, or had at the stop."""
+        if self._last is not None:
+            return self._last[1]
+        counts = _ffi.new("otp_device_counts *")
+        self._native.otp_torch_devices_counts(self._token, _native(counts))
+        return _counts(counts)
+
+    def failure(self) -> str:
+        """Why nothing is timed any more; empty where all is well."""
+        why = _ffi.new("char[]", _TEXT)
+        self._native.otp_torch_devices_failure(_native(why), _TEXT)
+        return _text(why)
+
+    def stats(self) -> DeviceStats:
+        """State of the timing, of all sessions together."""
+        stats = _ffi.new("otp_device_stats *")
+        self._native.otp_torch_devices_stats(_native(stats))
+        return DeviceStats(*(int(getattr(stats, name)) for name in DeviceStats._fields))
+
+    def _new_times(self) -> Any:
+        native = self._native
+        return _ffi.gc(_ffi.new("otp_device_times *"), lambda times: native.otp_torch_devices_free(_native(times)))
+
+
+def _columns(times: Any) -> Times:
+    count = int(times.count)
+    return {
+        c.name: np.frombuffer(_ffi.buffer(getattr(times, c.name), count * c.dtype.itemsize), c.dtype).copy()
+        if count
+        else np.empty(0, c.dtype)
+        for c in DEVICE_COLUMNS
+    }
+
+
+def _native(data: Any) -> Any:
+    """The same pointer for the library's own ffi, which knows the types by other objects."""
+    return _ffi.cast("void *", data)
+
+
+def _counts(counts: Any) -> DeviceCounts:
+    return DeviceCounts(*(int(getattr(counts, name)) for name in DeviceCounts._fields))
+
+
+def _text(text: Any) -> str:
+    said: bytes = _ffi.string(text)
+    return said.decode(errors="replace").strip().partition("\n")[0]
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise NativeError("the times of devices were lost: there is no memory for them")
+
+
+def _abandon(native: Any, token: Any, pid: int) -> None:
+    # Nobody has stopped it, and nobody will read its times.
+    if token[0] > 0 and os.getpid() == pid:
+        times, counts = _ffi.new("otp_device_times *"), _ffi.new("otp_device_counts *")
+        native.otp_torch_devices_stop(token[0], 0, _native(times), _native(counts))
+        native.otp_torch_devices_free(_native(times))
