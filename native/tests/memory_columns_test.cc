@@ -19,6 +19,36 @@ void sums_reach_every_parent() {
   otp_add_to_parents(0, nullptr, nullptr);
 }
 
+// Each value ends up as the largest of its own and everything below it, negative ones too.
+void peaks_reach_every_parent() {
+  const std::vector<int32_t> parent = {-1, 0, 1, 0, -1, 4, 4};
+  std::vector<int64_t> values = {-1, 10, 100, 20, -5, -7, -1};
+  otp_max_to_parents(values.size(), parent.data(), values.data());
+  CHECK(values == (std::vector<int64_t>{100, 100, 100, 20, -1, -7, -1}));
+  otp_max_to_parents(0, nullptr, nullptr);
+}
+
+// The longest sample there can be fits into what is reserved for one, whatever the name of its track.
+void the_longest_sample_fits() {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  const std::vector<int64_t> least(3, kLeast);
+  const std::string name(5000, 'n');
+  otp_chrome_counter counter{};
+  counter.count = 3;
+  counter.time = counter.bytes = least.data();
+  counter.name = name.data();
+  counter.name_size = name.size();
+  counter.base = std::numeric_limits<int64_t>::max();
+  counter.pid = kLeast;
+  otp_buffer buffer{nullptr, 0, 0};
+  CHECK_EQ(otp_chrome_encode_counter(&counter, 0, 1, &buffer), 1);
+  CHECK_EQ(otp_chrome_encode_counter(&counter, 1, 1u << 20, &buffer), 3);
+  const std::string text(reinterpret_cast<const char*>(buffer.data), buffer.size);
+  CHECK(text.find("\"ph\":\"C\",\"name\":\"" + name + "\",\"pid\":-9223372036854775808,\"tid\":0,\"ts\":-") == 3);
+  CHECK_EQ(otp_chrome_encode_counter(&counter, 3, 1u << 20, &buffer), 3);
+  otp_buffer_free(&buffer);
+}
+
 // The longest line there can be fits into what is reserved for one.
 void the_longest_line_fits() {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -51,5 +81,7 @@ void the_longest_line_fits() {
 
 int main() {
   RUN(sums_reach_every_parent);
+  RUN(peaks_reach_every_parent);
+  RUN(the_longest_sample_fits);
   RUN(the_longest_line_fits);
 }

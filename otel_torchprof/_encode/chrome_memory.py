@@ -1,4 +1,4 @@
-"""Chrome JSON of what was allocated and given back: an instant each, as torch's Kineto writes it, made natively."""
+"""Chrome JSON of what was allocated and given back: an instant each, as torch's Kineto writes it, and the totals over time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
 from otel_torchprof._native.ffi import ffi, lib
 
+from . import chrome_counters
 from .chrome_json import PIECE_SIZE, checked, new_buffer, pointer
 
 if TYPE_CHECKING:
@@ -39,3 +40,4 @@ def pieces(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
         piece.size = 0
         row = checked(lib.otp_chrome_encode_memory(memory, row, PIECE_SIZE, piece))
         yield ffi.buffer(piece.data, piece.size)[:]
+    yield from chrome_counters.pieces(batch, base_ns, pid)

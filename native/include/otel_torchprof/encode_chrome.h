@@ -90,6 +90,20 @@ typedef struct {
 /* As otp_chrome_encode: each row becomes an instant event, as Kineto writes it. */
 int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uint64_t first, uint64_t limit, otp_buffer* out);
 
+/* One quantity over time, as `count` samples, each of which holds until the next. */
+typedef struct {
+  uint64_t count;
+  const int64_t* time;
+  const int64_t* bytes;
+  const char* name; /* of its track; already escaped */
+  uint64_t name_size;
+  int64_t base; /* Unix ns that "ts" counts from */
+  int64_t pid;
+} otp_chrome_counter;
+
+/* As otp_chrome_encode: each sample becomes a counter event. */
+int64_t otp_chrome_encode_counter(const otp_chrome_counter* counter, uint64_t first, uint64_t limit, otp_buffer* out);
+
 /* How spans are written: which, where, and the texts that are the same for many. Not checked here: every row must be
  * below spans->count, every category below categories.count. */
 typedef struct {

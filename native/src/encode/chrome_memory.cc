@@ -1,4 +1,4 @@
-// Chrome JSON of what was allocated and given back: an instant each.
+// Chrome JSON of what was allocated and given back: an instant each; and of the totals over time: counters.
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
 #include "otel_torchprof/encode_chrome.h"
@@ -45,6 +45,18 @@ char* put_row(char* out, const otp_chrome_memory& memory, uint64_t row) {
   return put(out, "}}");
 }
 
+char* put_sample(char* out, const otp_chrome_counter& counter, uint64_t row) {
+  out = put(out, ",\n{\"ph\":\"C\",\"name\":\"");
+  out = otp::put_bytes(out, counter.name, counter.name_size);
+  out = put(out, "\",\"pid\":");
+  out = put_integer(out, counter.pid);
+  out = put(out, ",\"tid\":0,\"ts\":");
+  out = otp::put_microseconds_between(out, counter.base, counter.time[row]);
+  out = put(out, ",\"args\":{\"bytes\":");
+  out = put_integer(out, counter.bytes[row]);
+  return put(out, "}}");
+}
+
 }  // namespace
 
 extern "C" int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uint64_t first, uint64_t limit,
@@ -53,6 +65,16 @@ extern "C" int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uin
   for (; row < memory->count && out->size < limit; ++row) {
     if (!otp::buffer_reserve(out, kMaxSize)) return -1;
     otp::finish(out, put_row(otp::cursor(out), *memory, row));
+  }
+  return static_cast<int64_t>(row);
+}
+
+extern "C" int64_t otp_chrome_encode_counter(const otp_chrome_counter* counter, uint64_t first, uint64_t limit,
+                                             otp_buffer* out) {
+  uint64_t row = first;
+  for (; row < counter->count && out->size < limit; ++row) {
+    if (!otp::buffer_reserve(out, kMaxSize + counter->name_size)) return -1;
+    otp::finish(out, put_sample(otp::cursor(out), *counter, row));
   }
   return static_cast<int64_t>(row);
 }

@@ -1,0 +1,54 @@
+"""Chrome JSON of how much memory was in use over time: counters, which viewers draw as curves beside the trace.
+
+A track for each quantity of each device, ``CPU memory allocated``, ``CUDA:0 memory allocated``, ``CUDA:0 memory reserved``, with
+one series, ``bytes``: viewers that draw several series of a track stack them, and what is reserved holds what is allocated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._model.memory_totals import Total, totals_over_time
+from otel_torchprof._native.ffi import ffi, lib
+
+from .chrome_json import PIECE_SIZE, checked, new_buffer, pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_torchprof._columns.batch import Batch
+
+_DEVICES = {0: "CPU", 1: "CUDA", 2: "MKLDNN", 5: "IDEEP", 6: "HIP", 12: "XPU", 19: "MTIA", 20: "PrivateUse1"}
+"""``c10::DeviceType`` of the devices whose allocators tell of their memory."""
+
+
+def pieces(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
+    """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Costs some 0.1 us per sample."""
+    if batch.memory is None or not len(batch.memory["time"]):
+        return
+    for total in totals_over_time(batch.memory):
+        yield from _lines(total, base_ns, pid)
+
+
+def _lines(total: Total, base_ns: int, pid: int) -> Iterator[bytes]:
+    columns = {name: np.ascontiguousarray(getattr(total, name), dtype=np.int64) for name in ("time", "bytes")}
+    name = ffi.from_buffer("char[]", _track(total).encode())
+    counter = ffi.new("otp_chrome_counter *", {field: pointer(array) for field, array in columns.items()})
+    counter.name, counter.name_size = name, len(name)
+    counter.count, counter.base, counter.pid = len(total.time), base_ns, pid
+
+    # `counter` points into `columns` and `name`, which this frame holds until the last sample.
+    piece = new_buffer()
+    row = 0
+    while row < counter.count:
+        piece.size = 0
+        row = checked(lib.otp_chrome_encode_counter(counter, row, PIECE_SIZE, piece))
+        yield ffi.buffer(piece.data, piece.size)[:]
+
+
+def _track(total: Total) -> str:
+    device = _DEVICES.get(total.device_type, f"device {total.device_type}")
+    index = "" if total.device_index < 0 else f":{total.device_index}"
+    return f"{device}{index} memory {total.quantity}"
