@@ -1,101 +1,103 @@
-"""``export_memory_timeline``: how much memory was in use over time, in the formats of ``torch.profiler``.
-
-Torch tells by category what the memory is used for; here all of it is of none (torch's value for what it cannot
-classify). What was there before the profile is known from the moment on at which it is given back.
-"""
+"""``export_memory_timeline``: how much memory was in use over time and what for, in the formats of ``torch.profiler``."""
 
 from __future__ import annotations
 
-import html
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._columns.schema import MemoryFlag
+from . import config
+from ._columns.schema import MEMORY_COLUMNS, Kind
 from ._export import file
+from ._memory_page import page
+from ._memory_schemas import written_inputs
+from ._model.input_words import InputKept, has_inputs
+from ._model.memory_blocks import device_number
+from ._model.memory_categories import memory_changes
+from ._model.memory_changes import Action, Category
 from ._native.torch_library import installed_torch
 from .errors import TorchProfError
 from .function_event import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+    from ._columns.batch import Batch
+    from ._model.memory_changes import Changes
 
 Array = npt.NDArray[Any]
 
-PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = 1, 2, 3, 4
-"""What happened to a block: the values of torch's ``Action``."""
-
-UNKNOWN = 7
-"""Torch's index of the category of what it cannot classify; the seven before it are its categories."""
+_logger = logging.getLogger("otel_torchprof")
 
 _LINES = 1 << 16
-_PLOT_COLUMNS = 1000
 
 
-class Timeline(NamedTuple):
-    """What happened to the blocks of one device, in order of time."""
-
-    time: npt.NDArray[np.int64]
-    """Unix ns; -1 for what was there before."""
-    action: npt.NDArray[np.int64]
-    bytes: npt.NDArray[np.int64]
-    """Size of the block."""
-
-
-def export(prof: Any, path: str, device: str | None) -> None:
+def export(batch: Batch, path: str, device: str | None, used_device: str | None = None) -> None:
     """Writes the timeline of a device in the form that the suffix of ``path`` names, as torch does.
 
     ``.html``: a page with a plot; ``raw.json.gz``: a list of (time in ns, action, bytes, category); else ``[times in us,
-    [sizes by category]]`` as JSON, gzipped for ``.gz``. ``device`` as in ``export_memory_timeline``.
+    [sizes by category]]`` as JSON, gzipped for ``.gz``; the first size of each is always 0, as in torch. ``device`` as in
+    ``export_memory_timeline``; ``used_device``: the one that the profile was for.
 
     Raises:
         TorchProfError: memory was not recorded.
         ValueError: a device that torch does not know.
         ExportError: the file cannot be written.
     """
-    if prof.memory is None:
+    notes = []
+    if batch.memory is None and not config.enabled():
+        # A program that is switched off from outside goes on as if it were not.
+        batch = replace(batch, memory={column.name: np.empty(0, column.dtype) for column in MEMORY_COLUMNS})
+        notes.append(f"nothing was recorded: {config.OTEL_TORCHPROF_ENABLED} is false")
+    if batch.memory is None:
         raise TorchProfError("the profile has recorded no memory: use profile(profile_memory=True)")
-    chosen = device or _default_device(prof.use_device)
-    timeline = timeline_of(_of_device(prof.memory, chosen))
+    path, chosen = os.fspath(path), str(device or _default_device(used_device))
+    name, _, index = chosen.partition(":")
+    _device_type(name)
+    if index and not index.isdecimal():
+        raise ValueError(f"device={chosen!r}: allowed are numbers after the colon, as in {name}:0")
+    changes = memory_changes(batch, written_inputs, _type_or_none)
+    devices = changes.device
+    changes = changes.chosen(_is_of(devices, chosen))
+    notes = notes or _why_unknown(batch)
+    if not len(changes.time) and len(devices):
+        notes.append(f"nothing was allocated or given back on {chosen}; memory was used on: {_names(devices)}")
+    for note in notes:
+        _logger.warning("memory timeline: %s", note)
     if path.endswith(".html"):
-        file.write(path, [_page(timeline, chosen).encode()])
+        file.write(path, [page(changes, *in_use(changes), chosen, notes).encode()])
     elif path.endswith("raw.json.gz"):
-        file.write(path, _raw(timeline))
+        file.write(path, _raw(changes))
     else:
-        file.write(path, _sizes_by_category(timeline))
+        file.write(path, _sizes_by_category(changes))
 
 
-def timeline_of(memory: Mapping[str, Array]) -> Timeline:
-    """Brings allocations and what is given back into torch's form.
-
-    A block is known by its address: allocated where one lives already, it is the next version of that; given back where
-    none lives, it was there before.
-    """
-    in_time = np.argsort(memory["time"], kind="stable")
-    size, time = memory["bytes"][in_time], memory["time"][in_time]
-    by_block = np.lexsort((memory["address"][in_time], memory["device_index"][in_time]))
-    address, index = memory["address"][in_time][by_block], memory["device_index"][in_time][by_block]
-    lives = np.zeros(len(size), dtype=bool)
-    same = (address[1:] == address[:-1]) & (index[1:] == index[:-1])
-    lives[by_block[1:]] = same & (size[by_block][:-1] > 0)
-    before = (size <= 0) & ~lives
-    action = np.where(size > 0, np.where(lives, INCREMENT_VERSION, CREATE), DESTROY)
-    action = np.concatenate((np.full(int(before.sum()), PREEXISTING), action))
-    time = np.concatenate((np.full(int(before.sum()), -1), time))
-    size = np.abs(np.concatenate((size[before], size)))
-    order = np.lexsort((action, time))
-    return Timeline(time[order], action[order], size[order])
+def _why_unknown(batch: Batch) -> list[str]:
+    """What a recording lacks that tells what memory is used for."""
+    notes = []
+    if not has_inputs(batch) or not batch.kept & InputKept.STORAGES:
+        notes.append("no inputs of operators were recorded, so it is not known what memory was used for")
+    elif not (batch["kind"] == Kind.FRAME).any():
+        notes.append(
+            "no calls were recorded, so parameters, and gradients and optimizer state that were there before, are told by "
+            "the flow of data alone"
+        )
+    return notes
 
 
-def _of_device(memory: Mapping[str, Array], device: str) -> dict[str, Array]:
-    name, _, index = device.partition(":")
-    chosen = memory["device_type"] == _device_type(name)
-    chosen &= (memory["flags"] & MemoryFlag.OUT_OF_MEMORY) == 0
-    if index:
-        chosen &= np.maximum(memory["device_index"], 0) == int(index)
-    return {column: values[chosen] for column, values in memory.items()}
+def _names(devices: Array) -> str:
+    """Devices as ``export_memory_timeline`` takes them, from their numbers."""
+    found = []
+    for number in np.unique(devices).tolist():
+        kind, index = divmod(number, device_number(1, 0))
+        name = next((known.name.lower() for known in DeviceType if known == kind), f"device {kind}")
+        found.append(f"{name}:{index}" if kind else name)
+    return ", ".join(found)
 
 
 def _device_type(name: str) -> int:
@@ -109,6 +111,23 @@ def _device_type(name: str) -> int:
     return known[name]
 
 
+def _type_or_none(name: str) -> int:
+    """As :func:`_device_type`; -1 for what was a device when it was recorded and is none any more."""
+    try:
+        return _device_type(name)
+    except ValueError:
+        return -1
+
+
+def _is_of(numbers: Array, device: str) -> npt.NDArray[np.bool_]:
+    """Which numbers of devices a name means, with or without an index."""
+    name, _, index = device.partition(":")
+    kind = _device_type(name)
+    if index:
+        return np.asarray(numbers == device_number(kind, int(index)))
+    return np.asarray(numbers // device_number(1, 0) == kind)
+
+
 def _default_device(used: str | None) -> str:
     if used is not None and used != "cuda":
         return f"{used}:0"
@@ -116,21 +135,22 @@ def _default_device(used: str | None) -> str:
     return "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
 
 
-def _raw(timeline: Timeline) -> Iterator[bytes]:
+def _raw(changes: Changes) -> Iterator[bytes]:
     """One entry per block and action; a next version is two, the old one gone and the new one there."""
-    again = 1 + (timeline.action == INCREMENT_VERSION)
-    time, action, size = (np.repeat(column, again) for column in timeline)
-    gone = action == DESTROY
-    gone[(np.cumsum(again) - again)[timeline.action == INCREMENT_VERSION]] = True
+    again = 1 + (changes.action == Action.INCREMENT_VERSION)
+    time, action, size, category, later, _ = (np.repeat(column, again) for column in changes)
+    gone = action == Action.DESTROY
+    first = (np.cumsum(again) - again)[changes.action == Action.INCREMENT_VERSION]
+    gone[first] = True
+    category[first + 1] = later[first + 1]
     size[gone] *= -1
-    return _lines([time, action, size, np.full(len(time), UNKNOWN)])
+    return _lines([time, action, size, category])
 
 
-def _sizes_by_category(timeline: Timeline) -> Iterator[bytes]:
-    time, used = in_use(timeline)
+def _sizes_by_category(changes: Changes) -> Iterator[bytes]:
+    time, used = in_use(changes)
     yield b"[" + json.dumps(time.tolist()).encode() + b", "
-    nothing = np.zeros(len(time), dtype=np.int64)
-    yield from _lines([*[nothing] * (UNKNOWN + 1), used])
+    yield from _lines([np.zeros(len(time), dtype=np.int64), *used.T])
     yield b"]"
 
 
@@ -143,61 +163,21 @@ def _lines(columns: list[Array]) -> Iterator[bytes]:
     yield b"]"
 
 
-def in_use(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Bytes in use after each microsecond in which something changed; what was there before stands at the first."""
-    change = np.where(timeline.action == DESTROY, -timeline.bytes, timeline.bytes)
-    change[timeline.action == INCREMENT_VERSION] = 0
-    time = np.where(timeline.time < 0, -1, timeline.time // 1000)
+def in_use(changes: Changes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each microsecond in which something changed, and the bytes in use after it by category: rows of 8.
+
+    What was there before stands at the first.
+    """
+    is_rise = changes.action == Action.INCREMENT_VERSION
+    is_gone = changes.action == Action.DESTROY
+    time = np.where(changes.time < 0, -1, changes.time // 1000)
     last = np.flatnonzero(np.append(time[1:] != time[:-1], True)) if len(time) else np.empty(0, dtype=np.int64)
-    used, time = np.cumsum(change)[last], time[last]
+    used = np.empty((len(last), len(Category)), dtype=np.int64)
+    for category in Category:
+        change = np.where(changes.later == category, np.where(is_gone, -changes.bytes, changes.bytes), 0)
+        change -= np.where(is_rise & (changes.category == category), changes.bytes, 0)
+        used[:, category] = np.cumsum(change)[last]
+    time = time[last]
     if len(time) > 1 and time[0] < 0:
         time[0] = time[1]
     return time, used
-
-
-# ---- the page ----
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Memory timeline of {device}</title></head>
-<body style="font-family: sans-serif">
-<h1 style="font-size: 1.2em">Memory timeline of {device}</h1>
-<p>Most in use: {most:.3f} MiB, {blocks} blocks allocated, {before:.3f} MiB there before and given back.</p>
-<svg viewBox="-90 -10 1110 470" width="100%" role="img" aria-label="bytes in use over time">
-<path d="{path}" fill="grey" fill-opacity="0.7" stroke="none"/>
-<path d="M0 0V400H1000" fill="none" stroke="black"/>
-{marks}
-<text x="500" y="445" text-anchor="middle">Time (ms)</text>
-<text x="-70" y="200" text-anchor="middle" transform="rotate(-90 -70 200)">Memory (MiB)</text>
-</svg>
-</body></html>
-"""
-
-
-def _page(timeline: Timeline, device: str) -> str:
-    time, used = in_use(timeline)
-    begin, span = (int(time[0]), max(int(time[-1] - time[0]), 1)) if len(time) else (0, 1)
-    most = int(used.max(initial=0))
-    return _PAGE.format(
-        device=html.escape(device),
-        most=most / 2**20,
-        blocks=int((timeline.action == CREATE).sum()),
-        before=int(timeline.bytes[timeline.action == PREEXISTING].sum()) / 2**20,
-        path=_path((time - begin) / span, used / max(most, 1)),
-        marks="\n".join(_marks(span / 1000, most / 2**20)),
-    )
-
-
-def _path(across: Array, up: Array) -> str:
-    """A staircase; of the changes within one column of the picture the largest is drawn."""
-    column = (across * _PLOT_COLUMNS).astype(np.int64)
-    first = np.flatnonzero(np.append(True, column[1:] != column[:-1])) if len(column) else np.empty(0, dtype=np.int64)
-    heights = np.maximum.reduceat(up, first) if len(first) else up
-    steps = [f"H{x}V{400 - 400 * y:.1f}" for x, y in zip(column[first].tolist(), heights.tolist(), strict=True)]
-    return f"M0 400{''.join(steps)}H{_PLOT_COLUMNS}V400Z"
-
-
-def _marks(width: float, height: float) -> Iterator[str]:
-    for part in range(5):
-        x, y = 250 * part, 400 - 100 * part
-        yield f'<text x="{x}" y="420" text-anchor="middle">{width * part / 4:.2f}</text>'
-        yield f'<text x="-8" y="{y + 4}" text-anchor="end">{height * part / 4:.2f}</text>'

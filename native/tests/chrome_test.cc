@@ -248,6 +248,29 @@ void writes_inputs() {
   CHECK(text.find("\"Concrete Inputs\":[\"\",\"\",\"\",\"\",\"\"],") != std::string::npos);
 }
 
+void storages_of_inputs_are_passed_by() {
+  constexpr int64_t kStored = OTP_INPUT_STORED << 16, kStrided = OTP_INPUT_STRIDED << 16;
+  Rows rows(1);
+  rows.inputs = {0};
+  rows.input_words = {3,
+                      kTensor | kFloat | kStored | kOne,
+                      2,
+                      0x1000,
+                      8,
+                      OTP_INPUT_TENSOR_LIST | kOne,
+                      kTensor | kStored | kStrided | kOne,
+                      3,
+                      5,
+                      0x2000,
+                      9,
+                      kTensor | kFloat | kOne,
+                      4};
+  const std::string text = rows.encode();
+  CHECK(text.find("\"Input Dims\":[[2],[[3]],[4]]}}") != std::string::npos);
+  CHECK(text.find("\"Input Strides\":[[1],[[5]],[1]],") != std::string::npos);
+  CHECK(text.find("\"Input type\":[\"float\",\"TensorList\",\"float\"],") != std::string::npos);
+}
+
 void writes_values() {
   constexpr int64_t kList = OTP_INPUT_SCALAR_LIST, kDouble = OTP_INPUT_DOUBLE;
   Rows rows(1);
@@ -375,6 +398,7 @@ int main() {
   RUN(a_row_without_id_has_no_arguments);
   RUN(writes_times_of_any_size);
   RUN(writes_inputs);
+  RUN(storages_of_inputs_are_passed_by);
   RUN(writes_values);
   RUN(writes_extras);
   RUN(never_reads_beyond_the_input_words);

@@ -127,14 +127,114 @@ void only_what_is_wanted_is_kept() {
   CHECK(rows.keep(0).words.empty());
 }
 
+constexpr int64_t kStored = OTP_INPUT_STORED << 16;
+
+// 24 bytes on the second of some devices.
+constexpr int64_t kPlace = 24 | int64_t{1} << 48 | int64_t{1} << 56;
+
+// A tensor that is laid out in its own way, a list with one that lies nowhere, and a keyword.
+Words stored() {
+  Words rows;
+  rows.add({2 | kOne,
+            kTensor | kFloat | kStrided | kStored,
+            2,
+            3,
+            1,
+            2,
+            0x1000,
+            kPlace,
+            OTP_INPUT_TENSOR_LIST | 2 * kOne,
+            kTensor | kStored,
+            4,
+            5,
+            0x2000,
+            80,
+            kTensor,
+            6,
+            7,
+            OTP_INPUT_KEYWORD | 5 * kOne,
+            kTensor | kStored,
+            1,
+            1,
+            0x3000,
+            4});
+  rows.add({1, OTP_INPUT_INT, 4});
+  rows.add({1, kTensor | kStored, 8, 9, 0x4000, 288});
+  return rows;
+}
+
+void storages_are_listed() {
+  Words rows = stored();
+  rows.offsets.insert(rows.offsets.begin() + 1, -1);
+  const otp_inputs inputs = rows.get();
+  std::vector<otp_storage> found(otp_inputs_storages(&inputs, nullptr));
+  CHECK_EQ(found.size(), size_t{3});
+  CHECK_EQ(otp_inputs_storages(&inputs, found.data()), uint64_t{3});
+  CHECK(found[0].address == 0x1000 && found[0].bytes == 24 && found[0].row == 0 && found[0].input == 0);
+  CHECK(found[0].device_type == 1 && found[0].device_index == 1);
+  CHECK(found[1].address == 0x2000 && found[1].bytes == 80 && found[1].row == 0 && found[1].input == 1);
+  CHECK(found[2].address == 0x4000 && found[2].bytes == 288 && found[2].row == 3 && found[2].input == 0);
+}
+
+void storages_change_nothing_else() {
+  const Words rows = stored();
+  const Words plain = rows.keep(OTP_KEEP_INPUTS);
+  CHECK(plain.words == (std::vector<int64_t>{2 | kOne,
+                                             kTensor | kFloat | kStrided,
+                                             2,
+                                             3,
+                                             1,
+                                             2,
+                                             OTP_INPUT_TENSOR_LIST | 2 * kOne,
+                                             kTensor,
+                                             4,
+                                             5,
+                                             kTensor,
+                                             6,
+                                             7,
+                                             OTP_INPUT_KEYWORD | 5 * kOne,
+                                             kTensor,
+                                             1,
+                                             1,
+                                             1,
+                                             OTP_INPUT_INT,
+                                             4,
+                                             1,
+                                             kTensor,
+                                             8,
+                                             9}));
+  CHECK(rows.keep(OTP_KEEP_INPUTS | OTP_KEEP_STORAGES).words == rows.words);
+  CHECK(rows.keep(OTP_KEEP_STORAGES).words.empty());
+  Words both = rows;
+  for (size_t row = 0; row < plain.offsets.size(); ++row) {
+    const auto end = row + 1 < plain.offsets.size() ? plain.words.begin() + plain.offsets[row + 1] : plain.words.end();
+    both.add(std::vector<int64_t>(plain.words.begin() + plain.offsets[row], end));
+  }
+  for (uint32_t parts = 1; parts < 8; ++parts) {
+    const Numbers numbers = both.number(parts);
+    for (size_t row = 0; row < 3; ++row) CHECK_EQ(numbers[row], numbers[row + 3]);
+  }
+}
+
 void words_that_lie_are_read_to_their_end_only() {
-  for (const std::vector<int64_t>& words : std::vector<std::vector<int64_t>>{
-           {}, {-1}, {5}, {1, -1}, {1, 1 | 100 * kOne, 2}, {2, 2 | 100 * kOne, 1 | 9 * kOne}, {7 * kOne, 9}}) {
+  for (const std::vector<int64_t>& words : std::vector<std::vector<int64_t>>{{},
+                                                                             {-1},
+                                                                             {5},
+                                                                             {1, -1},
+                                                                             {1, 1 | 100 * kOne, 2},
+                                                                             {2, 2 | 100 * kOne, 1 | 9 * kOne},
+                                                                             {7 * kOne, 9},
+                                                                             {1, kTensor | kStored, 2, 3, 4},
+                                                                             {1, 2 | 3 * kOne, 1 | kStored, 5},
+                                                                             {1, kTensor | kStored | kStrided, 1}}) {
     Words rows;
     rows.add(words);
     for (uint32_t parts = 0; parts < 8; ++parts) rows.number(parts);
     for (uint32_t kind = 0; kind < 16; ++kind) rows.texts(kind);
-    for (uint32_t kept = 0; kept < 16; ++kept) rows.keep(kept);
+    for (uint32_t kept = 0; kept < 32; ++kept) rows.keep(kept);
+    const otp_inputs inputs = rows.get();
+    std::vector<otp_storage> found(otp_inputs_storages(&inputs, nullptr));
+    CHECK_EQ(otp_inputs_storages(&inputs, found.data()), found.size());
   }
 }
 
@@ -156,6 +256,8 @@ int main() {
   RUN(many_numbers_fit);
   RUN(texts_are_found_behind_the_inputs);
   RUN(only_what_is_wanted_is_kept);
+  RUN(storages_are_listed);
+  RUN(storages_change_nothing_else);
   RUN(words_that_lie_are_read_to_their_end_only);
   RUN(types_have_torchs_names);
   return 0;

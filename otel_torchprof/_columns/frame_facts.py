@@ -59,6 +59,8 @@ class ParameterFacts:
     """The gradient at the first call, else at the end of the recording; None where neither had one."""
     state: Mapping[str, TensorFacts] = field(default_factory=dict, hash=False)
     """What an optimizer keeps of it, ``exp_avg`` and such; nothing of a module's parameter."""
+    has_late_gradient: bool = False
+    """Whether ``gradient`` is that of the end of the recording."""
 
 
 @dataclass(frozen=True)

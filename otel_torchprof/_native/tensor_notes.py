@@ -25,6 +25,8 @@ class ParameterNote(NamedTuple):
     tensor: Note | None
     gradient: Note | None
     state: Mapping[str, Note] = {}
+    has_late_gradient: bool = False
+    """Whether only a later look has found the gradient."""
 
     def completed(self, later: ParameterNote) -> ParameterNote:
         """With what a later look has found and this one had not; as it is where another tensor has taken its place."""
@@ -34,6 +36,7 @@ class ParameterNote(NamedTuple):
             name=self.name or later.name,
             tensor=self.tensor or later.tensor,
             gradient=self.gradient or later.gradient,
+            has_late_gradient=self.has_late_gradient or (self.gradient is None and later.gradient is not None),
             state={**later.state, **self.state},
         )
 
@@ -41,7 +44,8 @@ class ParameterNote(NamedTuple):
         """What the note says."""
         state = {key: fact for key, note in self.state.items() if (fact := _tensor_facts(note)) is not None}
         tensor, gradient = _tensor_facts(self.tensor), _tensor_facts(self.gradient)
-        return ParameterFacts(self.name, self.type, self.requires_grad, tensor, gradient, state)
+        late = self.has_late_gradient
+        return ParameterFacts(self.name, self.type, self.requires_grad, tensor, gradient, state, late)
 
 
 class TensorNotes:

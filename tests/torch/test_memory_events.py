@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 import re
 
@@ -15,7 +14,6 @@ from observed import torchs  # noqa: E402
 from trace_validator import validate  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._memory_timeline import CREATE, DESTROY  # noqa: E402
 
 TOO_MUCH = 10**15
 
@@ -239,24 +237,6 @@ def test_memory_of_autograds_threads_is_there():
     threads = set(prof.memory["thread"].tolist())
     assert len(threads) > 1
     assert sum(event.name == "aten::clone" and event.cpu_memory_usage == 40 for event in prof.events()) >= 71
-
-
-@pytest.mark.filterwarnings("ignore:`export_memory_timeline` is deprecated:FutureWarning")
-def test_timeline_has_torchs_sizes(tmp_path):
-    """The timeline has what torch's has of blocks that come and go, in its order; categories and versions are unknown here."""
-    asked = {"profile_memory": True, "record_shapes": True, "with_stack": True}
-    once_warm(tensors)
-    with torchs(shapes=True, profile_memory=True, with_stack=True) as theirs:
-        tensors()
-    with otp.profile(**asked) as ours:
-        tensors()
-
-    def written(prof, name):
-        prof.export_memory_timeline(str(tmp_path / name), "cpu")
-        points = json.loads(gzip.decompress((tmp_path / name).read_bytes()))
-        return [(action, size) for _, action, size, _ in points if action in {CREATE, DESTROY}]
-
-    assert written(ours, "o.raw.json.gz") == written(theirs, "t.raw.json.gz")
 
 
 def test_a_small_memory_limit():

@@ -20,12 +20,15 @@ from otel_torchprof._model.input_words import (
     decoded,
     kept,
     numbered,
+    storages,
     text_ids,
 )
 from otel_torchprof._model.inputs import concrete_inputs, kwinputs, shape_keys, texts_of
 
 NAMES = ["", "aten::f", "k", "Tensor", "a: b\nc: d", "TOP.m", "text"]
 INT64 = st.integers(-(2**63), 2**63 - 1)
+ADDRESS, PLACE = 0x7F00_1234_5678, 640 | 1 << 48 | 3 << 56
+"""640 bytes on the fourth device of type 1."""
 TYPES = {7: "float", 8: "double", 0: ""}
 
 SCALARS = (
@@ -62,16 +65,20 @@ INPUTS = (
 ROWS = st.lists(st.none() | st.tuples(st.lists(INPUTS, max_size=4), st.none() | INPUTS, st.booleans()), max_size=12)
 
 
-def words_of(one: Input) -> list[int]:
-    """As the recorder writes it."""
+def words_of(one: Input, stored: bool = False) -> list[int]:
+    """As the recorder writes it; ``stored``: with the storages of tensors."""
     if one.kind is InputKind.TENSOR:
         dtype = {name: number for number, name in TYPES.items()}[one.type]
         plain = one.strides == contiguous_strides(one.shape)
         flag = 0 if plain else 1 if one.strides or not one.shape else 2
         strided = one.strides if flag == 1 else []
-        return [1 | dtype << 8 | flag << 16 | len(one.shape) << 32, *one.shape, *strided]
+        flag, place = (flag | 8, [ADDRESS, PLACE]) if stored else (flag, [])
+        return [1 | dtype << 8 | flag << 16 | len(one.shape) << 32, *one.shape, *strided, *place]
     if one.kind in {InputKind.TENSOR_LIST, InputKind.SCALAR_LIST}:
-        return [one.kind | len(one.elements) << 32, *(word for element in one.elements for word in words_of(element))]
+        return [
+            one.kind | len(one.elements) << 32,
+            *(word for element in one.elements for word in words_of(element, stored)),
+        ]
     if one.kind is InputKind.BOOL:
         return [one.kind | int(one.value) << 32]
     if one.kind is InputKind.STRING:
@@ -87,7 +94,7 @@ def _payload(value: Any) -> list[int]:
     return [] if value is None else [value]
 
 
-def batch_of(rows) -> Batch:
+def batch_of(rows, stored: bool = False) -> Batch:
     """A batch with these inputs, keyword and overload by row; None: none were recorded."""
     words: list[int] = []
     offsets = []
@@ -97,8 +104,8 @@ def batch_of(rows) -> Batch:
             continue
         inputs, keyword, overload = row
         words.append(len(inputs) | (int(keyword is not None) + int(overload)) << 32)
-        words += [word for one in inputs for word in words_of(one)]
-        words += [9 | 2 << 32, *words_of(keyword)] if keyword is not None else []
+        words += [word for one in inputs for word in words_of(one, stored)]
+        words += [9 | 2 << 32, *words_of(keyword, stored)] if keyword is not None else []
         words += [10 | 3 << 32] if overload else []
     columns = {"start": range(len(rows)), "end": range(len(rows)), "name": [1] * len(rows), "inputs": offsets}
     return Batch.of(columns, NAMES, inputs=np.array(words, dtype=np.int64))
@@ -158,10 +165,43 @@ def test_what_is_not_wanted_is_taken_away(rows, what):
     assert (left.inputs is None) == (not what)
 
 
-WORD = st.integers(-3, 3) | INT64 | st.builds(lambda kind, n: kind | n << 32, st.integers(0, 12), st.integers(0, 9))
+@given(ROWS)
+def test_storages_stand_beside_all_else(rows):
+    """Where tensors lie can be told, changes nothing of what else is read, and is taken away without a trace."""
+    plain, stored = batch_of(rows), batch_of(rows, stored=True)
+    assert [decoded(stored, row) for row in range(len(rows))] == [decoded(plain, row) for row in range(len(rows))]
+    assert text_ids(stored, InputKind.OVERLOAD).tolist() == text_ids(plain, InputKind.OVERLOAD).tolist()
+    for part in (*InputPart, InputPart(7)):
+        assert numbered(stored, part)[0].tolist() == numbered(plain, part)[0].tolist()
+    expected = [
+        (index, place)
+        for index, row in enumerate(rows)
+        for place, one in enumerate(row[0] if row else ())
+        for tensor in (one.elements if one.kind is InputKind.TENSOR_LIST else (one,))
+        if tensor.kind is InputKind.TENSOR
+    ]
+    found = storages(stored)
+    assert list(zip(found["row"].tolist(), found["input"].tolist(), strict=True)) == expected
+    for column, value in (("address", ADDRESS), ("bytes", 640), ("device_type", 1), ("device_index", 3)):
+        assert (found[column] == value).all()
+    everything = InputKept.INPUTS | InputKept.OVERLOADS
+    without, all_of_plain = kept(stored, everything), kept(plain, everything)
+    assert without.inputs.tolist() == all_of_plain.inputs.tolist()
+    assert without["inputs"].tolist() == all_of_plain["inputs"].tolist()
+    assert not len(storages(without))
+    assert kept(stored, everything | InputKept.STORAGES).inputs.tolist() == kept(stored, InputKept(31)).inputs.tolist()
 
 
-@given(st.lists(WORD, max_size=20), st.integers(0, 15))
+WORD = (
+    st.integers(-3, 3)
+    | INT64
+    | st.builds(
+        lambda kind, flags, n: kind | flags << 16 | n << 32, st.integers(0, 12), st.integers(0, 15), st.integers(0, 9)
+    )
+)
+
+
+@given(st.lists(WORD, max_size=20), st.integers(0, 31))
 def test_words_that_lie_are_no_error_over_columns(words, what):
     """Words that promise more than there is give numbers and texts all the same."""
     columns = {"start": [0], "end": [1], "inputs": [0]}
@@ -170,6 +210,7 @@ def test_words_that_lie_are_no_error_over_columns(words, what):
     for kind in InputKind:
         text_ids(batch, kind)
     kept(batch, InputKept(what))
+    storages(batch)
 
 
 def test_values_of_keywords():

@@ -25,6 +25,7 @@ enum otp_input_kept {
   OTP_KEEP_OVERLOADS = 2,
   OTP_KEEP_CALL_STACKS = 4,
   OTP_KEEP_MODULE_HIERARCHY = 8,
+  OTP_KEEP_STORAGES = 16, /* with the inputs, the storages of tensors */
 };
 
 typedef struct {
@@ -48,6 +49,21 @@ void otp_inputs_texts(const otp_inputs* inputs, uint32_t kind, uint32_t* ids);
  * where each row's then begin to `offsets`: -1 where nothing is left. No two rows may share words. Both null: counts
  * only. Returns the number of words. */
 uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* words, int64_t* offsets);
+
+/* A storage that a row's inputs are in. */
+typedef struct {
+  uint64_t address;
+  uint64_t bytes;
+  int64_t row;
+  int32_t input; /* which of the inputs, from 0: a list is one */
+  uint8_t device_type;
+  uint8_t device_index;
+  uint16_t reserved;
+} otp_storage;
+
+/* Writes the storages of tensors among the inputs, those of a list too, by row and then as they stand; keywords have
+ * none. `storages` null: counts only. Returns how many there are. */
+uint64_t otp_inputs_storages(const otp_inputs* inputs, otp_storage* storages);
 
 /* What torch's profiler calls the type of an input with this header (a word of otp_input_kind): "float", "Scalar",
  * "TensorList"; static memory. */

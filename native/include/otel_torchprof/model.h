@@ -14,6 +14,47 @@ extern "C" {
  * parent[i] is below i, or negative for a root. */
 void otp_add_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 
+/* Likewise makes each of `count` values the largest of its own and those of everything below it. */
+void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
+
+/* For each row the outermost of those that are flagged among it and what is around it, or -1. parent[i] is below i, or
+ * negative for a root. */
+void otp_outermost(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost);
+
+/* What memory is used for: torch's categories, with its numbers in files. */
+enum otp_memory_category {
+  OTP_MEMORY_PARAMETER = 0,
+  OTP_MEMORY_OPTIMIZER_STATE = 1,
+  OTP_MEMORY_INPUT = 2,
+  OTP_MEMORY_TEMPORARY = 3,
+  OTP_MEMORY_ACTIVATION = 4,
+  OTP_MEMORY_GRADIENT = 5,
+  OTP_MEMORY_AUTOGRAD_DETAIL = 6,
+  OTP_MEMORY_UNKNOWN = 7,
+};
+
+/* The flow of data through nodes (operators), in the order in which they began. A block of memory has states, one more
+ * each time that a node writes to it. An edge is of a node and a block: the state that the node found, and the one that
+ * it left. States of a block follow each other. */
+typedef struct {
+  uint64_t node_count;
+  uint64_t block_count;
+  uint64_t state_count;
+  const int64_t* first_edge;         /* node_count + 1: where each node's edges begin */
+  const uint8_t* is_backward;        /* per node: runs in autograd's backward pass */
+  const int32_t* block;              /* per edge */
+  const int32_t* reads;              /* per edge: state, or -1 */
+  const int32_t* writes;             /* per edge: state, or -1 */
+  const int32_t* first_state;        /* block_count + 1 */
+  const uint8_t* is_optimizer_state; /* per block */
+  uint8_t* of_block;                 /* what is known: parameters and gradients, else unknown; parameters are added */
+  uint8_t* of_state;                 /* all that is found; written only */
+} otp_memory_flow;
+
+/* Tells what every state of every block is used for. Linear in nodes, edges and states. Returns 0, or -1 when memory is
+ * short. The edges' numbers must be in range. */
+int otp_memory_categories(const otp_memory_flow* flow);
+
 #ifdef __cplusplus
 }
 #endif

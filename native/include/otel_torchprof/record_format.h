@@ -39,7 +39,7 @@
 #endif
 
 /* Raised whenever a record's layout or meaning changes; compared when the parts are put together (see otp_api). */
-#define OTP_RECORD_FORMAT_VERSION 3
+#define OTP_RECORD_FORMAT_VERSION 4
 
 enum otp_record_kind {
   OTP_RECORD_BEGIN = 1,
@@ -79,7 +79,8 @@ enum otp_memory_flag {
  * extra: a header kind | dtype << 8 | flags << 16 | n << 32, and what the kind says. Strings are ids of names. */
 enum otp_input_kind {
   OTP_INPUT_OTHER = 0,       /* nothing that is kept; a scalar where OTP_INPUT_SYMBOLIC is set */
-  OTP_INPUT_TENSOR = 1,      /* n sizes, then n strides where OTP_INPUT_STRIDED is set; else it is contiguous */
+  OTP_INPUT_TENSOR = 1,      /* n sizes, then n strides where OTP_INPUT_STRIDED is set; else it is contiguous; then two
+                                words for its storage where OTP_INPUT_STORED is set */
   OTP_INPUT_TENSOR_LIST = 2, /* n tensors, each with a header of its own */
   OTP_INPUT_INT = 3,         /* one word */
   OTP_INPUT_DOUBLE = 4,      /* one word: the bits */
@@ -98,7 +99,12 @@ enum otp_input_flag {
   OTP_INPUT_STRIDED = 1,
   OTP_INPUT_NO_STRIDES = 2, /* a tensor whose layout has none */
   OTP_INPUT_SYMBOLIC = 4,   /* a scalar without a value */
+  OTP_INPUT_STORED = 8,     /* a tensor of which it is told where it lies */
 };
+
+/* A storage: the address of its first byte, and a word with its size in bytes (below 2^48) | device type << 48 | device
+ * index << 56, where a device without an index has 0. */
+#define OTP_STORAGE_WORDS 2
 
 /* The first 16 bytes of every record. */
 typedef struct {

@@ -76,7 +76,7 @@ bool append_dims(InputReader* reader, const InputHead& head, otp_buffer* out) {
     return append(out, "[]");
   }
   if (!append_words(reader, head.n, out)) return false;
-  if ((head.flags & OTP_INPUT_STRIDED) != 0) reader->skip(head.n);
+  reader->skip_behind_sizes(head);
   return true;
 }
 
@@ -85,9 +85,11 @@ bool append_strides(InputReader* reader, const InputHead& head, otp_buffer* out)
     reader->skip_rest(head);
     return append(out, "[]");
   }
-  if ((head.flags & OTP_INPUT_STRIDED) == 0) return append_plain_strides(reader, head.n, out);
-  reader->skip(head.n);
-  return append_words(reader, head.n, out);
+  bool is_strided = (head.flags & OTP_INPUT_STRIDED) != 0;
+  if (is_strided) reader->skip(head.n);
+  if (!(is_strided ? append_words(reader, head.n, out) : append_plain_strides(reader, head.n, out))) return false;
+  reader->skip_storage(head);
+  return true;
 }
 
 using AppendInput = bool (*)(InputReader*, const InputHead&, otp_buffer*);

@@ -36,6 +36,8 @@ class InputReader {
   uint32_t extras() const { return d_extras; }
   uint64_t left() const { return d_left; }
   const int64_t* next() const { return d_next; }
+  // Whether a tensor that was passed by told of its storage.
+  bool has_passed_storage() const { return d_passed_storage; }
 
   uint64_t word() {
     if (d_left == 0) return 0;
@@ -57,11 +59,23 @@ class InputReader {
     d_left -= skipped;
   }
 
+  // Passes by a tensor's storage, and its strides before that.
+  void skip_storage(const InputHead& head) {
+    bool is_stored = (head.flags & OTP_INPUT_STORED) != 0;
+    skip(is_stored ? OTP_STORAGE_WORDS : 0);
+    d_passed_storage |= is_stored;
+  }
+  void skip_behind_sizes(const InputHead& head) {
+    skip((head.flags & OTP_INPUT_STRIDED) != 0 ? head.n : 0);
+    skip_storage(head);
+  }
+
   // Passes by what an input's header announces.
   void skip_rest(const InputHead& head) {
     switch (head.kind) {
       case OTP_INPUT_TENSOR:
-        return skip(uint64_t{head.n} * ((head.flags & OTP_INPUT_STRIDED) != 0 ? 2 : 1));
+        skip(head.n);
+        return skip_behind_sizes(head);
       case OTP_INPUT_INT:
       case OTP_INPUT_DOUBLE:
         return skip(1);
@@ -88,6 +102,7 @@ class InputReader {
   uint64_t d_left;
   uint32_t d_inputs = 0;
   uint32_t d_extras = 0;
+  bool d_passed_storage = false;
 };
 
 // The id in the first extra of a kind; 0 where there is none.

@@ -1,6 +1,7 @@
 // Inputs of events told apart, searched and thinned out.
 #include "otel_torchprof/inputs.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -31,7 +32,7 @@ uint64_t with_tensor(InputReader* reader, const InputHead& head, uint32_t parts,
     return hash;
   }
   hash = with_words(reader, head.n, mixed(hash, head.n));
-  if ((head.flags & OTP_INPUT_STRIDED) != 0) reader->skip(head.n);
+  reader->skip_behind_sizes(head);
   return hash;
 }
 
@@ -145,29 +146,114 @@ uint64_t append(const int64_t* from, const int64_t* to, int64_t* out) {
 // Where to write `size` words further on; nowhere when words are only counted.
 int64_t* behind(int64_t* out, uint64_t size) { return out == nullptr ? nullptr : out + size; }
 
+// Copies a tensor without its storage, which stands at its end, if it has one; returns how many words that are.
+uint64_t append_unstored(const int64_t* from, const int64_t* to, int64_t* out) {
+  bool is_stored = (InputHead::of(*from).flags & OTP_INPUT_STORED) != 0;
+  if (is_stored) to -= std::min<ptrdiff_t>(OTP_STORAGE_WORDS, to - from - 1);
+  uint64_t size = append(from, to, out);
+  if (is_stored && out != nullptr) *out &= ~(int64_t{OTP_INPUT_STORED} << 16);
+  return size;
+}
+
+// Passes by an input and copies it, or all of it but the storages; returns how many words that are.
+uint64_t keep_input(InputReader* reader, bool with_storages, int64_t* out) {
+  const int64_t* from = reader->next();
+  if (reader->left() == 0) return 0;
+  InputReader inside = *reader;
+  InputHead head = inside.head();
+  reader->skip_rest(reader->head());
+  if (with_storages) return append(from, reader->next(), out);
+  if (head.kind == OTP_INPUT_TENSOR) return append_unstored(from, reader->next(), out);
+  if (head.kind != OTP_INPUT_TENSOR_LIST) return append(from, reader->next(), out);
+  uint64_t size = append(from, inside.next(), out);
+  while (inside.next() < reader->next()) {
+    const int64_t* element = inside.next();
+    InputHead kind = inside.head();
+    if (kind.kind != OTP_INPUT_TENSOR_LIST && kind.kind != OTP_INPUT_SCALAR_LIST) inside.skip_rest(kind);
+    const int64_t* end = inside.next();
+    size += kind.kind == OTP_INPUT_TENSOR ? append_unstored(element, end, behind(out, size))
+                                          : append(element, end, behind(out, size));
+  }
+  return size;
+}
+
+// Copies all inputs of a row but the storages.
+uint64_t keep_inputs(InputReader* reader, int64_t* out) {
+  uint64_t size = 0;
+  for (uint32_t i = reader->inputs(); i > 0; --i) size += keep_input(reader, false, behind(out, size));
+  return size;
+}
+
 // Writes one row's words; returns how many.
 uint64_t keep_row(const otp_inputs& inputs, uint64_t row, uint32_t kept, int64_t* out) {
   InputReader reader(inputs.words, inputs.word_count, inputs.offsets[row]);
   uint64_t size = 1, extras_kept = 0, inputs_kept = 0;
   uint32_t extras = reader.extras();
-  const int64_t* from = reader.next();
+  bool with_storages = (kept & OTP_KEEP_STORAGES) != 0;
+  InputReader inputs_of_row = reader;
   for (uint32_t i = reader.inputs(); i > 0; --i) reader.skip_input();
   if ((kept & OTP_KEEP_INPUTS) != 0) {
-    size += append(from, reader.next(), behind(out, size));
     inputs_kept = reader.inputs();
+    size += with_storages || !reader.has_passed_storage()
+                ? append(inputs_of_row.next(), reader.next(), behind(out, size))
+                : keep_inputs(&inputs_of_row, behind(out, size));
   }
   for (; extras > 0 && reader.left() > 0; --extras) {
-    from = reader.next();
+    const int64_t* from = reader.next();
     InputHead head = reader.head();
-    if (head.kind == OTP_INPUT_KEYWORD) reader.skip_input();
-    if (!is_kept(head.kind, kept)) continue;
-    size += append(from, reader.next(), behind(out, size));
-    ++extras_kept;
+    bool is_wanted = is_kept(head.kind, kept);
+    if (is_wanted) size += append(from, reader.next(), behind(out, size));
+    if (head.kind == OTP_INPUT_KEYWORD) {
+      if (is_wanted) {
+        size += keep_input(&reader, with_storages, behind(out, size));
+      } else {
+        reader.skip_input();
+      }
+    }
+    extras_kept += is_wanted ? 1 : 0;
   }
   if ((inputs_kept | extras_kept) == 0) return 0;
   if (out != nullptr) out[0] = static_cast<int64_t>(inputs_kept | extras_kept << 32);
   return size;
 }
+
+// Writes storages to the end of a list, or counts them only.
+class Storages {
+ public:
+  explicit Storages(otp_storage* out) : d_out(out) {}
+
+  // Passes by an input.
+  void add(InputReader* reader, int64_t row, int32_t input) {
+    InputHead head = reader->head();
+    if (head.kind == OTP_INPUT_TENSOR) return add_tensor(reader, head, row, input);
+    if (head.kind != OTP_INPUT_TENSOR_LIST) return reader->skip_rest(head);
+    for (uint32_t i = 0; i < head.n && reader->left() != 0; ++i) {
+      InputHead element = reader->head();
+      if (element.kind == OTP_INPUT_TENSOR) {
+        add_tensor(reader, element, row, input);
+      } else if (element.kind != OTP_INPUT_TENSOR_LIST && element.kind != OTP_INPUT_SCALAR_LIST) {
+        reader->skip_rest(element);
+      }
+    }
+  }
+  uint64_t size() const { return d_size; }
+
+ private:
+  void add_tensor(InputReader* reader, const InputHead& head, int64_t row, int32_t input) {
+    if ((head.flags & OTP_INPUT_STORED) == 0) return reader->skip_rest(head);
+    reader->skip(uint64_t{head.n} * ((head.flags & OTP_INPUT_STRIDED) != 0 ? 2 : 1));
+    if (reader->left() < OTP_STORAGE_WORDS) return reader->skip_storage(head);
+    uint64_t address = reader->word(), rest = reader->word();
+    if (d_out != nullptr)
+      d_out[d_size] = {address, rest & ((uint64_t{1} << 48) - 1), row,
+                       input,   static_cast<uint8_t>(rest >> 48), static_cast<uint8_t>(rest >> 56),
+                       0};
+    ++d_size;
+  }
+
+  otp_storage* d_out;
+  uint64_t d_size = 0;
+};
 
 }  // namespace
 
@@ -197,4 +283,15 @@ extern "C" uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int
     size += written;
   }
   return size;
+}
+
+extern "C" uint64_t otp_inputs_storages(const otp_inputs* inputs, otp_storage* storages) {
+  Storages found(storages);
+  for (uint64_t row = 0; row < inputs->row_count; ++row) {
+    if (inputs->offsets[row] < 0) continue;
+    InputReader reader(inputs->words, inputs->word_count, inputs->offsets[row]);
+    for (uint32_t i = 0; i < reader.inputs() && reader.left() != 0; ++i)
+      found.add(&reader, static_cast<int64_t>(row), static_cast<int32_t>(i));
+  }
+  return found.size();
 }

@@ -27,9 +27,11 @@ class InputWords {
 
   using Intern = uint32_t (*)(const char*, uint32_t);
 
-  void clear() {
+  // `with_storages`: of tensors is told where they lie, too.
+  void clear(bool with_storages) {
     d_words[0] = 0;
     d_size = 1;
+    d_with_storages = with_storages;
   }
 
   // Writes the inputs; returns true when all fitted. Texts are kept where they are a user's own (`intern` is given).
@@ -123,13 +125,17 @@ class InputWords {
     if (!has_plain_sizes(tensor)) return add_header(OTP_INPUT_OTHER, 0);
     int64_t header = OTP_INPUT_TENSOR | (static_cast<int64_t>(tensor.scalar_type()) + 1) << 8;
     c10::IntArrayRef sizes = tensor.sizes();
-    if (d_size + 1 + 2 * sizes.size() > kMax) return false;
+    if (d_size + 1 + 2 * sizes.size() + OTP_STORAGE_WORDS > kMax) return false;
     int64_t* head = d_words + d_size++;
     for (int64_t size : sizes) d_words[d_size++] = size;
     if (!is_strided(tensor)) {
       header |= OTP_INPUT_NO_STRIDES << 16;
     } else if (add_strides(sizes, tensor.strides())) {
       header |= OTP_INPUT_STRIDED << 16;
+    }
+    if (__builtin_expect(d_with_storages, 0) && storage_words(tensor, d_words + d_size)) {
+      header |= OTP_INPUT_STORED << 16;
+      d_size += OTP_STORAGE_WORDS;
     }
     *head = header | static_cast<int64_t>(sizes.size()) << 32;
     return true;
@@ -164,6 +170,7 @@ class InputWords {
   }
 
   uint32_t d_size = 0;
+  bool d_with_storages = false;
   int64_t d_words[kMax];
 };
 

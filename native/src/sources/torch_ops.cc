@@ -29,7 +29,7 @@ struct alignas(64) Hot {
   // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
   // watches.
   std::atomic<uint32_t> name_generation{0};
-  std::atomic<uint64_t> wanting{0};  // how many observers want each of otp_torch_wants, 16 bits each
+  std::atomic<uint64_t> wanting{0};  // how many observers want each of otp_torch_wants, 8 bits each
 };
 Hot g_hot;
 const otp_api* g_api = nullptr;
@@ -42,11 +42,11 @@ std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
 // Counts the wants of an observer that comes (by = 1) or goes (-1).
 void count_wants(uint32_t wants, int64_t by) {
   uint64_t counts = 0;
-  for (uint32_t bit = 0; bit < OTP_WANTS_COUNT; ++bit) counts += static_cast<uint64_t>(wants >> bit & 1) << 16 * bit;
+  for (uint32_t bit = 0; bit < OTP_WANTS_COUNT; ++bit) counts += static_cast<uint64_t>(wants >> bit & 1) << 8 * bit;
   g_hot.wanting.fetch_add(counts * static_cast<uint64_t>(by), std::memory_order_relaxed);
 }
 
-bool is_wanted(uint64_t wanting, otp_torch_wants what) { return (wanting >> 16 * __builtin_ctz(what) & 0xFFFF) != 0; }
+bool is_wanted(uint64_t wanting, otp_torch_wants what) { return (wanting >> 8 * __builtin_ctz(what) & 0xFF) != 0; }
 
 // Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
 bool is_forked() { return g_forks.load(std::memory_order_relaxed) != 0; }
@@ -176,13 +176,13 @@ uint32_t overload_of(const at::RecordFunction& fn) {
 bool may_have_keywords(const at::RecordFunction& fn) { return fn.num_outputs() == 0; }
 
 bool collect(const at::RecordFunction& fn, uint64_t wanting, InputWords* words) try {
-  words->clear();
+  words->clear(is_wanted(wanting, OTP_WANTS_STORAGES));
   bool fitted = true;
   if (is_wanted(wanting, OTP_WANTS_INPUTS) && fn.needsInputs()) {
     fitted = words->add_inputs(fn.inputs(), fn.scope() == at::RecordScope::USER_SCOPE ? g_api->intern : nullptr);
     if (may_have_keywords(fn)) fitted &= words->add_keywords(fn.kwinputs(), g_api->intern);
   }
-  if (__builtin_expect(wanting < 0x10000, 1)) return fitted;
+  if (__builtin_expect(wanting < 0x100, 1)) return fitted;
   if (is_wanted(wanting, OTP_WANTS_OVERLOADS)) fitted &= words->add_text(OTP_INPUT_OVERLOAD, overload_of(fn));
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return fitted;  // as torch has it
   if (is_wanted(wanting, OTP_WANTS_CALL_STACKS)) fitted &= add_call_stack(words);
@@ -283,7 +283,7 @@ __attribute__((visibility("default"))) const char* otp_torch_version(void) { ret
 
 __attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants) {
   at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
-  callback.needsInputs((wants & OTP_WANTS_INPUTS) != 0);
+  callback.needsInputs((wants & (OTP_WANTS_INPUTS | OTP_WANTS_DEVICES)) != 0);
   otp::count_wants(wants, 1);
   try {
     if (all_threads != 0) {

@@ -25,7 +25,9 @@ enum otp_torch_wants {
   OTP_WANTS_OVERLOADS = 2,        /* overload names */
   OTP_WANTS_CALL_STACKS = 4,      /* TorchScript's call stack */
   OTP_WANTS_MODULE_HIERARCHY = 8, /* TorchScript's modules */
-  OTP_WANTS_COUNT = 4,            /* as many bits */
+  OTP_WANTS_STORAGES = 16,        /* with the inputs, where tensors lie */
+  OTP_WANTS_DEVICES = 32,         /* that whoever times devices can look at the inputs; recorded is nothing */
+  OTP_WANTS_COUNT = 6,            /* as many bits */
 };
 
 /* Registers the observer for a running session: on the calling thread and wherever torch carries its thread-local state

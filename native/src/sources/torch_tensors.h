@@ -3,6 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <cstdint>
+
+#include "otel_torchprof/record_format.h"
+
 namespace otp {
 
 // Opens the question of a tensor, whether its sizes or strides are computed in Python, to those who must not call
@@ -25,6 +30,26 @@ inline bool has_plain_sizes(const at::Tensor& tensor) {
 // By its keys, as torch does: layout() calls Python for a subclass that wants that.
 inline bool is_strided(const at::Tensor& tensor) {
   return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
+}
+
+// Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no memory that could be told of: no
+// storage, none yet, or one that is only there for its shape and answers by throwing.
+__attribute__((noinline)) inline bool storage_words(const at::Tensor& tensor, int64_t* words) try {
+  constexpr int64_t kMaxBytes = (int64_t{1} << 48) - 1;
+  if (!tensor.has_storage()) return false;
+  const c10::Storage& storage = tensor.storage();
+  const void* address = storage.data();
+  if (address == nullptr) return false;
+  c10::SymInt size = storage.sym_nbytes();
+  int64_t bytes = size.is_heap_allocated() ? 0 : size.as_int_unchecked();
+  c10::Device device = tensor.device();
+  words[0] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address));
+  words[1] = static_cast<int64_t>(static_cast<uint64_t>(std::clamp<int64_t>(bytes, 0, kMaxBytes)) |
+                                  static_cast<uint64_t>(static_cast<uint8_t>(device.type())) << 48 |
+                                  static_cast<uint64_t>(device.has_index() ? device.index() : 0) << 56);
+  return true;
+} catch (...) {
+  return false;
 }
 
 }  // namespace otp
