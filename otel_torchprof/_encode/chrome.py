@@ -6,6 +6,8 @@ schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are 
 a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
 Python's calls, and ``threading.get_ident()`` of it).
 
+What devices did is on tracks of their own: :mod:`.chrome_devices`.
+
 What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
 its own: events that ended on another thread, and events that outlive the one around them.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +27,8 @@ from otel_torchprof._model.flows import forward_backward
 from otel_torchprof._model.modules import module_hierarchy
 from otel_torchprof._native.ffi import ffi, lib
 
-from . import chrome_memory
+from . import chrome_memory, chrome_power
+from .chrome_devices import DeviceTimeline
 from .chrome_frames import frame_threads, python_columns, stack_columns, with_called_modules
 from .chrome_json import (
     BASE_GRID_NS,
@@ -63,6 +66,7 @@ def encode(
     pid: int | None = None,
     process_name: str = "python",
     call_stacks: bool = False,
+    devices_of: Batch | None = None,
 ) -> Iterator[bytes]:
     """Encodes a batch as one Chrome JSON document, in pieces of about 1 MiB.
 
@@ -70,18 +74,24 @@ def encode(
     ``metadata`` is merged into the top level of the document. Times are written as microseconds since ``base_ns`` (Unix
     ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``. ``call_stacks``:
     write the calls around each event as ``Call stack``, and the ``Python thread`` of each call, as Kineto does for a profile
-    that is verbose: the trace becomes many times as large.
+    that is verbose: the trace becomes many times as large. ``devices_of``: a batch of the same names whose devices are drawn
+    instead of the batch's, for one that lacks some of its events.
 
     The arguments are checked before the iterator is returned: TypeError or ValueError for metadata that is not JSON or
     uses a key of the format, ValueError for a batch that points outside its own tables. Costs about 0.15 µs per event, a little more with inputs;
-    memory is one piece, the escaped names and about 10 bytes per event, besides arrays over the events that live while
-    the arrows are paired. The batch is not changed; several threads may encode it at once.
+    memory is one piece, the escaped names and about 10 bytes per event (60 per slice of a device), besides arrays over the
+    events that live while the arrows are paired. The batch is not changed; several threads may encode it at once.
     """
     extra = _checked_metadata(metadata)
     _check_indices(batch)
+    if devices_of is not None and devices_of is not batch:
+        _check_indices(devices_of)
     step_batch = _batch_of_steps(list(steps))
     pid = os.getpid() if pid is None else pid
+    devices = DeviceTimeline(batch if devices_of is None else devices_of, pid)
     starts = [int(part["start"].min()) for part in (batch, step_batch) if len(part)]
+    if len(devices):
+        starts.append(int(devices.launches.min()))
     if batch.memory is not None and len(batch.memory["time"]):
         starts.append(int(batch.memory["time"].min()))
     if base_ns is None:
@@ -92,15 +102,32 @@ def encode(
     if len(step_batch):
         threads += step_batch.threads
     tail = _drop_marker(batch.dropped, pid, threads, max(ends, default=base_ns) - base_ns) + "\n]}\n"
-    head += _threads(pid, threads)
-    written = (_part(part, base_ns, pid, call_stacks) for part in (step_batch, batch))
+    head += _threads(pid, threads) + devices.metadata()
+    written = (_part(part, base_ns, pid, call_stacks, of) for part, of in ((step_batch, None), (batch, devices)))
     return itertools.chain([head.encode()], itertools.chain.from_iterable(written), [tail.encode()])
 
 
-def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator[bytes]:
+class _Drawn(NamedTuple):
+    """How the events of a batch are drawn."""
+
+    tids: npt.NDArray[np.int64]
+    """Of its threads."""
+    detached: npt.NDArray[np.uint8]
+    """1 for the rows that are asynchronous pairs instead of slices."""
+    flows: Mapping[str, npt.NDArray[Any]]
+    """Both ends of each arrow."""
+
+
+def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: DeviceTimeline | None) -> Iterator[bytes]:
+    detached, first_arrow = np.empty(0, dtype=np.uint8), 1
     if len(batch):
-        yield from _events(batch, base_ns, pid, call_stacks)
+        drawn = _drawn(batch)
+        yield from _events(batch, base_ns, pid, call_stacks, drawn)
+        detached, first_arrow = drawn.detached, 1 + len(drawn.flows["flow_row"]) // 2
+    if devices:
+        yield from devices.pieces(batch, detached, first_arrow=first_arrow, base_ns=base_ns)
     yield from chrome_memory.pieces(batch, base_ns, pid)
+    yield from chrome_power.pieces(batch, base_ns, pid)
 
 
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
@@ -193,10 +220,7 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread]
 # --- what is written per event: native ---
 
 
-def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator[bytes]:
-    tids = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
-    detached = _detached(batch, tids)
-    flows = _flow_ends(batch, detached)
+def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Drawn) -> Iterator[bytes]:
     all_names, stacks = stack_columns(batch) if call_stacks else (batch.names, {})
     names, _alive = escaped_names(all_names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
@@ -208,11 +232,11 @@ def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator
     if len(hierarchy.texts) > 1:
         columns["hierarchy"] = hierarchy.rows
     columns |= python_columns(batch, call_stacks) | stacks
-    columns |= {"detached": detached, "thread_tids": tids, **flows}
+    columns |= {"detached": drawn.detached, "thread_tids": drawn.tids, **drawn.flows}
     events = ffi.new("otp_chrome_events *", {field: pointer(array) for field, array in columns.items()})
     events.hierarchies = hierarchies
     events.count, events.names, events.base, events.pid = len(batch), names, base_ns, pid
-    events.flow_count = len(flows["flow_row"])
+    events.flow_count = len(drawn.flows["flow_row"])
     events.input_word_count = len(columns.get("input_words", ()))
 
     # `events` points into `columns` and what is kept alive above, which this frame holds until the last row.
@@ -222,6 +246,12 @@ def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool) -> Iterator
         piece.size = 0
         row = checked(lib.otp_chrome_encode(events, row, PIECE_SIZE, piece))
         yield ffi.buffer(piece.data, piece.size)[:]
+
+
+def _drawn(batch: Batch) -> _Drawn:
+    tids = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
+    detached = _detached(batch, tids)
+    return _Drawn(tids, detached, _flow_ends(batch, detached))
 
 
 def _detached(batch: Batch, tids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

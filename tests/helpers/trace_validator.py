@@ -14,6 +14,7 @@ REQUIRED = {
     "s": {"name", "cat", "pid", "tid", "ts", "id"},
     "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
     "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
+    "C": {"name", "pid", "tid", "ts", "args"},
     "M": {"name", "pid", "tid", "args"},
 }
 """The keys of each phase ("ph"), neither more nor fewer."""
@@ -29,6 +30,8 @@ def validate(trace: bytes) -> dict[str, Any]:
     check_nesting(events)
     check_flows(events)
     check_async_pairs(events)
+    check_counters(events)
+    check_devices(events)
     assert parsed["schemaVersion"] == 1
     assert parsed["displayTimeUnit"] == "ms"
     assert isinstance(parsed["baseTimeNanoseconds"], int)
@@ -71,7 +74,7 @@ def check_metadata(events: list[dict[str, Any]]) -> None:
     """Each track has one name and one place; its process has a name."""
     told = [(e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M"]
     assert len(set(told)) == len(told), "metadata stands twice"
-    for pid, tid in {(e["pid"], e["tid"]) for e in events if e["ph"] != "M"}:
+    for pid, tid in {(e["pid"], e["tid"]) for e in events if e["ph"] not in "MC"}:
         assert ("thread_name", pid, tid) in told, f"no thread_name for tid {tid}"
         assert ("thread_sort_index", pid, tid) in told, f"no thread_sort_index for tid {tid}"
         assert ("process_name", pid, 0) in told, f"no process_name for pid {pid}"
@@ -124,3 +127,52 @@ def check_async_pairs(events: list[dict[str, Any]]) -> None:
         assert [event["ph"] for event in pair] == ["b", "e"], pair
         assert pair[0]["name"] == pair[1]["name"], pair
         assert pair[0]["ts"] <= pair[1]["ts"], pair
+
+
+def check_counters(events: list[dict[str, Any]]) -> None:
+    """A counter has one series, of bytes or watts, on a track of its process, and does not go back in time."""
+    latest: dict[Any, Decimal] = {}
+    for event in events:
+        if event["ph"] == "C":
+            assert event["tid"] == 0, event
+            ((unit, value),) = event["args"].items()
+            assert isinstance(value, {"bytes": int, "W": Decimal}[unit]), event
+            assert value >= 0, event
+            assert latest.get((event["pid"], event["name"]), event["ts"]) <= event["ts"], event
+            latest[event["pid"], event["name"]] = event["ts"]
+
+
+DEVICE_CATEGORY = "gpu_user_annotation"
+
+
+def check_devices(events: list[dict[str, Any]]) -> None:
+    """What a device did lies on a track of a process that is a device, not before its event, and its arrow comes from there."""
+    begun = {e["args"].get("External id"): e for e in events if e["ph"] in "Xb" and e["cat"] != DEVICE_CATEGORY}
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] == DEVICE_CATEGORY]
+    labels = {e["pid"]: e["args"]["labels"] for e in events if e["ph"] == "M" and e["name"] == "process_labels"}
+    known = [e["args"]["External id"] for e in slices]
+    assert len(set(known)) == len(known), "an event has two slices on devices"
+    for event in slices:
+        assert event["args"].keys() == {"External id", "device", "stream id"}, event
+        assert labels[event["pid"]].endswith(f" {event['args']['device']}"), event
+        launch = begun.get(event["args"]["External id"])
+        if launch is not None:
+            assert event["pid"] != launch["pid"], event
+            assert launch["name"].startswith(event["name"]), (launch, event)  # an overload may follow
+            assert launch["ts"] <= event["ts"], (launch, event)
+    check_device_arrows(events, slices, begun)
+
+
+def check_device_arrows(
+    events: list[dict[str, Any]], slices: list[dict[str, Any]], begun: dict[Any, dict[str, Any]]
+) -> None:
+    """Each slice of a device whose event is a slice has one arrow, from the begin of the one to the begin of the other."""
+    ends = defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf" and event["cat"] == "ac2g":
+            ends[event["id"]][event["ph"]] = (event["pid"], event["tid"], event["ts"])
+    arrows = sorted((arrow["s"], arrow["f"]) for arrow in ends.values())
+    pairs = [(begun.get(e["args"]["External id"]), e) for e in slices]
+    expected = [(launch, e) for launch, e in pairs if launch is not None and launch["ph"] == "X"]
+    places = [tuple((e["pid"], e["tid"], e["ts"]) for e in pair) for pair in expected]
+    assert arrows == sorted(places)
