@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -63,6 +64,57 @@ class StepMarks:
     def clear(self) -> None:
         """Forgets what waits (a forked child, whose steps these are not)."""
         self._marks.clear()
+
+
+class RawMarks:
+    """Marks that wait, as they were noted: ``(optimizer, monotonic ns, context, thread)``. Thread-safe.
+
+    Args:
+        ask: called in the loop's thread, after its mark was noted, with the time of that, once :attr:`ask_at` has come. It must
+            not raise.
+    """
+
+    def __init__(self, ask: Callable[[int], None]) -> None:
+        self._marks: deque[tuple[Any, int, Context, int]] = deque(maxlen=_MOST)
+        self._ask = ask
+        self._ask_at = [float("inf")]
+        self.note = self._noting()
+        """``note(optimizer, args, kwargs)``, a post-hook of torch's optimizers; ``note(None)`` for the program's own steps."""
+
+    @property
+    def ask_at(self) -> float:
+        """Monotonic ns."""
+        return self._ask_at[0]
+
+    @ask_at.setter
+    def ask_at(self, time_ns: float) -> None:
+        self._ask_at[0] = time_ns
+
+    def take(self) -> Iterator[tuple[Any, int, Context, int]]:
+        """Those that wait now, in order, and not what comes meanwhile: a loop may be as fast as who takes."""
+        with contextlib.suppress(IndexError):  # a signal handler may take some in between
+            for _ in range(len(self._marks)):
+                yield self._marks.popleft()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def clear(self) -> None:
+        """Forgets what waits."""
+        self._marks.clear()
+        self.ask_at = float("inf")
+
+    def _noting(self) -> Callable[..., None]:
+        append, ask, ask_at = self._marks.append, self._ask, self._ask_at
+        clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
+
+        def note(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
+            now = clock()
+            append((optimizer, now, current(), ident()))
+            if now >= ask_at[0]:
+                ask(now)
+
+        return note
 
 
 def _recorder_ahead_ns() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -101,3 +102,12 @@ def succeeds(program: str, **environment: str | None) -> str:
     done = python(program, **environment)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def callbacks() -> tuple[bool, ...]:
+    """Whether torch has observers: of all threads, of the calling thread. Asked of torch's own library."""
+    import torch
+
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    symbols = ("_ZN2at18hasGlobalCallbacksEv", "_ZN2at23hasThreadLocalCallbacksEv")
+    return tuple(bool(getattr(library, symbol)() & 255) for symbol in symbols)

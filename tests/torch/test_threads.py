@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from observed import facts, recorded_names, run, torchs  # noqa: E402
+from observed import callbacks, facts, recorded_names, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
@@ -26,13 +24,6 @@ def in_thread(body):
     thread = threading.Thread(target=body, name="a thread")
     thread.start()
     thread.join()
-
-
-def callbacks():
-    """Whether torch has observers: of all threads, of the calling thread. Asked of torch's own library."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    symbols = ("_ZN2at18hasGlobalCallbacksEv", "_ZN2at23hasThreadLocalCallbacksEv")
-    return tuple(bool(getattr(library, symbol)() & 255) for symbol in symbols)
 
 
 @pytest.fixture(autouse=True)

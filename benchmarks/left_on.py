@@ -1,0 +1,107 @@
+"""What it adds to a training step, and to a request, to leave metrics on: beside nothing, over seconds.
+
+Few steps are recorded, and these take longer: so what counts is the mean over many, not the median.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from harness import OURS, Budget, Recorder, Row, Settings, in_abba, rows
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from receiver import Receiver
+from workloads import gpt2_step
+
+import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SECONDS = 6.0
+"""Of a run: some tens of recorded steps."""
+_SETTLING = 3.0
+"""Before it, in which is learnt what an event costs."""
+_ROUNDS = 10
+_LIMIT_PERCENT = 1.0
+
+
+class _Encoding(MetricExporter):
+    """Makes of metrics what would be sent."""
+
+    def export(self, metrics_data, timeout_millis=10_000, **kwargs):  # noqa: ARG002 - the SDK's signature
+        encode_metrics(metrics_data).SerializeToString()
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis=10_000):  # noqa: ARG002 - the SDK's signature
+        return True
+
+    def shutdown(self, timeout_millis=30_000, **kwargs):
+        """There is nothing to close."""
+
+
+def measure(settings: Settings) -> list[Row]:
+    """The GPT-2 training step, then a request to a small model; in percent."""
+    with Receiver() as receiver:
+        reader = PeriodicExportingMetricReader(_Encoding(), export_interval_millis=5000)
+        meters = MeterProvider([reader], resource=Resource.get_empty(), shutdown_on_exit=False)
+        tracers = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
+        tracers.add_span_processor(otp.TorchSpanProcessor(otp.OTLPExporter(endpoint=receiver.grpc)))
+        contestants = {
+            f"{OURS}, {detail}": functools.partial(_instrumented, tracers, meters, detail)
+            for detail in ("metrics", "steps")
+        }
+        budget = {who: Budget(plus=_LIMIT_PERCENT) for who in contestants}
+        table: list[Row] = []
+        for what, work in (("GPT-2 training step", gpt2_step()), ("request to a model of 4 modules", _request())):
+            run = functools.partial(_run, work, _SECONDS / (5 if settings.quick else 1))
+            added = in_abba(run, contestants, settings.rounds_or(_ROUNDS), percent=True)
+            limits = budget if what.startswith("GPT") else {}
+            table += rows(f"{what}, left on, mean", "%", added, limits)
+        meters.shutdown()
+        tracers.shutdown()
+    return table
+
+
+@contextlib.contextmanager
+def _instrumented(tracers: TracerProvider, meters: MeterProvider, detail: str) -> Iterator[None]:
+    otp.TorchInstrumentor().instrument(tracer_provider=tracers, meter_provider=meters, detail=detail)
+    try:
+        yield
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+
+
+def _run(work: Callable[[], None], seconds: float, recorder: Recorder) -> float:
+    """Mean of ns per piece of work."""
+    with recorder():
+        _repeated(work, min(_SETTLING, seconds))
+        return _repeated(work, seconds)
+
+
+def _repeated(work: Callable[[], None], seconds: float) -> float:
+    begin, count = time.perf_counter_ns(), 0
+    end = begin + seconds * 1e9
+    while (now := time.perf_counter_ns()) < end:
+        work()
+        count += 1
+    return (now - begin) / count
+
+
+def _request() -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    x = torch.ones(1, 64)
+
+    def request() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return request

@@ -1,0 +1,159 @@
+"""How the recorder itself does, as OpenTelemetry metrics: what it recorded and lost, what became of the spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.metrics import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.metrics import Meter
+
+    from ._export.queue import ExportQueue, QueueStats
+
+NAME = "otel.component.name"
+TYPE = "otel.component.type"
+ERROR = "error.type"
+
+
+@dataclass(frozen=True)
+class ExporterFigures:
+    """One exporter and its queue."""
+
+    name: str
+    """Distinguishes it from others of its type."""
+    type: str
+    """Its class."""
+    stats: QueueStats
+    capacity: int
+    """Spans that may wait for it."""
+
+
+@dataclass(frozen=True)
+class RecorderFigures:
+    """State of a recording."""
+
+    recorded: int
+    """Events taken from the recorder so far."""
+    dropped: Mapping[str, int]
+    """Events that were lost, by reason."""
+    buffer_bytes: int
+    """What the recorder holds."""
+    buffer_limit: int
+    """What it may hold."""
+    share: float | None = None
+    """Of the time that recording cost; None where that is not measured."""
+    exporters: Sequence[ExporterFigures] = field(default=())
+
+
+def exporter_figures(queues: Sequence[ExportQueue], capacity: int) -> list[ExporterFigures]:
+    """The figures of a processor's exporters; the names hold for the life of the processor."""
+    found = []
+    for number, queue in enumerate(queues):
+        kind = f"{type(queue.exporter).__module__}.{type(queue.exporter).__qualname__}"
+        found.append(ExporterFigures(f"{kind}/{number}", kind, queue.stats, capacity))
+    return found
+
+
+class RecorderMetrics:
+    """The instruments; without a :attr:`source` they show nothing. Reading is for any thread.
+
+    Names are those of OpenTelemetry's conventions for what an SDK tells of itself (``otel.sdk.*``) where it is the same thing: spans
+    in queues and exporters. An exporter's queue is what a processor is there: one each.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.source: Callable[[], RecorderFigures] | None = None
+        for name, unit, observe, description in (
+            ("otel_torchprof.events.recorded", "{event}", self._recorded, "Events taken from the recorder."),
+            ("otel_torchprof.events.dropped", "{event}", self._dropped, "Events that were lost, by reason."),
+            (
+                "otel.sdk.exporter.span.exported",
+                "{span}",
+                self._exported,
+                "Spans for which the export has finished, successfully or not.",
+            ),
+            (
+                "otel.sdk.processor.span.processed",
+                "{span}",
+                self._processed,
+                "Spans that have left the queue for an exporter, for it or for nowhere.",
+            ),
+        ):
+            meter.create_observable_counter(name, [self._observing(observe)], unit=unit, description=description)
+        for name, unit, observe, description in (
+            ("otel_torchprof.buffer.usage", "By", self._buffer, "Memory that the recorder holds for events."),
+            ("otel_torchprof.buffer.limit", "By", self._limit, "Memory that it may hold."),
+            ("otel.sdk.processor.span.queue.size", "{span}", self._waiting, "Spans that wait for an exporter."),
+            ("otel.sdk.processor.span.queue.capacity", "{span}", self._capacity, "Spans that may wait for it."),
+        ):
+            meter.create_observable_up_down_counter(
+                name, [self._observing(observe)], unit=unit, description=description
+            )
+        meter.create_observable_gauge(
+            "otel_torchprof.overhead",
+            [self._observing(self._share)],
+            unit="1",
+            description="Share of the time that recording cost, as measured.",
+        )
+
+    def _observing(self, observe: Callable[[RecorderFigures], list[Observation]]) -> Callable[[Any], list[Observation]]:
+        def observed(_options: Any) -> list[Observation]:
+            source = self.source
+            return [] if source is None else observe(source())
+
+        return observed
+
+    @staticmethod
+    def _recorded(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(figures.recorded)]
+
+    @staticmethod
+    def _dropped(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(count, {ERROR: reason}) for reason, count in figures.dropped.items()]
+
+    @staticmethod
+    def _buffer(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(figures.buffer_bytes)]
+
+    @staticmethod
+    def _limit(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(figures.buffer_limit)]
+
+    @staticmethod
+    def _share(figures: RecorderFigures) -> list[Observation]:
+        return [] if figures.share is None else [Observation(figures.share)]
+
+    @staticmethod
+    def _exported(figures: RecorderFigures) -> list[Observation]:
+        found = []
+        for each in figures.exporters:
+            about = {NAME: each.name, TYPE: each.type}
+            found.append(Observation(each.stats.exported_spans, about))
+            found.append(Observation(each.stats.failed_spans, {**about, ERROR: "export_failed"}))
+        return found
+
+    @staticmethod
+    def _processed(figures: RecorderFigures) -> list[Observation]:
+        found = []
+        for each in figures.exporters:
+            about = _queue_of(each)
+            found.append(Observation(each.stats.exported_spans + each.stats.failed_spans, about))
+            found.append(Observation(each.stats.dropped_spans, {**about, ERROR: "queue_full"}))
+        return found
+
+    @staticmethod
+    def _waiting(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(each.stats.waiting_spans, _queue_of(each)) for each in figures.exporters]
+
+    @staticmethod
+    def _capacity(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(each.capacity, _queue_of(each)) for each in figures.exporters]
+
+
+def _queue_of(exporter: ExporterFigures) -> dict[str, str]:
+    kind = "otel_torchprof.TorchSpanProcessor"
+    return {NAME: f"{kind}/{exporter.name}", TYPE: kind}

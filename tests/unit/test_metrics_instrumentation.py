@@ -1,0 +1,255 @@
+"""``detail="metrics"`` without any torch: who switches it on and off, and what the loop's thread is spared."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+from opentelemetry import metrics as otel_metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from torch_metrics import data_points, points, value
+
+import otel_torchprof as otp
+from otel_torchprof import _metrics_instrumentation
+from otel_torchprof._metrics_instrumentation import MetricsInstrumentation
+from otel_torchprof._native.recorder import recorder_stats
+from otel_torchprof._operator_metrics import has_sdk, metrics_of
+
+LONG = 30
+
+
+class Library:
+    """A stand-in for what records torch's operators: keeps account of who observes."""
+
+    def __init__(self) -> None:
+        self.observing = 0
+        self.times = 0
+        self.fails = False
+
+    def observe(self, _session, _wants=None):
+        if self.fails:
+            raise otp.TorchLibraryError("torch refused to register an observer of its operators")
+        self.observing += 1
+        self.times += 1
+        return self
+
+    def stop(self) -> None:
+        self.observing -= 1
+
+
+@pytest.fixture
+def library(monkeypatch) -> Library:
+    """Torch is there, and its library, as far as anybody sees."""
+    found = Library()
+
+    def imported(_name, action):
+        action(None)
+        return lambda: None
+
+    monkeypatch.setattr(_metrics_instrumentation, "when_imported", imported)
+    monkeypatch.setattr(_metrics_instrumentation.OptimizerHooks, "install_bare", lambda _self, _hook: None)
+    monkeypatch.setattr(_metrics_instrumentation.torch_library, "load", lambda: found)
+    monkeypatch.setattr(_metrics_instrumentation, "event_cost", lambda _library: 1e-7)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def undone(monkeypatch):
+    """No torch, unless a test has one; whatever it leaves switched on is switched off again."""
+    monkeypatch.setattr(_metrics_instrumentation, "when_imported", lambda _name, _action: lambda: None)
+    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 0.005)
+    yield
+    if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
+        otp.TorchInstrumentor().uninstrument()
+    assert recorder_stats().sessions == 0
+
+
+@pytest.fixture
+def reader() -> InMemoryMetricReader:
+    return InMemoryMetricReader()
+
+
+@pytest.fixture
+def provider(reader) -> MeterProvider:
+    return MeterProvider([reader], shutdown_on_exit=False)
+
+
+def instrument(provider=None, **options) -> MetricsInstrumentation:
+    otp.TorchInstrumentor().instrument(
+        meter_provider=provider, **{"detail": "metrics", "skip_dep_check": True, **options}
+    )
+    return otp.TorchInstrumentor()._running
+
+
+def steps_until(condition) -> None:
+    """Makes steps, each of which does something, until something has happened."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        sum(range(20_000))
+        otp.TorchInstrumentor().step()
+        assert time.monotonic() < deadline
+
+
+def test_steps_without_torch(provider, reader):
+    """Steps that the program tells of are counted and measured where there is no torch; health says what is off."""
+    instrument(provider)
+    for _ in range(5):
+        otp.TorchInstrumentor().step()
+    assert points(reader, "torch.steps") == [({"torch.sampled": True}, 0), ({"torch.sampled": False}, 5)]
+    assert value(reader, "torch.step.duration").count >= 1
+    health = otp.TorchInstrumentor().health
+    assert {name: state for name, state in health.sources.items() if name != "gpus"} == {
+        "recording": "on",
+        "steps": "off: torch is not imported",
+        "operators": "off: torch is not imported",
+    }
+    otp.TorchInstrumentor().uninstrument()
+    assert otp.TorchInstrumentor().health.sources == {"recording": "off: not instrumented"}
+
+
+def test_it_observes_in_turn(provider, library):
+    """Torch's library is asked to observe again and again, once at a time, and in the end no more."""
+    instrument(provider, overhead=0.1)
+    most = []
+    steps_until(lambda: most.append(library.observing) or library.times >= 3)
+    assert set(most) == {0, 1}
+    otp.TorchInstrumentor().uninstrument()
+    assert library.observing == 0
+
+
+def test_all_is_observed_where_all_is_allowed(provider, library, reader):
+    """With an overhead of 1 the library observes once, from the begin to the end."""
+    instrument(provider, overhead=1)
+    for _ in range(100):
+        otp.TorchInstrumentor().step()
+    assert (library.times, library.observing) == (1, 1)
+    assert points(reader, "torch.steps")[0] == ({"torch.sampled": True}, 100)
+    assert value(reader, "torch.step.duration").count == 99
+    assert data_points(reader, "otel_torchprof.overhead") == []
+
+
+def test_a_refusal_does_not_reach_the_loop(provider, library, caplog):
+    """When torch refuses the observer the step goes on, operators are off from then on, and health and one warning say why."""
+    library.fails = True
+    running = instrument(provider, overhead=0.1)
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        steps_until(lambda: running.health.sources["operators"].startswith("off: torch refused"))
+        for _ in range(100):
+            otp.TorchInstrumentor().step()
+    assert caplog.text.count("not counted, steps are: torch refused") == 1
+
+
+def test_the_loop_waits_for_nobody(provider, library):
+    """While another thread has the lock, steps are noted and nothing is switched; afterwards both go on."""
+    running = instrument(provider, overhead=0.1)
+    steps_until(lambda: library.times >= 1)
+    has_it, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with running._lock:
+            has_it.set()
+            let_go.wait(LONG)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert has_it.wait(LONG)
+    before = library.times, library.observing
+    for _ in range(1000):
+        otp.TorchInstrumentor().step()
+    assert (library.times, library.observing) == before
+    let_go.set()
+    holder.join(LONG)
+    steps_until(lambda: library.times > before[0])
+
+
+def test_nobody_to_tell(library, monkeypatch):
+    """As long as no MeterProvider is set nothing is recorded, and once there is one it is."""
+    waiting = type("_ProxyMeterProvider", (), {})()
+    current = [waiting]
+    monkeypatch.setattr(_metrics_instrumentation.otel_metrics, "get_meter_provider", lambda: current[0])
+    assert not has_sdk(waiting)
+    looked = threading.Semaphore(0)
+    look = MetricsInstrumentation._look
+    monkeypatch.setattr(MetricsInstrumentation, "_look", lambda self, ended: (look(self, ended), looked.release()))
+    instrument(overhead=0.1)
+    for _ in range(3):
+        assert looked.acquire(timeout=LONG)
+        otp.TorchInstrumentor().step()
+    assert library.times == 0
+    current[0] = MeterProvider(shutdown_on_exit=False)
+    steps_until(lambda: library.times > 0)
+
+
+@pytest.mark.parametrize("made", [otel_metrics.NoOpMeterProvider, MeterProvider])
+def test_a_provider_that_is_switched_off(made, monkeypatch):
+    """With a MeterProvider that shows nothing to anybody (OTEL_SDK_DISABLED) nothing is recorded."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert instrument(made()) is None
+
+
+def test_the_providers_shutdown(provider, library):
+    """A MeterProvider that is shut down ends it, and it can be switched on again with another one."""
+    running = instrument(provider, overhead=1)
+    provider.shutdown()
+    steps_until(lambda: not running.is_running)
+    assert library.observing == 0
+    assert instrument(MeterProvider(shutdown_on_exit=False), overhead=1) is not running
+
+
+def test_a_look_that_fails_is_not_the_last(provider, library, monkeypatch, caplog):
+    """What goes wrong in the thread that counts is logged, and it goes on after a while."""
+    monkeypatch.setattr(_metrics_instrumentation, "_STOP_SECONDS", 0.01)
+    failures = [RuntimeError("first"), RuntimeError("second")]
+
+    def cost(_library) -> float:
+        if failures:
+            raise failures.pop(0)
+        return 1e-7
+
+    monkeypatch.setattr(_metrics_instrumentation, "event_cost", cost)
+    instrument(provider, overhead=0.1)
+    steps_until(lambda: library.times > 0)
+    assert caplog.text.count("operators could not be counted") == 2
+
+
+def test_a_failing_drain_does_not_reach_the_reader(provider, reader, library, caplog):
+    """A reader that asks while events cannot be taken gets what there is; they are counted as lost where they were."""
+    running = instrument(provider, overhead=1)
+
+    def fails(_batch):
+        raise RuntimeError("no")
+
+    metrics_of(provider).add = fails
+    otp.TorchInstrumentor().step()
+    assert points(reader, "torch.steps")[0] == ({"torch.sampled": True}, 1)
+    assert "operators could not be counted" in caplog.text
+    del metrics_of(provider).add
+    assert running.health.dropped == {"failed": 0}
+
+
+def test_many_threads_step_and_read(provider, reader, library):
+    """Loops on several threads, readers and switching off at once: every step is counted, nothing is left."""
+    instrument(provider, overhead=0.5)
+    begin, raised = threading.Barrier(5), []
+
+    def body(work) -> None:
+        try:
+            begin.wait(LONG)
+            for _ in range(300):
+                work()
+        except BaseException as error:  # noqa: BLE001 - the test reports it
+            raised.append(error)
+
+    works = [otp.TorchInstrumentor().step] * 3 + [lambda: points(reader, "torch.steps")] * 2
+    threads = [threading.Thread(target=body, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    otp.TorchInstrumentor().uninstrument()
+    assert raised == []
+    assert sum(count for _, count in points(reader, "torch.steps")) == 900
+    assert library.observing == 0
