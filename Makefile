@@ -4,6 +4,7 @@
 #   make test PYTHON=python3.12 VENV=/tmp/venv    another interpreter, another environment
 #   make test INTERPRETERS="3.10 3.13"            which others run the tests that need no torch; none with INTERPRETERS=
 #   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
+#   make test-gpu GPU_TABLE=1                     puts what was measured into docs/devices.md as well
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,6 +20,7 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+GPU_TABLE ?=
 
 BIN := $(VENV)/bin
 # One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
@@ -50,9 +52,9 @@ test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then
 	$(call say,Python tests)
 	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS))
 
-test-gpu: $(MADE)/test ## Run the tests that need a GPU
+test-gpu: $(MADE)/test ## Run the tests that need a GPU; write what they measured to build/gpu/devices.md
 	$(call say,GPU tests)
-	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	@GPU_TABLE=$(GPU_TABLE) $(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
 native-test: ## Run the C++ tests (plain, ASan+UBSan, TSan) and the fuzzers
 	$(call say,C++ tests and fuzzers)

@@ -23,6 +23,7 @@ from harness import HEAD, Row, Settings
 
 SUBJECTS = (
     "operators",
+    "devices",
     "allocations",
     "labels",
     "calls",
@@ -34,6 +35,7 @@ SUBJECTS = (
     "large",
     "delivery",
     "instrumented",
+    "left_on",
     "tails",
 )
 

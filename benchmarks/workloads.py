@@ -34,17 +34,17 @@ def small_training(steps: int) -> None:
         layer(data).relu().sum().backward()
 
 
-def gpt2_step() -> Callable[[], None]:
+def gpt2_step(device: str = "cpu") -> Callable[[], None]:
     """One training step of a small GPT-2 with random weights: 6 layers of width 128, 4 heads, a batch of 2x64."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     sizes = {"n_layer": 6, "n_embd": 128, "n_head": 4, "n_positions": 64, "vocab_size": 1000}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).to(device)
     model.loss_type = "ForCausalLM"  # what it falls back to, said aloud
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(0, 1000, (2, 64))
+    tokens = torch.randint(0, 1000, (2, 64)).to(device)
 
     def step() -> None:
         optimizer.zero_grad()
