@@ -23,10 +23,11 @@ from .frame_filter import FrameFilter
 from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
 from .function_labels import FunctionLabels, label_functions
-from .health import Health, ProcessorHealth, ProfilerStats
+from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
 from .instrumentor import TorchInstrumentor
 from .labels import record_function
 from .mem_records import MemRecordsAcc
+from .metrics import GpuMetrics
 from .nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
 from .processor import TorchSpanProcessor
 from .profiler import _KinetoProfile as _KinetoProfile
@@ -55,6 +56,8 @@ __all__ = [
     "FunctionEventAvg",
     "FunctionFacts",
     "FunctionLabels",
+    "GpuHealth",
+    "GpuMetrics",
     "Health",
     "Interval",
     "Kernel",

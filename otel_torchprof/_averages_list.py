@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 _NS_PER_US = 1000
 
 
-def averages_list(sums: Iterable[Average]) -> EventList:
-    """One FunctionEventAvg per name, times in us. They know sums only: no shapes, stacks, parents or children."""
-    return EventList([_average(entry) for entry in sums])
+def averages_list(sums: Iterable[Average], use_device: str | None = None) -> EventList:
+    """One FunctionEventAvg per name, times in us. They know sums only: no shapes, stacks, parents or children.
+
+    ``use_device`` names the device whose times are among the sums; None where there are none.
+    """
+    return EventList([_average(entry, use_device) for entry in sums], use_device=use_device)
 
 
-def _average(entry: Average) -> FunctionEventAvg:
+def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:
     average = FunctionEventAvg()
     average.key = entry.name
     average.count = entry.calls
     average.cpu_time_total = entry.total / _NS_PER_US
     average.self_cpu_time_total = entry.own / _NS_PER_US
+    average.device_time_total = entry.device_total / _NS_PER_US
+    average.self_device_time_total = entry.device_own / _NS_PER_US
+    average.use_device = use_device
+    average.is_legacy = (
+        use_device is not None
+    )  # as of recorded events, whose times of devices then count in a table's sum
     average.scope = int(Scope.USER_SCOPE if entry.is_label else Scope.FUNCTION)
     average.is_user_annotation = entry.is_label
     average.input_shapes = ""

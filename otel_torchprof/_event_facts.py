@@ -13,7 +13,9 @@ import numpy as np
 from ._columns.schema import Flag
 from ._model.flops import flops_of
 from ._model.inputs import overload_codes
-from ._model.memory import MemoryUse, memory_of
+from ._model.listed_devices import ListedTimes, listed_times
+from ._model.memory import MemoryUse, memory_of, places_of
+from ._model.memory_peaks import MemoryPeaks, peaks_of_view
 from ._model.stacks import Stacks, stack_codes
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ AMOUNTS = {
     "flops": "flops",
 }
 """What averages add up besides times: torch's name of the attribute, and the fact that it is."""
+
+DEVICE_TIMES = {"device_time_total": "total", "self_device_time_total": "own"}
+"""Times of devices: torch's name of the attribute, and the field of :class:`ListedTimes` that it is, there in ns."""
+
+PEAKS = ("cpu_memory_peak", "device_memory_peak")
+"""What averages take the largest of: our own attributes, and the facts of the same names."""
 
 
 class Values(Protocol):
@@ -69,9 +77,10 @@ class EventFacts:
     same fact, with the same result.
     """
 
-    def __init__(self, view: TreeView, *, with_flops: bool = False) -> None:
+    def __init__(self, view: TreeView, *, with_flops: bool = False, with_devices: bool = False) -> None:
         self.view = view
         self._with_flops = with_flops
+        self._with_devices = with_devices
 
     @functools.cached_property
     def stack_codes(self) -> CodedStacks | None:
@@ -96,6 +105,16 @@ class EventFacts:
         return None if self._memory is None else self._memory.device
 
     @functools.cached_property
+    def cpu_memory_peak(self) -> Array | None:
+        """Most bytes in use on the CPU that torch told of when something was allocated in each event; 0 where nothing was."""
+        return None if self._peaks is None else self._peaks.cpu
+
+    @functools.cached_property
+    def device_memory_peak(self) -> Array | None:
+        """Likewise on a device, of several the one with the most."""
+        return None if self._peaks is None else self._peaks.device
+
+    @functools.cached_property
     def flops(self) -> Array | None:
         """Floating point operations of each event, 0 where they are not known."""
         return flops_of(self.view.batch)[self.view.rows].astype(np.int64) if self._with_flops else None
@@ -110,9 +129,19 @@ class EventFacts:
         """``device_memory`` without the direct children's; 0 for asynchronous events."""
         return self._own(self.device_memory)
 
+    @functools.cached_property
+    def device_times(self) -> ListedTimes | None:
+        """How long devices worked for each event, ns."""
+        return listed_times(self.view) if self._with_devices else None
+
+    def device_time(self, name: str) -> Array | None:
+        """The column of a time of devices, by torch's name of the attribute, ns; None where it is 0 for every event."""
+        times = self.device_times
+        return None if times is None else getattr(times, DEVICE_TIMES[name])
+
     def amount(self, name: str) -> Array | None:
-        """The column of an attribute that averages add up, by torch's name; None where it is 0 for every event."""
-        column: Array | None = getattr(self, AMOUNTS[name])
+        """The column of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; None where it is 0 for every event."""
+        column: Array | None = getattr(self, AMOUNTS.get(name, name))
         return column
 
     def amounts(self) -> dict[str, Array]:
@@ -120,9 +149,21 @@ class EventFacts:
         found = {name: self.amount(name) for name in AMOUNTS}
         return {name: column for name, column in found.items() if column is not None}
 
+    def peaks(self) -> dict[str, Array]:
+        """Every recorded column that averages take the largest of, by the name of the attribute."""
+        return {name: column for name in PEAKS if (column := self.amount(name)) is not None}
+
     @functools.cached_property
     def _memory(self) -> MemoryUse | None:
-        return memory_of(self.view)
+        return memory_of(self.view, self._memory_places)
+
+    @functools.cached_property
+    def _peaks(self) -> MemoryPeaks | None:
+        return peaks_of_view(self.view, self._memory_places)
+
+    @functools.cached_property
+    def _memory_places(self) -> Array:
+        return places_of(self.view)
 
     def _own(self, inclusive: Array | None) -> Array | None:
         if inclusive is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
-from ._event_facts import AMOUNTS
+from ._event_facts import AMOUNTS, DEVICE_TIMES, PEAKS
 from ._model.flows import numbered_rows
 from ._model.inputs import shape_keys
 from ._model.tree import listed_name
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _NS_PER_US = 1000
-_IF_ANY = ("device_time_total", "self_device_time_total", *AMOUNTS)
+_IF_ANY = (*DEVICE_TIMES, *AMOUNTS, *PEAKS)
 """Numbers that have a column only where one of them is not 0."""
 _TEXTS_IF_ANY = ("input_shapes", "overload_name", "stack")
 """Texts that have a column only where one of them is not empty."""
@@ -59,7 +59,12 @@ def of_columns(source: EventSource) -> pd.DataFrame:
         "is_user_annotation": batch["scope"][rows] == Scope.USER_SCOPE,
         "is_python_function": batch["kind"][rows] == Kind.FRAME,
     }
-    columns |= {name: column for name, column in source.facts.amounts().items() if column.any()}
+    for name in DEVICE_TIMES:
+        times = source.facts.device_time(name)
+        if times is not None and times.any():
+            columns[name] = times / _NS_PER_US
+    numbers = source.facts.amounts() | source.facts.peaks()
+    columns |= {name: column for name, column in numbers.items() if column.any()}
     return pandas.DataFrame(columns | _texts(pandas, source))
 
 

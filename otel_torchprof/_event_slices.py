@@ -24,18 +24,28 @@ _NO_ARGUMENTS = '"args": {}}'
 
 def slices_of_columns(source: EventSource) -> Iterator[str]:
     """The slices of recorded events, many at a time; makes none of the events. Memory is none of them."""
-    batch, rows = source.batch, source.view.rows
-    rows = rows[batch["kind"][rows] != MEMORY_KIND]  # has no name in a trace, as in torch
+    batch, times = source.batch, source.facts.device_time("device_time_total")
+    chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # which has no name in a trace, as in torch
+    rows = source.view.rows[chosen]
+    launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0
     used = np.unique(batch["name"][rows]).tolist()
     heads = {name: f'{{"name": {_quoted(batch.names[name])}, "ph": "X", "ts": ' for name in used}
     tids = [thread.torch_tid or thread.ident for thread in batch.threads]
+    arrows = 0
     tails = [f', "tid": {tid}, {_PROCESS}{_NO_ARGUMENTS}' for tid in tids]
     for begin in range(0, len(rows), BLOCK):
         block = rows[begin : begin + BLOCK]
         starts, ends = ((batch[column][block] - source.origin_ns) / _NS_PER_US for column in ("start", "end"))
         columns = (batch["name"][block], starts, ends - starts, batch["thread"][block])
         lines = zip(*(column.tolist() for column in columns), strict=True)
-        yield ", ".join([f'{heads[name]}{at}, "dur": {long}{tails[thread]}' for name, at, long, thread in lines])
+        texts = [f'{heads[name]}{at}, "dur": {long}{tails[thread]}' for name, at, long, thread in lines]
+        for place in np.flatnonzero(launches[begin : begin + BLOCK]).tolist():
+            row, at = block[place], starts.item(place)
+            texts[place] += ", " + _arrow(
+                _quoted(batch.names[batch["name"][row]]), at, tids[batch["thread"][row]], arrows, source.use_device
+            )
+            arrows += 1
+        yield ", ".join(texts)
 
 
 def slices_of(events: Iterable[Any], use_device: str | None) -> Iterator[str]:
@@ -51,11 +61,16 @@ def slices_of(events: Iterable[Any], use_device: str | None) -> Iterator[str]:
             f'"tid": {place}, {_PROCESS}{_NO_ARGUMENTS}'
         )
         for _ in event.kernels:
-            yield (
-                f'{{"name": {_quoted(event.trace_name)}, "ph": "s", "ts": {times.start}, "tid": {tid}, {_PROCESS}'
-                f'"id": {arrows}, "cat": "cpu_to_{use_device or "cuda"}", {_NO_ARGUMENTS}'
-            )
+            yield _arrow(_quoted(event.trace_name), times.start, tid, arrows, use_device)
             arrows += 1
+
+
+def _arrow(name: str, start: float, tid: int, number: int, use_device: str | None) -> str:
+    """The begin of an arrow to what a device did; ``name`` is JSON."""
+    return (
+        f'{{"name": {name}, "ph": "s", "ts": {start}, "tid": {tid}, {_PROCESS}'
+        f'"id": {number}, "cat": "cpu_to_{use_device or "cuda"}", {_NO_ARGUMENTS}'
+    )
 
 
 def joined(slices: Iterable[str]) -> Iterator[bytes]:

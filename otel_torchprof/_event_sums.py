@@ -10,7 +10,7 @@ import numpy as np
 from ._columns.schema import Kind
 from ._encode.table import SORT_KEYS, Facts, attribute_of
 from ._encode.table import chosen as chosen_objects
-from ._event_facts import AMOUNTS
+from ._event_facts import AMOUNTS, DEVICE_TIMES, PEAKS
 from ._model.averages import Averages
 from ._model.inputs import shape_keys
 from ._model.tree import listed_name
@@ -37,9 +37,9 @@ def averages(
     stacks = source.facts.stack_codes if stack_n > 0 else None
     if stacks is not None:
         splits.append(stacks.values.innermost(stack_n)[stacks.codes])
-    sums = Averages.of(source.view, splits, source.facts.amounts())
+    sums = Averages.of(source.view, splits, _added_up(source), source.facts.peaks())
     columns = (sums.first, sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
-    amounts = {name: column.tolist() for name, column in sums.amounts.items()}
+    amounts = {name: column.tolist() for name, column in (*sums.amounts.items(), *sums.peaks.items())}
     for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         first, count, total, own = times
         rest = {name: values[group] for name, values in amounts.items()}
@@ -51,16 +51,17 @@ def total(source: EventSource) -> FunctionEventAvg:
     if not len(source):
         return FunctionEventAvg()
     total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
-    rest = {name: column.sum().item() for name, column in source.facts.amounts().items()}
+    rest = {name: column.sum().item() for name, column in _added_up(source).items()}
+    rest |= {name: column.max().item() for name, column in source.facts.peaks().items()}
     return _average(source.event(len(source) - 1), len(source), total, own, rest)
 
 
 def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:
     """The text of the stack, and whole microseconds, of every event that has both; ``attribute`` is a self time."""
-    stacks = source.facts.stack_codes
-    if stacks is None or attribute != "self_cpu_time_total":  # no device has told of times
+    stacks, times = source.facts.stack_codes, _self_times(source, attribute)
+    if stacks is None or times is None:
         return
-    values = source.view.self_time // _NS_PER_US
+    values = times // _NS_PER_US
     chosen_ones = np.flatnonzero((values > 0) & (stacks.codes > 0))
     # What runs one after another often has one stack; all texts at once would be larger than all events.
     text = functools.lru_cache(maxsize=1024)(lambda code: text_of(stacks.values[code]))
@@ -72,7 +73,8 @@ def merged_values(
     source: EventSource, attribute: str, text_of: Callable[[list[str]], str]
 ) -> Iterator[tuple[str, int]]:
     """The text of all frames, a call's own among them, and whole microseconds, once for all events that have the same."""
-    if attribute != "self_cpu_time_total":  # no device has told of times
+    times = _self_times(source, attribute)
+    if times is None:
         return
     batch, rows, stacks = source.batch, source.view.rows, source.facts.stack_codes
     codes = np.zeros(len(rows), dtype=np.int64) if stacks is None else stacks.codes.astype(np.int64)
@@ -80,7 +82,7 @@ def merged_values(
     own = np.where(batch["kind"][rows] == Kind.FRAME, batch["name"][rows].astype(np.int64) + 1, 0)
     pairs, first, place = np.unique(np.stack((codes, own)), axis=1, return_index=True, return_inverse=True)
     sums = np.zeros(len(first), dtype=np.int64)
-    np.add.at(sums, place.reshape(-1), source.view.self_time)
+    np.add.at(sums, place.reshape(-1), times)
     merged: dict[str, int] = {}  # what a call has itself, and what an operator in it has, are under the same frames
     for at in np.argsort(first).tolist():
         code, name = pairs[:, at].tolist()
@@ -99,15 +101,18 @@ def table_facts(source: EventSource) -> Facts:
     shapes = [texts[key] for key in np.unique(keys[view.rows]).tolist()]
     frames = () if facts.stack_codes is None else facts.stack_codes.values.entries(facts.stack_codes.codes)
     flops = None if facts.flops is None else facts.flops[facts.flops > 0]
+    on_device = facts.device_time("self_device_time_total")
     return Facts(
         self_cpu_total=source.self_cpu_total(),
         longest_key=max(len(listed_name(names[name])) for name in used),
         longest_shapes=max(len(text) for text in shapes),
         has_shapes=shapes != ["[]"],
         has_overloads=facts.overload_codes is not None and any(facts.overload_codes.used()),
+        has_device_time=on_device is not None and bool((on_device > 0).any()),
         has_device_memory=facts.self_device_memory is not None and bool((facts.self_device_memory > 0).any()),
         longest_frame=max(map(len, frames), default=None),
         smallest_flops=flops.min().item() if flops is not None and flops.size else None,
+        self_device_total=0 if on_device is None else int(on_device.sum()) / _NS_PER_US,
         use_device=source.use_device,
     )
 
@@ -117,7 +122,7 @@ def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> It
     order: Array = np.arange(len(source))
     if sort_by is not None:
         attribute = attribute_of(sort_by)
-        if attribute not in SORT_KEYS and attribute not in AMOUNTS:
+        if attribute not in SORT_KEYS and attribute not in AMOUNTS and attribute not in PEAKS:
             source.make(0, len(source))
             return chosen_objects(list.copy(source.slots), sort_by, top_level_only)
         column = _sorted_by(source, attribute)
@@ -135,7 +140,22 @@ def _sorted_by(source: EventSource, attribute: str) -> Array | None:
         return source.view.duration
     if attribute == "self_cpu_time_total":
         return source.view.self_time
-    return source.facts.amount(attribute) if attribute in AMOUNTS else None
+    attribute = "device_time_total" if attribute == "device_time" else attribute
+    if attribute in DEVICE_TIMES:
+        return source.facts.device_time(attribute)
+    return source.facts.amount(attribute) if attribute in AMOUNTS or attribute in PEAKS else None
+
+
+def _self_times(source: EventSource, attribute: str) -> Array | None:
+    """A self time of all events, ns; None where no device has told of any."""
+    return source.view.self_time if attribute == "self_cpu_time_total" else source.facts.device_time(attribute)
+
+
+def _added_up(source: EventSource) -> dict[str, Array]:
+    """Every column that averages add up besides the times of the CPU."""
+    facts = source.facts
+    times = {name: facts.device_time(name) for name in DEVICE_TIMES}
+    return facts.amounts() | {name: column for name, column in times.items() if column is not None}
 
 
 def _average(
@@ -147,5 +167,5 @@ def _average(
     average.cpu_time_total = total_ns / _NS_PER_US
     average.self_cpu_time_total = self_ns / _NS_PER_US
     for name, value in amounts.items():
-        setattr(average, name, value)
+        setattr(average, name, value / _NS_PER_US if name in DEVICE_TIMES else value)
     return average

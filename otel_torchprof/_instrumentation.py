@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from ._after_import import when_imported
 from ._ambient import AmbientTable
 from ._compile_events import CompileEvents
+from ._live_device_source import LiveDeviceSource
 from ._live_recording import LiveRecording
 from ._native import frames, torch_library
 from ._native.ffi import python_sources
 from ._native.gc_pauses import GcPauses
+from ._native.torch_library import Wants
 from ._sources import notes_on_calls
 from ._step_marks import StepMarks
 from ._steps import StepTracker
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
 
     from ._export.deadline import Deadline
     from ._export.provider import Provider
-    from ._native.torch_library import Observation
+    from ._live_device_source import DeviceChoice
+    from ._native.torch_library import Observation, TorchLibrary
+    from ._operator_metrics import TorchMetrics
     from .frame_filter import FrameFilter
     from .processor import TorchSpanProcessor
 
+_WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every outermost event asks Python for its span"
 
 _logger = logging.getLogger("otel_torchprof")
@@ -48,6 +53,8 @@ class Instrumentation:
         detail: a key of ``KINDS``.
         record_shapes: keep the shapes of operators' inputs.
         frame_filter: which of Python's calls are recorded, where calls are.
+        device: what is timed on devices; None for nothing.
+        metrics: that tell of the steps and of the recording, if any do.
     """
 
     def __init__(
@@ -58,12 +65,19 @@ class Instrumentation:
         detail: str,
         record_shapes: bool,
         frame_filter: FrameFilter = ALL_FRAMES,
+        device: DeviceChoice | None = None,
+        metrics: TorchMetrics | None = None,
     ) -> None:
+        self._metrics = metrics
         self._provider = provider
         self._processor = processor
         self._detail = detail
         self._record_shapes = record_shapes
         self._frame_filter = frame_filter
+        # Whole modules are seen until the first step ends: not worth a mark.
+        if device is not None and detail == "steps":
+            device = device._replace(events="off", untimed="detail is 'steps'")
+        self._device = device
         self._tracing: frames.Tracing | None = None
         self._pauses: GcPauses | None = None
         self._modules = ModuleHooks()
@@ -73,6 +87,8 @@ class Instrumentation:
         self._observation: Observation | None = None
         self._running = False
         self._sources = _sources(detail)
+        if device is not None:
+            self._sources |= {"devices": _WAITING, "energy": _WAITING}
         self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
         # The sampler has to be asked before a step begins, if it may refuse one whose events would be recorded.
@@ -104,6 +120,8 @@ class Instrumentation:
             budget_bytes=self._processor.memory_limit,
             inputs=self._record_shapes,
             shortest_call=self._frame_filter.min_duration,
+            devices=self._device is not None and self._device.is_timed,
+            on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
         )
 
     def start(self) -> None:
@@ -127,6 +145,8 @@ class Instrumentation:
                 return
             self._running = False
             self._recording.stop()  # first: what were recorded without its context would be astray
+            if self._recording.devices is not None:
+                self._recording.devices.stop()
             if self._pauses is not None:
                 self._pauses.stop()
             if self._tracing is not None:
@@ -142,6 +162,8 @@ class Instrumentation:
         if self._sources["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
+        if self._metrics is not None:
+            self._metrics.recorder.source = None
 
     def restart_in_child(self) -> None:
         """Goes on in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
@@ -153,6 +175,7 @@ class Instrumentation:
         if self._sources["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
+        self._time_devices()
         if self._sources["frames"] == ON:
             self._trace_calls()
 
@@ -162,6 +185,8 @@ class Instrumentation:
         if self._sources["labels"] == ON:
             self._compilations.install()
         self._processor.attach(self._recording, self.stop, self._sources, self._notes)
+        if self._metrics is not None:
+            self._metrics.recorder.source = self._processor.figures
 
     def _notes(self) -> list[str]:
         notes = notes_of_environment()
@@ -169,6 +194,9 @@ class Instrumentation:
             notes.append(_SLOW_CONTEXTS)
         if self._tracing is not None:
             notes += notes_on_calls(self._tracing)
+        if self._recording.devices is not None:
+            self._sources |= self._recording.devices.states()
+            notes += self._recording.devices.notes()
         if errors := python_sources.errors():
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
@@ -187,6 +215,7 @@ class Instrumentation:
             self._sources["steps"] = ON
             if self._detail in {"ops", "frames"}:
                 self._observe_operators()
+            self._time_devices()
             if self._detail == "frames":
                 self._trace_calls()
 
@@ -196,11 +225,28 @@ class Instrumentation:
 
     def _observe_operators(self) -> None:
         try:
-            self._observation = torch_library.load().observe(self._recording.session)
+            wants = Wants.INPUTS if self._record_shapes else Wants(0)
+            if self._device is not None and self._device.events in {"ops", "leaves"}:
+                wants |= Wants.DEVICES
+            self._observation = torch_library.load().observe(self._recording.session, wants)
             self._sources["operators"] = ON
         except TorchLibraryError as error:
             self._sources["operators"] = f"off: {error}"
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
+
+    def _time_devices(self) -> None:
+        """From the time on at which the program uses one, which may be long after."""
+        if self._device is None or torch_library.installed_torch() is None:
+            return
+        library: TorchLibrary | None = None
+        try:
+            library = torch_library.load() if self._device.is_timed else None
+        except TorchLibraryError as error:
+            self._sources["devices"] = f"off: {error}"
+            return
+        devices = LiveDeviceSource(library, self._device, self._processor.memory_limit)
+        devices.begin(self._recording.session)
+        self._recording.devices = devices
 
     def _trace_calls(self) -> None:
         """Only once torch is there: what calls its import makes nobody asked for."""
@@ -247,7 +293,7 @@ class Instrumentation:
 
 def _sources(detail: str) -> dict[str, str]:
     """What is on and off as long as nobody knows of torch."""
-    off, waiting = f"off: detail is {detail!r}", "off: torch is not imported"
+    off, waiting = f"off: detail is {detail!r}", _WAITING
     return {
         "steps": waiting,
         "modules": waiting,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ._columns.batch import Batch
 
 VIEW_LIKE_OPERATORS = frozenset(
     {
@@ -31,6 +36,9 @@ def may_have_device_event(name: str) -> bool:
     return name not in VIEW_LIKE_OPERATORS
 
 
+_NS_PER_MS = 1_000_000
+
+
 class DeviceEvent(Protocol):
     """A point in the work of a device, as ``torch.cuda.Event`` and ``torch.Event`` have it."""
 
@@ -54,3 +62,44 @@ class DeviceEvents(Protocol):
 
     def ended(self, handle: int) -> OnDevice | None:
         """The one at its end."""
+
+
+class ResolvedEvent:
+    """A mark that the device came to long ago: a time, Unix ns."""
+
+    __slots__ = ("time_ns",)
+
+    def __init__(self, time_ns: int) -> None:
+        self.time_ns = time_ns
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this mark to another one."""
+        return float(end_event.time_ns - self.time_ns) / _NS_PER_MS
+
+
+class ResolvedEvents:
+    """The device events of the recording itself: the pairs of marks in batches. Immutable, hence safe to share.
+
+    Args:
+        batches: a pair may be in another one than its event.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._found: dict[int, tuple[int, int, int]] = {}
+        for batch in batches:
+            if batch.devices is not None:
+                columns = (batch.devices[name].tolist() for name in ("device_index", "start", "duration"))
+                self._found.update(zip(batch.devices["event"].tolist(), zip(*columns, strict=True), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def begun(self, handle: int) -> OnDevice | None:
+        """The mark at the begin of an event; None where it has none."""
+        found = self._found.get(handle)
+        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1]))
+
+    def ended(self, handle: int) -> OnDevice | None:
+        """The one at its end."""
+        found = self._found.get(handle)
+        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1] + found[2]))

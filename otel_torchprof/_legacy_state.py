@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ._legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
+from ._legacy_devices import ResolvedEvents
 from ._legacy_event import EventKind, LegacyEvent
 from ._legacy_records import LeftOut, legacy_events, thread_id
 from ._native.recorder import now_ns
@@ -33,14 +34,17 @@ ThreadEventLists = list[list[LegacyEvent]]
 
 START_MARK = "__start_profile"
 STOP_MARK = "__stop_profile"
+DEVICE = "cuda"
+"""The type of device that ``ProfilerState.CUDA`` times, as ``torch.device`` names it."""
 
 
 class _State:
     """One profile of the legacy engine. Thread-safe. Stops recording when nobody holds it any more."""
 
     def __init__(self, config: ProfilerConfig, device_events: DeviceEvents | None) -> None:
-        self._device_events = device_events if config.state == ProfilerState.CUDA else None
-        self._recording = _recording(config)
+        self._with_devices = config.state == ProfilerState.CUDA
+        self._device_events = device_events if self._with_devices else None
+        self._recording = _recording(config, DEVICE if self._with_devices and device_events is None else None)
         self._lock = threading.RLock()
         self._pulled: list[Batch] = []
         self._has = LeftOut()
@@ -85,9 +89,12 @@ class _State:
             left_out = LeftOut()
             for inner in self._overridden_by:
                 left_out.update(inner.all_it_has())
+            device_events = self._device_events
+            if device_events is None and self._with_devices:
+                device_events = ResolvedEvents(self._pulled)
             lists: dict[int, list[LegacyEvent]] = {tid: [] for _, tid, _, _ in self._marks}
             for batch in self._pulled:
-                found = legacy_events(batch, left_out=left_out, until=self._until, device_events=self._device_events)
+                found = legacy_events(batch, left_out=left_out, until=self._until, device_events=device_events)
                 self._thread_ids.update({thread.os_tid: thread_id(thread) for thread in batch.threads})
                 for tid, events in found.items():
                     lists.setdefault(tid, []).extend(events)
@@ -119,8 +126,15 @@ class _State:
         self._marks = []
 
 
-def _recording(config: ProfilerConfig) -> Recording:
-    return Recording(Wanted(inputs=config.report_input_shapes, memory=config.profile_memory, frames=config.with_stack))
+def _recording(config: ProfilerConfig, device: str | None) -> Recording:
+    return Recording(
+        Wanted(
+            inputs=config.report_input_shapes,
+            memory=config.profile_memory,
+            frames=config.with_stack,
+            device=device,
+        )
+    )
 
 
 def _stop(recording: Recording) -> None:
@@ -167,7 +181,7 @@ def enable_profiler_legacy(config: ProfilerConfig, *, device_events: DeviceEvent
 
     Args:
         config: what is recorded.
-        device_events: where device events are found, with ``ProfilerState.CUDA``.
+        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
 
     Raises:
         TorchProfError: the thread is being profiled already, or the state is neither CPU nor CUDA.
@@ -245,7 +259,7 @@ class TLSLegacyProfilerGuard:
         config: what is recorded.
         result_callback: called at the end with the lists; what it raises is logged, as torch does.
         options: how it ends.
-        device_events: where device events are found, with ``ProfilerState.CUDA``.
+        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from ._export.sdk import instrumentation_scope
 from ._model.frame_spans import with_plain_names
 from ._model.input_words import InputKept, kept
 from ._model.limits import limited
+from ._model.listed_devices import ListedTimes, listed_times
 from ._model.live import LiveTrees
 from ._model.live_table import Flows, live_table
 from ._model.modules import outermost_modules
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ._ambient import AmbientTable
     from ._columns.frame_facts import FrameFacts
     from ._export.provider import Provider
+    from ._live_device_source import LiveDeviceSource
     from ._model.live import Placed
     from ._model.running import RunningAverages
     from ._model.steps import Step, StepSpan
@@ -73,6 +75,8 @@ class LiveRecording:
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         shortest_call: seconds; calls of functions that take less are left out.
+        devices: whether its events are to be timed on devices.
+        on_steps: told of the spans of steps that have ended, with every drain that brought any.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class LiveRecording:
         budget_bytes: int,
         inputs: bool,
         shortest_call: float = 0.0,
+        devices: bool = False,
+        on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
     ) -> None:
         self.provider = provider
         self.detail = detail
@@ -96,6 +102,7 @@ class LiveRecording:
         self._expects_steps = expects_steps
         self._before_drain = before_drain
         self._has_marks = has_marks
+        self._on_steps = on_steps
         self._lock = threading.Lock()
         self._control = threading.RLock()
         self._roots_muted = False
@@ -111,8 +118,16 @@ class LiveRecording:
         )
         self.frame_facts: Callable[[], FrameFacts | None] = _nothing
         """What is known of Python's calls so far; whoever traces them sets it."""
+        self.devices: LiveDeviceSource | None = None
+        """What times devices; whoever has it made sets it."""
         self.session = Session(
-            budget_bytes, keep_newest=True, all_threads=True, inputs=inputs, kinds=KINDS[detail], contexts=True
+            budget_bytes,
+            keep_newest=True,
+            all_threads=True,
+            inputs=inputs,
+            kinds=KINDS[detail],
+            contexts=True,
+            devices=devices,
         )
         self._is_recording = False
 
@@ -154,6 +169,8 @@ class LiveRecording:
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
         batch = replace(batch, frame_facts=self.frame_facts())
+        if self.devices is not None:
+            batch = self.devices.added_to(batch, self.session)
         dropped = self._unreported + Counter(batch.dropped)
         self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
@@ -169,6 +186,8 @@ class LiveRecording:
         self._ambient.end_drain(still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
         self._unreported.clear()
+        if self._on_steps is not None and step_spans:
+            self._on_steps(step_spans)
         return Drained(spans, len(batch), dropped, inside)
 
     def stop(self) -> None:
@@ -194,6 +213,7 @@ class LiveRecording:
             placed.batch,
             dropped_on=int(roots[-1]) if len(roots) else None,
             self_time=placed.own_times() if placed.inside.any() else None,
+            device_times=placed.devices,
         )
         limits = self.provider.limits
         table = limited(
@@ -205,7 +225,7 @@ class LiveRecording:
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
 
     def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
-        self._averages.add(_view(placed))
+        self._averages.add(*_listed(placed))
         for step in ended:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
@@ -231,9 +251,10 @@ def _nothing() -> None:
     """What is known of calls where nobody traces them."""
 
 
-def _view(placed: Placed) -> TreeView:
+def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:
     """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
     view = torch_view(placed.batch, modules=True)
+    devices = None if placed.devices is None else listed_times(view, placed.devices)
     late = np.flatnonzero(placed.inside)
     if late.size:
         own = view.self_time.copy()
@@ -242,13 +263,14 @@ def _view(placed: Placed) -> TreeView:
         view = replace(view, self_time=own)
     recorded = np.array([unit.trace.recorded for unit in placed.units], dtype=np.bool_)
     if recorded.all():
-        return view
+        return view, devices
     wanted = recorded[placed.unit[view.rows]]
     # For sums only: the parents of what remains would have to be renumbered for anything else.
-    return replace(
+    chosen = replace(
         view,
         rows=view.rows[wanted],
         duration=view.duration[wanted],
         self_time=view.self_time[wanted],
         parent=view.parent[:0],
     )
+    return chosen, None if devices is None else ListedTimes(*(column[wanted] for column in devices))

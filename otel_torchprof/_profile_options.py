@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ._caller_warnings import warn_caller
 from ._native import torch_library
 from .activities import ProfilerActivity
+from .health import NO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -154,6 +155,8 @@ class Choice(NamedTuple):
     device: str | None
     kind: str
     """Torch's name of the way to measure the device (``ProfilerState``)."""
+    untimed: str
+    """Where there is no device, why."""
 
 
 def checked_choice(
@@ -181,11 +184,17 @@ def checked_choice(
     if activities is None:
         wanted = "cuda" if use_cuda and not as_torch_profiler else use_device
         device = checked_device(wanted, use_cpu=use_cpu, use_kineto=use_kineto)
-        return Choice(device.activities, filters, device.activities, device.name, device.kind)
+        return Choice(device.activities, filters, device.activities, device.name, device.kind, _why_none(wanted))
     asked = checked_activities(activities, use_cuda)
     use_cpu = use_cpu and ProfilerActivity.CPU in asked.activities
-    device = checked_device(use_device or device_of(asked.activities), use_cpu=use_cpu, use_kineto=True)
-    return Choice(asked.activities, {**filters, **asked.filters}, device.activities, device.name, device.kind)
+    wanted = use_device or device_of(asked.activities)
+    device = checked_device(wanted, use_cpu=use_cpu, use_kineto=True)
+    kept = {**filters, **asked.filters}
+    return Choice(asked.activities, kept, device.activities, device.name, device.kind, _why_none(wanted))
+
+
+def _why_none(wanted: str | None) -> str:
+    return NO_DEVICE if wanted is None else f"there is no {wanted} here that torch can use"
 
 
 def check_timeout(seconds: float | None) -> None:
@@ -197,6 +206,17 @@ def check_timeout(seconds: float | None) -> None:
     if seconds < 0:
         raise ValueError("post_processing_timeout_s must be non-negative")
     say_once("post_processing_timeout_s is accepted as torch has it; nothing here takes so long")
+
+
+def checked_energy(energy: bool | None, device: str | None) -> bool:
+    """Whether the energy counters are read: as told, else where the device is CUDA's.
+
+    Raises:
+        TypeError: neither yes nor no nor nothing said.
+    """
+    if energy is not None and not isinstance(energy, bool):
+        raise TypeError(f"energy is {energy!r}; it must be True, False, or None: where the device is cuda")
+    return device == "cuda" if energy is None else energy
 
 
 def check_calls(observer: Any, **functions: Any) -> None:
@@ -265,14 +285,14 @@ def checked_device(wanted: str | None, *, use_cpu: bool, use_kineto: bool) -> De
         kind = "KINETO_PRIVATEUSE1" if use_kineto else "KINETO_PRIVATEUSE1_FALLBACK"
     if not activities:
         raise AssertionError("No activities specified for the profiler")
-    for activity in sorted(activities - {ProfilerActivity.CPU}):
+    for activity in sorted(activities - {ProfilerActivity.CPU, own}):
         say_once(f"activity {activity.name} is not recorded by this version: the profile has the CPU's events only")
     return Device(name, frozenset(activities), kind)
 
 
 def _available(name: str) -> str | None:
     own = privateuse1_name()
-    if name not in _DEVICES and (name != own or own == "privateuseone"):
+    if name not in _DEVICES and (name != own or not _is_available(name)):
         warn_caller(f"The {name} is not a valid device option.")
         return None
     if name in {"cuda", "xpu", "hpu"} and not _is_available(name):

@@ -12,19 +12,20 @@ import numpy as np
 
 from ._caller_warnings import warn_caller
 from ._columns.joined import without
-from ._columns.schema import Kind, Scope
+from ._columns.schema import Kind
 from ._encode import chrome, otlp
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export import file, sdk
 from ._model.frame_spans import DETAILS, shown, with_plain_names
 from ._model.limits import limited
+from ._model.listed_devices import remaining_times
 from ._model.tree import STEP_PREFIX
 from ._model.units import SpanTable, Step, span_table
 from ._profile_options import of_config
 from ._profile_steps import StepMarks
+from ._shown_activities import shown_devices, shown_events
 from ._trace_metadata import TraceMetadata
-from .activities import ProfilerActivity
 from .errors import TorchProfError
 from .events import EventList
 from .health import ProfilerStats
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ._columns.batch import Array, Batch, Names, Thread
     from ._columns.frame_facts import ModuleFacts, OptimizerFacts
     from ._stretches import Stretches
+    from .activities import ProfilerActivity
     from .function_event_avg import FunctionEventAvg
 
 Path = str | os.PathLike[str]
@@ -104,6 +106,16 @@ class ProfileResults:
     def memory(self) -> Mapping[str, Array] | None:
         """What was allocated and given back, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
         return self._batch().memory
+
+    @property
+    def devices(self) -> Mapping[str, Array] | None:
+        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none told of it."""
+        return self._batch().devices
+
+    @property
+    def energy(self) -> Mapping[str, Array] | None:
+        """Readings of GPUs' energy counters, as numpy arrays by name: see ``docs/columns.md``. None where there are none."""
+        return self._batch().energy
 
     @property
     def modules(self) -> tuple[ModuleFacts, ...]:
@@ -180,8 +192,8 @@ class ProfileResults:
     def export_memory_timeline(self, path: str, device: str | None = None) -> None:
         """Writes what memory was used for over time, in torch's formats: ``.html``, ``.json``, ``.json.gz``, ``.raw.json.gz``.
 
-        Deprecated by torch, with a FutureWarning. ``device`` defaults to the device of the profile, else ``cuda:0`` where
-        there is one, else ``cpu``.
+        Told by category, as ``docs/memory.md`` says. Deprecated by torch, with a FutureWarning. ``device`` defaults to the
+        device of the profile, else ``cuda:0`` where there is one, else ``cpu``.
 
         Raises:
             ValueError: recorded without ``record_shapes``, ``profile_memory`` or ``with_stack``, as torch's.
@@ -197,7 +209,7 @@ class ProfileResults:
             raise ValueError(f"{', '.join(missing)} required for memory profiling.")
         from . import _memory_timeline
 
-        _memory_timeline.export(self, path, device)
+        _memory_timeline.export(self._batch(), path, device, self.use_device)
 
     def __str__(self) -> str:
         return self.table() if self._is_finished() and not self._trace_only else repr(self)
@@ -249,12 +261,15 @@ class ProfileResults:
             ExportError: the file cannot be written; a file that was there before is still whole.
             ValueError: metadata that is no JSON.
         """
-        batch = self._filtered(self._batch())
+        batch = self._batch()
+        shown = shown_events(batch, self.activity_filters)
+        devices_of = shown_devices(batch, self.activity_filters)
         # With a schedule the steps are labels among the events.
         steps = [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()]
         entries = {**self._metadata.entries, **(metadata or {})}
         verbose = bool(of_config(self.experimental_config, "verbose"))
-        file.write(path, chrome.encode(batch, steps=steps, metadata=entries, call_stacks=verbose))
+        pieces = chrome.encode(shown, steps=steps, metadata=entries, call_stacks=verbose, devices_of=devices_of)
+        file.write(path, pieces)
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
@@ -360,19 +375,6 @@ class ProfileResults:
     def _steps(self) -> list[Step]:
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
 
-    def _filtered(self, batch: Batch) -> Batch:
-        """Without what the filter of the CPU's group leaves out; torch leaves it out of the trace only."""
-        types = self.activity_filters.get(ProfilerActivity.CPU)
-        if types is None:
-            return batch
-        label, frame = batch["scope"] == Scope.USER_SCOPE, batch["kind"] == Kind.FRAME
-        shown = np.zeros(len(batch), dtype=np.bool_)
-        for name, rows in (("CPU_OP", ~label & ~frame), ("USER_ANNOTATION", label), ("PYTHON_FUNCTION", frame)):
-            if name in types:
-                shown |= rows
-        filtered = without(batch, ~shown)
-        return filtered if "CPU_INSTANT_EVENT" in types else replace(filtered, memory=None)
-
     def _span_table(self, detail: str) -> SpanTable:
         if detail not in DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
@@ -383,7 +385,8 @@ class ProfileResults:
             return self._spans[detail]
 
     def _made_span_table(self, detail: str) -> SpanTable:
-        batch, callers = shown(without(self._batch(), self._step_labels()), detail)
+        whole = self._batch()
+        batch, callers = shown(without(whole, self._step_labels()), detail)
         start, stop = self._stretches.times()
         trace_ids, span_ids = self._ids.again()
         table = span_table(
@@ -397,7 +400,13 @@ class ProfileResults:
         )
         limits = sdk.span_limits()
         return limited(
-            add_attributes(with_plain_names(table, batch), batch, with_flops=self.with_flops, callers=callers),
+            add_attributes(
+                with_plain_names(table, batch),
+                batch,
+                with_flops=self.with_flops,
+                callers=callers,
+                device_times=remaining_times(whole, batch),
+            ),
             max_attributes=limits.max_span_attributes,
             max_links=limits.max_links,
             max_attribute_length=limits.max_span_attribute_length,

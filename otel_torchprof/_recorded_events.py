@@ -8,21 +8,25 @@ import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ._columns.frame_facts import FrameFacts
 from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from ._event_facts import Coded, EventFacts
 from ._model import inputs
+from ._model.devices import timed_rows
 from ._model.flows import EVALUATION, forward_backward
 from ._model.frames import PythonIds, python_ids
 from ._model.memory import with_memory_events
 from ._model.modules import Hierarchy, module_hierarchy
 from ._model.tree import listed_name, torch_view
-from .function_event import FunctionEvent, Interval
+from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._columns.batch import Batch, Thread
+    from ._model.devices import Timed
     from ._model.frames import PythonIds
 
 _NS_PER_US = 1000
@@ -37,7 +41,7 @@ class EventSource:
     def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
         self.batch = with_memory_events(batch)
         self.view = torch_view(self.batch)
-        self.facts = EventFacts(self.view, with_flops=with_flops)
+        self.facts = EventFacts(self.view, with_flops=with_flops, with_devices=bool(use_device))
         self.use_device = use_device
         self.slots: list[RecordedEvent | None] = []
         self.missing = len(self.view)
@@ -172,8 +176,41 @@ class EventSource:
             return FrameFacts()
         return facts.at(self.value("start", index))
 
+    def device_time(self, name: str, index: int) -> float:
+        """A time of devices by torch's name, us."""
+        column = self.facts.device_time(name)
+        return 0 if column is None else column.item(index) / _NS_PER_US
+
+    @functools.cached_property
+    def _timed(self) -> Timed | None:
+        return timed_rows(self.batch)
+
+    def device_work(self, index: int) -> DeviceWork | None:
+        """What an event's own pair of marks tells; None where it has none."""
+        row, timed, devices = self.view.rows.item(index), self._timed, self.batch.devices
+        if timed is None or devices is None or timed.pair[row] < 0:
+            return None
+        values = {name: column.item(timed.pair.item(row)) for name, column in devices.items()}
+        return DeviceWork(
+            _device_type(values["device_type"]),
+            values["device_index"],
+            values["stream"],
+            (values["start"] - self.origin_ns) / _NS_PER_US,
+            values["duration"] / _NS_PER_US,
+        )
+
+    def kernels(self, index: int) -> list[Kernel]:
+        """As torch's legacy engine has it: one that stands for all that devices did for an event; none for nothing."""
+        duration, timed, devices = self.device_time("device_time_total", index), self._timed, self.batch.devices
+        if not duration or timed is None or devices is None:
+            return []
+        # Of an event without a pair the first inside of it, whose row comes next among those that have one.
+        first = int(np.searchsorted(timed.rows, self.view.rows.item(index)))
+        place = timed.pair[timed.rows[min(first, len(timed.rows) - 1)]]
+        return [Kernel(self.trace_name(index), devices["device_index"].item(place), duration)]
+
     def amount(self, name: str, index: int) -> Any:
-        """The value of an attribute that averages add up; 0 where it was not recorded."""
+        """The value of an attribute that averages add up or compare; 0 where it was not recorded."""
         column = self.facts.amount(name)
         return 0 if column is None else column.item(index)
 
@@ -229,6 +266,8 @@ class RecordedEvent(FunctionEvent):
     overload_name = _on_demand(lambda source, index: source.coded("overload_codes", index) or "")
     cpu_memory_usage = _amount("cpu_memory_usage")
     device_memory_usage = _amount("device_memory_usage")
+    cpu_memory_peak = _amount("cpu_memory_peak")
+    device_memory_peak = _amount("device_memory_peak")
     flops = _amount("flops")
     id = _column("id")
     sequence_nr = _on_demand(EventSource.sequence_nr)
@@ -269,7 +308,10 @@ class RecordedEvent(FunctionEvent):
     concrete_inputs = _of_row(inputs.concrete_inputs)
     kwinputs = _of_row(inputs.kwinputs)
     use_device = _on_demand(lambda source, _: source.use_device)
-    kernels = _on_demand(lambda *_: [])
+    kernels = _on_demand(EventSource.kernels)
+    device_work = _on_demand(EventSource.device_work)
+    # What torch calls so is an event of the CPU that tells of the device's time, where kernels are no events themselves.
+    is_legacy = _on_demand(lambda source, _: source.facts.device_times is not None)
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)
     function = _on_demand(lambda source, index: source.call_facts(index).functions.get(source.value("name", index)))
@@ -299,6 +341,20 @@ class RecordedEvent(FunctionEvent):
         return self._source.view.self_time.item(self._index) / _NS_PER_US
 
     @property
+    def device_time_total(self) -> float:
+        """Time that devices worked for it and all that is inside of it, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().device_time_total
+        return self._source.device_time("device_time_total", self._index)
+
+    @property
+    def self_device_time_total(self) -> float:
+        """The same without the direct children's."""
+        if self._source.edited:
+            return super().self_device_time_total
+        return self._source.device_time("self_device_time_total", self._index)
+
+    @property
     def self_cpu_memory_usage(self) -> Any:
         """CPU memory without the direct children's, from the column unless somebody changed events."""
         if self._source.edited:
@@ -326,6 +382,14 @@ class MemoryEvent(RecordedEvent):
     flops = trace_name = activity_type = concrete_inputs = kwinputs = None
     structured_input_shapes = structured_input_strides = input_dtypes = None
     external_id = device_index = 0
+
+
+def _device_type(number: int) -> Any:
+    """A member where there is one."""
+    try:
+        return DeviceType(number)
+    except ValueError:
+        return number
 
 
 def _blank() -> FunctionEvent:

@@ -5,6 +5,7 @@ What ``profile`` does between its start and its stop, without torch's names arou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from . import config
 from ._columns.batch import Batch
 from ._columns.schema import Kind
+from ._model.devices import not_before
 from ._model.frames import ShortFrames, with_facts
 from ._model.input_words import InputKept, kept
 from ._model.waiting import with_waiting
@@ -23,7 +25,7 @@ from ._sources import Sources
 from .errors import NativeError, TorchProfError
 from .frame_filter import ALL_FRAMES, FrameFilter
 from .function_labels import label_by_environment, notes_of_environment
-from .health import ON, Health
+from .health import NO_DEVICE, ON, Health
 
 if TYPE_CHECKING:
     from ._columns.waiting import WaitingStack
@@ -66,6 +68,14 @@ class Wanted:
     """Which of them."""
     modules: bool = False
     """Calls of modules."""
+    device: str | None = None
+    """The type of device whose times are recorded; None for none."""
+    untimed: str = NO_DEVICE
+    """Where no device is timed, why."""
+    device_events: str = "ops"
+    """For which events: a key of ``DEVICE_EVENTS``."""
+    energy: bool = False
+    """Readings of the energy counters of NVIDIA's GPUs."""
     all_threads: bool = False
     """Every thread."""
     memory_limit: int | None = None
@@ -81,7 +91,10 @@ class Wanted:
         return tuple(found)
 
     def facts(self) -> Wants:
-        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules."""
+        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
+
+        With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
+        """
         found = Wants.INPUTS if self.inputs else Wants(0)
         if self.overloads:
             found |= Wants.OVERLOADS
@@ -89,7 +102,15 @@ class Wanted:
             found |= Wants.CALL_STACKS
         if self.modules:
             found |= Wants.MODULE_HIERARCHY
+        if self.inputs and self.memory and self.frames:
+            found |= Wants.STORAGES
         return found
+
+    def asks(self) -> Wants:
+        """What torch is asked for with each operator: those facts, and what tells on which device it works."""
+        return self.facts() | (
+            Wants.DEVICES if self.device is not None and self.device_events != "labels" else Wants(0)
+        )
 
 
 class Recording:
@@ -113,10 +134,10 @@ class Recording:
         self.running = False
         self._operators = self._state_of_operators(wanted.operators)
         self._library: torch_library.TorchLibrary | None = None
-        if self._operators == ON or self._can_record_memory():
+        if self._operators == ON or self._can_record_more():
             self._library = torch_library.load()
         self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
-        self._sources = Sources(wanted, self._library, operators=self._operators == ON)
+        self._sources = Sources(wanted, self._library, operators=self._operators == ON, memory_limit=self._limit)
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
@@ -128,8 +149,12 @@ class Recording:
             return "off: torch is not installed"
         return ON
 
-    def _can_record_memory(self) -> bool:
-        return self.wanted.memory and config.enabled() and torch_library.installed_torch() is not None
+    def _can_record_more(self) -> bool:
+        return (
+            (self.wanted.memory or self.wanted.device is not None)
+            and config.enabled()
+            and torch_library.installed_torch() is not None
+        )
 
     def start(self) -> None:
         """Starts recording on the calling thread (or all).
@@ -149,16 +174,24 @@ class Recording:
             all_threads=self.wanted.all_threads,
             inputs=self.wanted.facts() != 0,
             memory=self.wanted.memory,
+            devices=self.wanted.device is not None,
             kinds=self.wanted.kinds(),
         )
-        self._session.start()
         try:
+            self._sources.start_before()
+            self._session.start()
             self._sources.start(self._session)
         except BaseException:  # a KeyboardInterrupt too
-            self._session.stop()
+            self._sources.stop()
+            with contextlib.suppress(NativeError):  # where it has not started
+                self._session.stop()
             self._session = None
             raise
         self.running = True
+
+    def time_devices(self, *, on: bool) -> None:
+        """Goes on with the times of devices, or leaves them out."""
+        self._sources.time_devices(on=on)
 
     @property
     def is_parents(self) -> bool:
@@ -202,6 +235,8 @@ class Recording:
         with self._lock:
             if self._batch is None:
                 whole = with_waiting(self._session.final_batch(), self._waiting, self.times())
+                devices = not_before(whole, self._sources.device_times())
+                whole = replace(whole, devices=devices, energy=self._sources.energy())
                 self._batch = self._with_frame_facts(self._own_facts(whole))
             return self._batch
 
@@ -223,7 +258,9 @@ class Recording:
         """
         if self._session is None:
             return Batch.of({"start": []}, [""])
-        return self._with_frame_facts(self._short_frames.without(self._session.drain()))
+        batch = self._session.drain()
+        batch = replace(batch, devices=not_before(batch, self._sources.take_device_times()))
+        return self._with_frame_facts(self._short_frames.without(batch))
 
     def times(self) -> tuple[int, int]:
         """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
@@ -237,14 +274,18 @@ class Recording:
         """State and figures so far."""
         labels = ON if config.enabled() else _OFF_BY_SWITCH
         notes = [*self._sources.notes, *notes_of_environment()]
-        state = Health(self._operators, labels, 0, {}, 0, self._limit)
+        devices, energy = self._sources.state_of_devices(), self._sources.state_of_energy()
+        if not config.enabled():
+            devices = _OFF_BY_SWITCH if self.wanted.device is not None else devices
+            energy = _OFF_BY_SWITCH if self.wanted.energy else energy
+        state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
         if self._session is None:
             return state
         try:
             stats = self._session.stats()
         except NativeError as error:
             forked = f"off: {error}"
-            return Health(forked, forked, 0, {}, 0, self._limit)
+            return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
         recorder = recorder_stats()
         if recorder.clock_steps > self._clock_steps:
             notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
@@ -261,6 +302,8 @@ class Recording:
             stats.start_ns,
             stats.stop_ns,
             tuple(notes),
+            devices=devices,
+            energy=energy,
         )
 
 

@@ -6,11 +6,13 @@ import logging
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from . import _torch_hooks, frame_filter
+from . import _torch_hooks, config, frame_filter
 from ._compile import leave_uncompiled
 from ._compile_events import CompileEvents
+from ._device_source import BYTES_OF_A_TIME, DeviceSource
+from ._energy_source import EnergySource
 from ._native import frame_book, frames, module_names, tensor_notes, torch_library
 from ._native.gc_pauses import GcPauses
 from ._torch_hooks import ModuleHooks
@@ -19,8 +21,11 @@ from .frame_filter import ALL_FRAMES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from ._columns.frame_facts import FrameFacts
     from ._columns.waiting import WaitingStack
+    from ._native.device_timing import Times
     from ._native.recorder import Session
     from ._recording import Wanted
 
@@ -38,9 +43,12 @@ class Sources:
         wanted: what the recording is to hold.
         library: what records torch's memory and operators; None where neither is recorded.
         operators: whether operators are recorded.
+        memory_limit: bytes that the recording may hold; the times of devices may take as much beside it.
     """
 
-    def __init__(self, wanted: Wanted, library: torch_library.TorchLibrary | None, *, operators: bool) -> None:
+    def __init__(
+        self, wanted: Wanted, library: torch_library.TorchLibrary | None, *, operators: bool, memory_limit: int
+    ) -> None:
         self._wanted = wanted
         self._library = library
         self._operators = operators
@@ -48,10 +56,21 @@ class Sources:
         self._frames: frames.Tracing | None = None
         self._memory: torch_library.MemoryObservation | None = None
         self._facts: FrameFacts | None = None
+        self._devices: DeviceSource | None = None
+        if library is not None and wanted.device is not None:
+            most = memory_limit // BYTES_OF_A_TIME
+            self._devices = DeviceSource(library, wanted.device, wanted.device_events, most)
+        self._energy = EnergySource() if wanted.energy and config.enabled() else None
         self.notes: list[str] = []
         """What a reader of the recording should know of them, a sentence each."""
         weakref.finalize(self, _stop_all, self._stops)
         self._unstopped: weakref.finalize[..., Sources] | None = None
+
+    def start_before(self) -> None:
+        """Starts what has to be there before the session begins: readings that reach around it."""
+        if self._energy is not None:
+            self._stops.append(self._energy.stop)
+            self._energy.start()
 
     def start(self, session: Session) -> None:
         """Lets the session have what it wants.
@@ -85,7 +104,10 @@ class Sources:
                     "memory is recorded on the thread that started the profile and where torch carries its state, not on others"
                 )
         if self._operators:
-            self._stops.append(self._library.observe(session, self._wanted.facts()).stop)
+            self._stops.append(self._library.observe(session, self._wanted.asks()).stop)
+        if self._devices is not None:
+            self._stops.append(self._devices.stop)
+            self._devices.start(session)
 
     def _start_hooks(self) -> None:
         compilations = CompileEvents()
@@ -111,6 +133,40 @@ class Sources:
             pauses = GcPauses(session)
             self._stops.append(pauses.stop)
             pauses.start()
+
+    def time_devices(self, *, on: bool) -> None:
+        """Goes on with the times of devices, or leaves them out."""
+        if self._devices is not None:
+            self._devices.pause(paused=not on)
+
+    def device_times(self) -> Times | None:
+        """The times of devices, after the stop; None where none were recorded."""
+        if self._devices is None:
+            return None
+        self._devices.stop()  # where the stop was interrupted
+        return self._devices.last_times
+
+    def take_device_times(self) -> Times | None:
+        """The times of devices that were not taken before; None where none are recorded."""
+        return None if self._devices is None else self._devices.take()
+
+    def state_of_devices(self) -> str:
+        """``on``, or ``off: `` and the reason."""
+        if self._devices is not None:
+            return self._devices.state
+        if self._wanted.device_events == "off":
+            return "off: device_events='off'"
+        if self._wanted.device is None:
+            return f"off: {self._wanted.untimed}"
+        return "off: torch is not installed"
+
+    def energy(self) -> dict[str, npt.NDArray[Any]] | None:
+        """Readings of energy counters; None where there are none."""
+        return None if self._energy is None else self._energy.columns()
+
+    def state_of_energy(self) -> str:
+        """``on``, or ``off: `` and the reason."""
+        return "off: not asked for" if self._energy is None else self._energy.state
 
     def waiting_stacks(self) -> list[WaitingStack]:
         """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
@@ -138,6 +194,8 @@ class Sources:
                 "memory was recorded in part only: torch's profiler was started meanwhile, refused, and started again, and "
                 "then torch takes its slot away from whoever is in it"
             )
+        if self._devices is not None:
+            self.notes += self._devices.notes()
         self._frames = self._memory = None
 
     def _has_nothing_included(self) -> bool:

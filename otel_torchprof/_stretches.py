@@ -75,6 +75,12 @@ class Stretches:
         self._take_flag_down = profiler_flag.up_for(self)
         return recording.times()[0]
 
+    def time_devices(self, *, on: bool) -> None:
+        """Goes on with the times of devices in the stretch that is running, or leaves them out."""
+        with self._lock:
+            if self._running is not None:
+                self._running.time_devices(on=on)
+
     def end(self) -> int:
         """Ends the stretch that is running, if one is; returns when the last one ended, Unix ns.
 
@@ -108,7 +114,7 @@ class Stretches:
                 raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
             if self._kept is None or self._recordings:
                 self._keep()
-            return self._kept or joined([])
+            return joined([]) if self._kept is None else self._kept  # one without events is false too
 
     def _keep(self) -> None:
         """Joins what is new to what is kept, so that nothing is held twice."""

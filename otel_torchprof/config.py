@@ -34,7 +34,13 @@ OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
 """Memory that one recording may hold in the recorder, in bytes, ``K``, ``M`` or ``G``. Default ``512M``."""
 
 OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
-"""What ``TorchInstrumentor`` records: ``off``, ``steps``, ``modules``, ``ops`` or ``frames``. Default ``steps``."""
+"""What ``TorchInstrumentor`` records: ``off``, ``metrics``, ``steps``, ``modules``, ``ops`` or ``frames``. Default ``steps``."""
+
+OTEL_TORCHPROF_OVERHEAD = "OTEL_TORCHPROF_OVERHEAD"
+"""Share of the time that ``metrics`` may cost, above 0; with 1 every step is recorded. Default ``0.01``."""
+
+OTEL_TORCHPROF_MAX_OPERATORS = "OTEL_TORCHPROF_MAX_OPERATORS"
+"""How many operators have series of their own with ``metrics``. Default ``50``."""
 
 OTEL_TORCHPROF_HIDDEN_ATTRIBUTES = "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES"
 """Attributes that spans are not to have, by name, separated by commas: ``code.file.path,torch.op.concrete_inputs``. Default: none."""
@@ -66,6 +72,17 @@ OTEL_TORCHPROF_FRAMES_MODULES_ONLY = "OTEL_TORCHPROF_FRAMES_MODULES_ONLY"
 OTEL_TORCHPROF_LABELS = "OTEL_TORCHPROF_LABELS"
 """File that lists functions to be labelled, a dotted name in each line; read when the first recording starts."""
 
+OTEL_TORCHPROF_GPU_DEVICES = "OTEL_TORCHPROF_GPU_DEVICES"
+"""Which GPUs are watched: ``visible``, those that CUDA shows to the process, ``all`` of the host, or ``none``, where nobody asks
+for it in code. Default ``visible``."""
+
+OTEL_TORCHPROF_DEVICE = "OTEL_TORCHPROF_DEVICE"
+"""Type of device whose times ``TorchInstrumentor`` records, ``cuda`` for one. Default: none."""
+
+OTEL_TORCHPROF_DEVICE_EVENTS = "OTEL_TORCHPROF_DEVICE_EVENTS"
+"""For which events: ``ops``, ``leaves``, ``labels`` or ``off``. Default ``ops``."""
+
+GPU_DEVICES = ("visible", "all")
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_MEMORY_LIMIT = 512 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -131,6 +148,47 @@ def detail(allowed: Sequence[str]) -> str:
     return "steps"
 
 
+def share(value: object) -> float:
+    """A share of the time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = 0.0
+    if isinstance(value, bool) or not 0 < found <= 1:
+        raise ValueError("allowed is a number above 0, up to 1")
+    return found
+
+
+def type_of_device(value: str) -> str:
+    """A type of device, as ``torch.device`` names it.
+
+    Raises:
+        ValueError: no name could be that.
+    """
+    if not value.isidentifier():
+        raise ValueError("allowed is the name of a type of device, such as cuda, without an index")
+    return value
+
+
+def whole_number(value: object) -> int:
+    """A number of things.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        found = 0
+    if isinstance(value, bool | float) or found < 1:
+        raise ValueError("allowed is a whole number above 0")
+    return int(found)
+
+
 def hidden_attributes() -> frozenset[str]:
     """Names of the attributes that spans are not to have."""
     return frozenset(key.strip() for key in os.environ.get(OTEL_TORCHPROF_HIDDEN_ATTRIBUTES, "").split(","))
@@ -156,3 +214,14 @@ def nvtx_library() -> str | None:
 def labels_file() -> str | None:
     """The list of functions to be labelled that the environment names, if any."""
     return os.environ.get(OTEL_TORCHPROF_LABELS, "").strip() or None
+
+
+def gpu_devices() -> str:
+    """Which GPUs are watched when nobody says otherwise: one of ``GPU_DEVICES``, or ``none``."""
+
+    def one(text: str) -> str:
+        if text.lower() in {*GPU_DEVICES, "none"}:
+            return text.lower()
+        raise ValueError(f"allowed are {', '.join(GPU_DEVICES)} and none")
+
+    return value_of(OTEL_TORCHPROF_GPU_DEVICES, one) or "visible"

@@ -18,7 +18,7 @@ from ._event_slices import joined, slices_of, slices_of_columns
 from ._export.file import write
 from ._object_tree import build_tree
 from ._recorded_events import EventSource
-from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceType",
+    "DeviceWork",
     "EventList",
     "FormattedTimesMixin",
     "FunctionEvent",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _STACK_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total", "self_privateuse1_time_total")
+_PLAIN_STACK_METRIC = "self_device_time_total"
 _STACK_SEPARATORS = str.maketrans(" ;\t\n", "____")
 _ITERATION_BLOCK = 1024
 
@@ -177,10 +179,14 @@ class EventList(list[Any]):
         """Write the events as Chrome JSON in torch's simple form: a list of slices in microseconds, one per event.
 
         ``profile.export_chrome_trace`` writes the whole trace; this is for lists that come from elsewhere. Gzipped where
-        the name ends in ``.gz``. Makes no event. Raises ExportError where the file cannot be written.
+        the name ends in ``.gz``. Makes no event unless devices were timed. Raises ExportError where the file cannot be
+        written.
         """
         source = self._columns()
-        slices = slices_of(self, self._use_device) if source is None else slices_of_columns(source)
+        if source is None or source.batch.devices is not None:  # what devices did is told by objects alone
+            slices = slices_of(self, self._use_device)
+        else:
+            slices = slices_of_columns(source)
         write(path, joined(slices))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -200,9 +206,10 @@ class EventList(list[Any]):
         This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out, and what a
         call has is in the line of its caller: that is what torch writes. With ``merged`` a call is the last frame of its own
         line, lines of the same frames are one, and what is below 1 is left out only after everything was added up.
+        Any device's metric stands for that of the device of the list; without times of devices the file is empty.
         """
-        if metric not in _STACK_METRICS:
-            raise ValueError(f"metric should be one of: {list(_STACK_METRICS)}, and not {metric!r}")
+        if metric not in _STACK_METRICS and metric != _PLAIN_STACK_METRIC:
+            raise ValueError(f"metric should be one of: {[*_STACK_METRICS, _PLAIN_STACK_METRIC]}, and not {metric!r}")
         attribute = attribute_of(metric)
         source = self._columns()
         if merged:

@@ -88,6 +88,20 @@ class Kernel(NamedTuple):
     duration: float
 
 
+class DeviceWork(NamedTuple):
+    """What lies between the two marks that an event has on a stream of a device, one at its begin and one at its end."""
+
+    device_type: Any
+    """:class:`DeviceType`; the number of ``c10::DeviceType`` where that has no name here."""
+    device_index: int
+    stream: int
+    """Torch's ``Stream.stream_id``."""
+    start: float
+    """When the device came to the first mark: microseconds on the profile's own time axis."""
+    duration: float
+    """From there to the second mark, by the device's clock; microseconds."""
+
+
 class FormattedTimesMixin:
     """Times per call and times as text, for whatever has a count and the ``*_time_total`` attributes."""
 
@@ -214,6 +228,13 @@ class FunctionEvent(FormattedTimesMixin):
     """With ``with_stack``, of a call of a ``torch.nn.Module``: its full name, class and parameters."""
     optimizer: OptimizerFacts | None = field(default=None, init=False)
     """With ``with_stack``, of the call that ends an optimizer's step: its class, groups of parameters and their state."""
+    device_work: DeviceWork | None = field(default=None, init=False)
+    """Where and how long a device worked for it, where it has marks of its own on a stream; events inside may have others."""
+    cpu_memory_peak: int = field(default=0, init=False)
+    """With ``profile_memory``: most bytes in use on the CPU, of those that torch knows of, when something was allocated in it or
+    below; 0 where nothing was."""
+    device_memory_peak: int = field(default=0, init=False)
+    """Likewise on a device, of several the one with the most."""
     count: int = field(default=1, init=False)
     time_range: Interval = field(init=False)
     kernels: list[Kernel] = field(default_factory=list, init=False)

@@ -34,10 +34,14 @@ _SUMS = (
     "self_cpu_memory_usage",
     "self_device_memory_usage",
 )
+_LARGEST = ("cpu_memory_peak", "device_memory_peak")
 
 
 class FunctionEventAvg(FormattedTimesMixin):
-    """The sums over all events of one key, with everything else as in the first of them. Times are in microseconds."""
+    """The sums over all events of one key, with everything else as in the first of them. Times are in microseconds.
+
+    ``cpu_memory_peak`` and ``device_memory_peak`` are the largest of any event, in bytes; torch does not have them.
+    """
 
     def __init__(self) -> None:
         self.key: str | None = None
@@ -58,6 +62,8 @@ class FunctionEventAvg(FormattedTimesMixin):
         self.device_memory_usage = 0
         self.self_cpu_memory_usage = 0
         self.self_device_memory_usage = 0
+        self.cpu_memory_peak = 0
+        self.device_memory_peak = 0
         self.device_type: Any = DeviceType.CPU
         self.is_legacy = False
         self.flops: float | None = 0
@@ -92,6 +98,8 @@ class FunctionEventAvg(FormattedTimesMixin):
             )
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _LARGEST:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
         self.flops = other.flops if self.flops is None else self.flops + (other.flops or 0)
         return self
 

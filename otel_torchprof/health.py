@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ._export.queue import QueueStats
 
 ON = "on"
+NO_DEVICE = "no device is used"
+"""Why no device is timed, where nobody asked for one."""
+_NOT_ASKED = (f"off: {NO_DEVICE}", "off: not asked for")
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,20 @@ class Health:
     """Anything else a reader of the figures should know, a sentence each."""
     stats: ProfilerStats = field(default_factory=ProfilerStats)
     """How long its parts took."""
+    devices: str = f"off: {NO_DEVICE}"
+    """Times of a device, for operators, labels and modules."""
+    energy: str = "off: not asked for"
+    """Readings of the energy counters of GPUs."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
+        asked = "".join(
+            f"; {name} {state}"
+            for name, state in (("devices", self.devices), ("energy", self.energy))
+            if state not in _NOT_ASKED
+        )
         line = (
-            f"operators {self.operators}; labels {self.labels}; {self.recorded} events recorded, dropped: {lost}; "
+            f"operators {self.operators}; labels {self.labels}{asked}; {self.recorded} events recorded, dropped: {lost}; "
             f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB used"
         )
         return "\n".join((line, *self.notes))
@@ -101,3 +113,23 @@ class ProcessorHealth:
             for name, stats in self.exporters.items()
         ]
         return "\n".join((*lines, *self.notes))
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """State of GpuMetrics. ``print(metrics.health)`` says it in a few lines.
+
+    Sources are ``"on"`` or ``"off: "`` and the reason.
+    """
+
+    sources: Mapping[str, str]
+    """``nvml``, the management library, and each metric by name; one is on where any GPU has it."""
+    devices: tuple[str, ...]
+    """UUIDs of the cards that are watched."""
+    notes: tuple[str, ...] = field(default=())
+    """What single GPUs do not tell, and why, a sentence each."""
+
+    def __str__(self) -> str:
+        if self.sources["nvml"] != ON:
+            return f"nvml {self.sources['nvml']}"
+        return "\n".join(("; ".join(f"{name} {state}" for name, state in self.sources.items()), *self.notes))

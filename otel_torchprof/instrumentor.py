@@ -7,28 +7,42 @@ import logging
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from . import config
+from . import _operator_metrics, config
+from ._device_source import checked_device_events, checked_events
 from ._export.from_environment import exporters_from_environment
 from ._export.provider import Provider, is_sdk_provider
 from ._instrumentation import Instrumentation
+from ._live_device_source import DeviceChoice
 from ._live_recording import KINDS
+from ._metrics_instrumentation import MetricsInstrumentation
 from ._native import frames, gc_pauses
+from ._operator_metrics import DEFAULT_OPERATORS, metrics_of
+from ._recording import checked_memory_limit
 from ._relay import processors_of, relay
 from .frame_filter import ALL_FRAMES, checked_filter
+from .health import ON, ProcessorHealth
+from .metrics import GpuMetrics
 from .processor import TorchSpanProcessor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from .frame_filter import FrameFilter
+    from .health import GpuHealth
 
 _logger = logging.getLogger("otel_torchprof")
 
+T = TypeVar("T")
+
+_NOT_INSTRUMENTED = "not instrumented"
+_OVERHEAD = 0.01
+"""Share of the time that metrics may cost when nobody says otherwise."""
 _WORKER_SECONDS = 3.0
 """What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
 _LOOK_SECONDS = 0.5
@@ -41,10 +55,21 @@ class TorchInstrumentor(BaseInstrumentor):
     ``instrument()`` takes:
 
     - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
-    - ``detail``: ``"off"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
-      ``OTEL_TORCHPROF_DETAIL`` says.
-    - ``meter_provider``: accepted, as by every instrumentor; there are no metrics yet.
+    - ``detail``: ``"off"``, ``"metrics"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
+      ``OTEL_TORCHPROF_DETAIL`` says. ``"metrics"`` makes no spans and needs no TracerProvider.
+    - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators,
+      and then it is the global one by default, also when that is set later.
+    - ``overhead``: share of the time that ``"metrics"`` may cost, above 0, up to 1, by which every step is recorded; by
+      default as ``OTEL_TORCHPROF_OVERHEAD`` says, else 0.01.
+    - ``max_operators``: how many operators have series of their own with ``"metrics"``; by default as
+      ``OTEL_TORCHPROF_MAX_OPERATORS`` says, else 50.
     - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"`` and ``"frames"``.
+    - ``use_device``: the type of device whose times are recorded, ``"cuda"`` for one, from when the program first uses it
+      (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
+    - ``device_events``: for which events, as for :class:`profile`; by default as ``OTEL_TORCHPROF_DEVICE_EVENTS`` says, else
+      ``"ops"``.
+    - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, unless
+      ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
     - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
       says (``OTEL_TORCHPROF_FRAMES_*``), else all.
 
@@ -55,10 +80,13 @@ class TorchInstrumentor(BaseInstrumentor):
     ``uninstrument()`` takes every hook and callback back and sends what was recorded.
     """
 
-    _running: Instrumentation | None = None
+    _running: Instrumentation | MetricsInstrumentation | None = None
     _waiting: threading.Event | None = None
     _processor: TorchSpanProcessor | None = None
     _own: TorchSpanProcessor | None = None
+    _gpus: GpuMetrics | None = None
+    _off = _NOT_INSTRUMENTED
+    """Why nothing is recorded, where nothing is."""
     _lock = threading.RLock()
 
     def instrument(self, **kwargs: Any) -> None:
@@ -85,10 +113,29 @@ class TorchInstrumentor(BaseInstrumentor):
         if self._running is not None:
             self._running.step()
 
+    @property
+    def health(self) -> ProcessorHealth:
+        """What is on, what is off and why; with ``detail="metrics"`` also how many steps are recorded, and what that costs.
+
+        With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics were asked for, ``gpus`` among
+        the sources says of them what :attr:`GpuMetrics.health` does.
+        """
+        gpus = self._gpus
+        if isinstance(self._running, MetricsInstrumentation):
+            found = self._running.health
+        elif self._processor is not None:
+            found = self._processor.health
+        else:
+            return ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
+        return found if gpus is None else _with_gpus(found, gpus.health)
+
     def _instrument(self, **kwargs: Any) -> None:
-        options = _Options(**kwargs)
+        options = _checked_options(kwargs)
         if not config.enabled() or options.detail == "off":
-            _logger.info("torch is not instrumented: switched off")
+            self._stay_off("detail is 'off'" if config.enabled() else f"{config.OTEL_TORCHPROF_ENABLED} is false")
+            return
+        if options.detail == "metrics":
+            self._start_metrics(options)
             return
         provider = options.tracer_provider or trace.get_tracer_provider()
         if is_sdk_provider(provider):
@@ -101,13 +148,21 @@ class TorchInstrumentor(BaseInstrumentor):
                 "sampling and ids"
             )
 
+    def _stay_off(self, reason: str) -> None:
+        self._off = reason
+        _logger.info("torch is not instrumented: %s", reason)
+
     def _uninstrument(self, **_: Any) -> None:
+        self._off = _NOT_INSTRUMENTED
         if self._waiting is not None:
             self._waiting.set()
             self._waiting = None
         if self._running is not None:
             self._running.stop()
         self._running = self._processor = None
+        if self._gpus is not None:
+            self._gpus.stop()
+            self._gpus = None
         if self._own is not None:
             self._own.shutdown()
             self._own = None
@@ -115,10 +170,33 @@ class TorchInstrumentor(BaseInstrumentor):
             if provider is not None:
                 relay(provider, None)
 
+    def _start_metrics(self, options: _Options) -> None:
+        meters = options.meter_provider or metrics.get_meter_provider()
+        if isinstance(meters, metrics.NoOpMeterProvider) or getattr(meters, "_disabled", False):
+            self._stay_off("the MeterProvider is switched off")
+            return
+        processor = _processor_of(options.tracer_provider or trace.get_tracer_provider())
+        found = metrics_of(options.meter_provider)
+        found.begin(options.max_operators)
+        self._running = MetricsInstrumentation(
+            found,
+            options.meter_provider,
+            overhead=options.overhead,
+            memory_limit=checked_memory_limit(None),
+            exporters=tuple if processor is None else lambda: processor.exporter_figures,
+            device=options.device if options.device is not None and options.device.is_timed else None,
+        )
+        self._watch_gpus(options)
+        try:
+            self._running.start()
+        except BaseException:
+            self._uninstrument()
+            raise
+
     def _start(self, tracer_provider: Any, options: _Options) -> None:
         provider = Provider(tracer_provider)
         if provider.disabled:
-            _logger.info("torch is not instrumented: the TracerProvider is switched off")
+            self._stay_off("the TracerProvider is switched off")
             return
         processor = _processor_of(tracer_provider)
         if processor is None:
@@ -133,16 +211,25 @@ class TorchInstrumentor(BaseInstrumentor):
                 detail=options.detail,
                 record_shapes=options.record_shapes,
                 frame_filter=options.frame_filter,
+                device=options.device,
+                metrics=None if options.meter_provider is None else metrics_of(options.meter_provider),
             )
             self._running.start()
         except BaseException:
             self._uninstrument()
             raise
+        if options.meter_provider is not None:
+            self._watch_gpus(options)
         _watch_worker_processes(self)
+
+    def _watch_gpus(self, options: _Options) -> None:
+        if options.gpu_metrics:
+            self._gpus = GpuMetrics(options.meter_provider).start()
 
     def _wait_for_provider(self, options: _Options) -> None:
         """Many programs instrument first and configure the SDK later; until then nothing is recorded."""
         given_up = self._waiting = threading.Event()
+        self._off = "no TracerProvider of opentelemetry-sdk is set yet"
 
         def look() -> None:
             while not is_sdk_provider(trace.get_tracer_provider()):
@@ -170,6 +257,7 @@ class TorchInstrumentor(BaseInstrumentor):
 
     def _after_fork_in_child(self) -> None:
         TorchInstrumentor._lock = threading.RLock()
+        _operator_metrics.after_fork_in_child()
         if self._running is not None:
             try:
                 self._running.restart_in_child()
@@ -194,16 +282,82 @@ class _Options:
         detail: str | None = None,
         record_shapes: bool = False,
         frames: FrameFilter | None = None,
+        overhead: float | None = None,
+        max_operators: int | None = None,
+        use_device: str | None = None,
+        device_events: str | None = None,
+        gpu_metrics: bool | None = None,
     ) -> None:
-        allowed = ("off", *KINDS)
+        allowed = ("off", "metrics", *KINDS)
         if detail is not None and detail not in allowed:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, allowed))}")
+        if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
+            raise TypeError(f"meter_provider is {meter_provider!r}; it must be a MeterProvider")
+        self.overhead = _setting("overhead", overhead, config.OTEL_TORCHPROF_OVERHEAD, config.share) or _OVERHEAD
+        self.max_operators = (
+            _setting("max_operators", max_operators, config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number)
+            or DEFAULT_OPERATORS
+        )
+        self.device = _device_choice(use_device, device_events)
+        if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
+            raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
+        self.gpu_metrics = config.gpu_devices() != "none" if gpu_metrics is None else gpu_metrics
         self.tracer_provider = tracer_provider
         self.meter_provider = meter_provider
         self.detail = config.detail(allowed) if detail is None else detail
         self.record_shapes = bool(record_shapes)
         wanted = self.detail == "frames" or frames is not None
         self.frame_filter = checked_filter(frames) if wanted else ALL_FRAMES
+
+
+def _checked_options(given: dict[str, Any]) -> _Options:
+    """The arguments of ``instrument()``.
+
+    Raises:
+        TypeError, ValueError: one is wrong, or there is none of that name.
+    """
+    allowed = _Options.__init__.__kwdefaults__ or {}
+    for name in given:
+        if name not in allowed:
+            raise TypeError(f"{name} is no argument of instrument(); allowed are {', '.join(allowed)}")
+    return _Options(**given)
+
+
+def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:
+    """With the state of the GPU metrics: ``gpus`` in a word, and a note where a GPU lacks one."""
+    states = {name: state for name, state in gpus.sources.items() if state != ON and name != "nvml"}
+    notes = () if gpus.sources["nvml"] != ON else tuple(f"{name} {state}" for name, state in states.items())
+    sources = {**health.sources, "gpus": gpus.sources["nvml"]}
+    return replace(health, sources=sources, notes=(*health.notes, *notes, *gpus.notes))
+
+
+def _device_choice(device: str | None, events: str | None) -> DeviceChoice | None:
+    """What is timed on devices, as given, else as the environment says.
+
+    Raises:
+        TypeError, ValueError: ``use_device`` is no name, ``device_events`` is nothing that can be timed.
+    """
+    if device is not None and not isinstance(device, str):
+        raise TypeError(f"use_device is {device!r}; it must be the name of a type of device, such as 'cuda', or None")
+    chosen = _setting("use_device", device, config.OTEL_TORCHPROF_DEVICE, config.type_of_device)
+    found = checked_device_events(events, 1)
+    if events is None:
+        found = config.value_of(config.OTEL_TORCHPROF_DEVICE_EVENTS, checked_events) or found
+    return DeviceChoice(chosen, found) if chosen else None
+
+
+def _setting(name: str, value: object, variable: str, parse: Callable[[Any], T]) -> T | None:
+    """The keyword, else the variable; None where there is neither.
+
+    Raises:
+        ValueError: the keyword is wrong.
+    """
+    if value is None:
+        return config.value_of(variable, parse)
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {value!r}; {error}") from None
 
 
 def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
@@ -225,6 +379,22 @@ def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
     util.register_after_fork(instrumentor, in_worker)
 
 
+def _running_metrics() -> MetricsInstrumentation | None:
+    instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
+    running = None if instance is None else instance._running  # noqa: SLF001 - our own
+    return running if isinstance(running, MetricsInstrumentation) and running.is_running else None
+
+
+def _before_fork() -> None:
+    if (running := _running_metrics()) is not None:
+        running.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if (running := _running_metrics()) is not None:
+        running.after_fork_in_parent()
+
+
 def _after_fork_in_child() -> None:
     """Processors first: what they hold is the parent's."""
     TorchSpanProcessor.after_fork_in_child()
@@ -236,4 +406,4 @@ def _after_fork_in_child() -> None:
 # First: what is the parent's is off when the child's is started.
 frames.at_process_changes()
 gc_pauses.at_process_changes()
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ._export import file
 from ._legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
-from ._legacy_devices import VIEW_LIKE_OPERATORS, DeviceEvent, DeviceEvents, OnDevice, may_have_device_event
+from ._legacy_devices import (
+    VIEW_LIKE_OPERATORS,
+    DeviceEvent,
+    DeviceEvents,
+    OnDevice,
+    ResolvedEvents,
+    may_have_device_event,
+)
 from ._legacy_event import EventKind, LegacyEvent
 from ._legacy_parse import function_events
 from ._legacy_state import (
@@ -48,6 +55,7 @@ __all__ = [
     "ProfilerDisableOptions",
     "ProfilerState",
     "RecordProfile",
+    "ResolvedEvents",
     "TLSLegacyProfilerGuard",
     "add_event_list",
     "disable_profiler_legacy",

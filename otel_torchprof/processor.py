@@ -18,7 +18,9 @@ from ._export.chrome import ChromeTraceExporter
 from ._export.queue import Deadline, ExportQueue, QueueSettings
 from ._export.quiet import LimitedLog
 from ._export.sdk import suppressed
+from ._model.listed_devices import device_name
 from ._model.running import RunningAverages
+from ._recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from ._recording import checked_memory_limit
 from .health import ON, ProcessorHealth
 
@@ -181,13 +183,17 @@ class TorchSpanProcessor(SpanProcessor):
         with the number of names only. Any thread, at any time, also after the shutdown.
         """
         self._drain(Deadline.after(_SHUTDOWN_SECONDS))
-        return averages_list(self.averages.read())
+        sums, device = self.averages.read(), self.averages.device_type
+        return averages_list(sums, None if device is None else device_name(device))
 
     @property
     def health(self) -> ProcessorHealth:
         """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
         names = [type(queue.exporter).__name__ for queue in self._queues]
         attached = self._attached
+        notes = (
+            () if attached is None else tuple(attached.notes())
+        )  # who is asked for them brings the sources up to date
         return ProcessorHealth(
             {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources},
             self._recorded,
@@ -196,10 +202,23 @@ class TorchSpanProcessor(SpanProcessor):
                 f"{number} {name}": queue.stats
                 for number, (name, queue) in enumerate(zip(names, self._queues, strict=True))
             },
-            () if attached is None else tuple(attached.notes()),
+            notes,
         )
 
     # ---- what the instrumentor calls ----
+
+    @property
+    def exporter_figures(self) -> list[ExporterFigures]:
+        """What became of the spans, for metrics."""
+        return exporter_figures(self._queues, self._settings.max_queue_size)
+
+    def figures(self) -> RecorderFigures:
+        """What was recorded, lost and sent so far, for metrics; any thread."""
+        attached = self._attached
+        held = 0 if attached is None else attached.recording.session.stats().bytes_held
+        return RecorderFigures(
+            self._recorded, dict(self._dropped), held, self.memory_limit, exporters=self.exporter_figures
+        )
 
     @property
     def is_shut_down(self) -> bool:

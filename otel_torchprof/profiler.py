@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _profile_options as options
 from ._caller_warnings import warn_caller_once
 from ._cycles import Cycles, Move, ProfilerAction, always, schedule
+from ._device_source import TimedSteps, checked_device_events
 from ._export import sdk
 from ._model.tree import STEP_PREFIX
 from ._native.recorder import now_ns
@@ -83,7 +84,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
     Args:
         enabled: False: nothing is recorded, everything else works.
         use_cuda: deprecated by torch, with its warning; use ``use_device`` or ``activities``.
-        use_device: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1 backend: is waited for at the end.
+        use_device: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1 backend: its times are recorded
+            (see ``docs/devices.md``), and it is waited for at the end. The CUDA activity means the same.
         record_shapes: keep the shapes of the operators' inputs.
         with_flops: estimate floating point operations from the shapes, which are then kept.
         profile_memory: record allocations and releases.
@@ -108,6 +110,12 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             cycle of a schedule. What comes after is dropped and counted: see :attr:`health`.
         frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES_*``),
             else all.
+        device_events: for which events the device's time is measured, each at the cost of two events of its own, some
+            microseconds: ``"ops"`` (operators, labels and modules; default), ``"leaves"`` (operators with no other
+            inside), ``"labels"`` (labels and modules) or ``"off"``.
+        device_events_every: only in every so many steps, from the first recorded one on.
+        energy: read the energy counters of NVIDIA's GPUs, ten times a second, on a thread of its own; by default where the
+            device is ``cuda``.
 
     Raises:
         TorchLibraryError: operators are wanted and cannot be recorded (no compiler); the message names the fix.
@@ -140,6 +148,9 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         operators: bool | None = None,
         memory_limit: int | None = None,
         frames: FrameFilter | None = None,
+        device_events: str | None = None,
+        device_events_every: int = 1,
+        energy: bool | None = None,
     ) -> None:
         self.acc_events = acc_events
         self.on_trace_ready = on_trace_ready
@@ -151,6 +162,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._lock = threading.Lock()
         self._step_label: record_function | None = None
         self._kineto_steps = ProfilerSteps()
+        events = checked_device_events(device_events, device_events_every)
+        self._device_steps = TimedSteps(device_events_every)
         if not enabled:
             super().__init__(Stretches(Wanted(operators=False)))
             self.enabled, self._cycles = False, Cycles(always, self._do)
@@ -182,6 +195,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                     frames=with_stack,
                     frame_filter=checked_filter(frames) if with_stack or frames is not None else ALL_FRAMES,
                     modules=with_modules,
+                    device=None if events == "off" else chosen.device,
+                    untimed="device_events is 'off'" if events == "off" and chosen.device else chosen.untimed,
+                    device_events=events,
+                    energy=options.checked_energy(energy, chosen.device),
                     all_threads=all_threads or bool(options.of_config(config, "profile_all_threads")),
                     memory_limit=memory_limit,
                 )
@@ -267,6 +284,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._end_step_label()
         self._cycles.advance()
         if self.enabled:
+            self._device_steps.choose(self.step_num, self._stretches)
             self._marks.mark(self.step_num, now_ns())
             self._kineto_steps.step()
             self._begin_step_label()
@@ -290,6 +308,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         begun = perf_counter_ns()
         began = self._stretches.begin() if self.use_cpu else now_ns()
         self._note(profiler_enable_call_duration_us=us_since(begun))
+        self._device_steps.begin(self.step_num)
         self._marks.open(self.step_num, began)
         self._tracing, self._window = True, perf_counter_ns()
         names = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
@@ -329,6 +348,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         elif not self._stretches.running:
             self._forget_results()
             self._stretches.begin()
+            self._device_steps.choose(self.step_num, self._stretches)
 
     # ---- where it is ----
 

@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from otel_torchprof._columns.schema import COLUMNS, MEMORY_COLUMNS, OPTIONAL, Column, Flag, Kind, MemoryFlag
+from otel_torchprof._columns.schema import (
+    COLUMNS,
+    DEVICE_COLUMNS,
+    ENERGY_COLUMNS,
+    MEMORY_COLUMNS,
+    OPTIONAL,
+    Column,
+    Flag,
+    Kind,
+    MemoryFlag,
+)
 from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.variables import variables_markdown
+from otel_torchprof._gpu_quantities import gpu_metrics_markdown
 from otel_torchprof._native import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,6 +117,19 @@ def column_page() -> str:
             "",
             f"Flags: {members(MemoryFlag)}.",
             "",
+            "`prof.devices` holds how long devices worked for events, where they told of it: one row per event that has marks on a",
+            "stream, in no order ([devices.md](devices.md)).",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in DEVICE_COLUMNS),
+            "",
+            "`prof.energy` holds readings of energy counters, where they were read ([devices.md](devices.md#energy)).",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in ENERGY_COLUMNS),
+            "",
         ]
     )
 
@@ -120,7 +144,11 @@ def test_column_page_is_up_to_date():
 
 @pytest.mark.parametrize(
     ("page", "marker", "table"),
-    [("spans.md", "attributes", attributes_markdown), ("instrumentation.md", "variables", variables_markdown)],
+    [
+        ("spans.md", "attributes", attributes_markdown),
+        ("instrumentation.md", "variables", variables_markdown),
+        ("metrics.md", "gpu metrics", gpu_metrics_markdown),
+    ],
 )
 def test_tables_of_the_docs_are_up_to_date(page, marker, table):
     """The last section of these pages is the table that the code has."""

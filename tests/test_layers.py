@@ -104,6 +104,13 @@ def test_only_ffi_imports_what_is_compiled(compiled):
     assert [dotted(path) for path in MODULES if name in all_imports(path.read_text(), path)] == ["_native.ffi"]
 
 
+def test_only_nvml_imports_pynvml():
+    """Exactly one module imports NVIDIA's binding, and not when it is imported itself."""
+    importers = [path for path in MODULES if "pynvml" in top(all_imports(path.read_text(), path))]
+    assert [dotted(path) for path in importers] == ["_nvml"]
+    assert "pynvml" not in top(imports_at_import(importers[0].read_text(), importers[0]))
+
+
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
@@ -136,8 +143,8 @@ def test_the_check_tells_module_level_from_local(source, found):
     assert ("torch" in top(imports_at_import(source, PACKAGE / "x.py"))) is found
 
 
-def test_importing_the_package_imports_neither_torch_nor_grpc():
-    """`import otel_torchprof` in a fresh interpreter loads no torch and no gRPC."""
-    program = "import sys, otel_torchprof; print(*sorted({'torch', 'grpc'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def test_importing_the_package_imports_neither_torch_nor_grpc_nor_pynvml():
+    """`import otel_torchprof` in a fresh interpreter loads no torch, no gRPC and no NVML, and warns of nothing."""
+    program = "import sys, otel_torchprof; print(*sorted({'torch', 'grpc', 'pynvml'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

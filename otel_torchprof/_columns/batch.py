@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLUMNS, MEMORY_COLUMNS, OPTIONAL
+from .schema import COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, OPTIONAL
 
 if TYPE_CHECKING:
     from .frame_facts import FrameFacts
@@ -127,6 +127,12 @@ class Batch:
     memory: Mapping[str, Array] | None = None
     """What was allocated and given back, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
     None where that was not recorded."""
+    devices: Mapping[str, Array] | None = None
+    """How long devices took for the work of events, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.DEVICE_COLUMNS`); None where that was not recorded."""
+    energy: Mapping[str, Array] | None = None
+    """Readings of the energy counters of devices, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.ENERGY_COLUMNS`); None where none were read."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Events that were produced but are not here, by reason."""
     outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -158,9 +164,9 @@ class Batch:
         full["id"] = np.arange(1, rows + 1, dtype=np.uint64)
         types = {c.name: c.dtype for c in (*COLUMNS, *OPTIONAL)}
         full.update({name: np.asarray(values, dtype=types[name]) for name, values in columns.items()})
-        if rest.get("memory") is not None:
-            memory_types = {c.name: c.dtype for c in MEMORY_COLUMNS}
-            rest["memory"] = {name: np.asarray(rest["memory"][name], dtype) for name, dtype in memory_types.items()}
+        for name, table in (("memory", MEMORY_COLUMNS), ("devices", DEVICE_COLUMNS), ("energy", ENERGY_COLUMNS)):
+            if rest.get(name) is not None:
+                rest[name] = {column.name: np.asarray(rest[name][column.name], column.dtype) for column in table}
         if "end_thread" not in columns:
             full["end_thread"] = full["thread"]
         return cls(full, Names.of(names), threads or (Thread(1, 1, 1, "main"),), **rest)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .batch import Batch, Names, Thread
 from .frame_facts import FrameFacts
-from .schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS, OPTIONAL
+from .schema import COLUMNS, CONTEXT, DEVICE_COLUMNS, ENERGY_COLUMNS, INPUTS, MEMORY_COLUMNS, OPTIONAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .batch import Array
+    from .schema import Column
 
 _WITHOUT = {INPUTS.name: -1, CONTEXT.name: 0}
 """What an optional column says of the events of a batch that does not have it."""
@@ -61,6 +62,8 @@ def joined(batches: Sequence[Batch]) -> Batch:
         inputs=np.concatenate(words) if words else None,
         kept=functools.reduce(operator.or_, (batch.kept for batch in batches)),
         memory=_memory(batches, thread_maps),
+        devices=_one_after_another([batch.devices for batch in batches], DEVICE_COLUMNS),
+        energy=_one_after_another([batch.energy for batch in batches], ENERGY_COLUMNS),
         dropped=dict(dropped),
         frame_facts=FrameFacts.joined([batch.frame_facts for batch in batches if batch.frame_facts is not None]),
     )
@@ -141,6 +144,16 @@ def _memory(batches: Sequence[Batch], thread_maps: Sequence[Array]) -> dict[str,
     whole = {c.name: np.concatenate([part[c.name] for part in parts]).astype(c.dtype) for c in MEMORY_COLUMNS}
     order = np.argsort(whole["thread"], kind="stable")
     return {name: column[order] for name, column in whole.items()}
+
+
+def _one_after_another(
+    tables: Sequence[Mapping[str, Array] | None], columns: Sequence[Column]
+) -> dict[str, Array] | None:
+    """Arrays that batches have beside their rows; None where none has any."""
+    parts = [table for table in tables if table is not None]
+    if not parts:
+        return None
+    return {c.name: np.concatenate([part[c.name] for part in parts]).astype(c.dtype) for c in columns}
 
 
 def _word_count(batch: Batch) -> int:

@@ -124,4 +124,23 @@ MEMORY_COLUMNS: tuple[Column, ...] = (
 )
 """The columns of :attr:`Batch.memory`, which has rows of its own: by thread, and within a thread by time."""
 
+DEVICE_COLUMNS: tuple[Column, ...] = (
+    _column("event", np.uint64, "", "id of the event that gave the device its work"),
+    _column(
+        "start", np.int64, "ns", "when the device came to the mark at the event's begin, Unix time, by calibration"
+    ),
+    _column("duration", np.int64, "ns", "from there to the mark at its end, by the device's clock; never below 0"),
+    _column("stream", np.int64, "", "id of the stream that both marks are on, as torch's Stream.stream_id has it"),
+    _column("device_type", np.int32, "", "c10::DeviceType: 1 CUDA, 6 HIP, 12 XPU, 20 PrivateUse1, ..."),
+    _column("device_index", np.int32, "", "which device of its type"),
+)
+"""The columns of :attr:`Batch.devices`, which has rows of its own, in no order; an event has at most one."""
+
+ENERGY_COLUMNS: tuple[Column, ...] = (
+    _column("time", np.int64, "ns", "when the counter was read, Unix time"),
+    _column("joules", np.float64, "J", "what the device had consumed since some time in the past"),
+    _column("device_index", np.int32, "", "the device's number in torch"),
+)
+"""The columns of :attr:`Batch.energy`, which has rows of its own, in no order."""
+
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

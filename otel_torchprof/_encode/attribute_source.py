@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.compiled import Shares, shares_of_roots
+from otel_torchprof._model.devices import DeviceTimes, device_times
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
@@ -37,6 +39,7 @@ class Source:
         self_time: Array | None,
         with_flops: bool = False,
         callers: Array | None = None,
+        device_times: DeviceTimes | None = None,
     ) -> None:
         self.batch = batch
         self.with_flops = with_flops
@@ -44,6 +47,7 @@ class Source:
         self.dropped_on = dropped_on
         self.self_time = self_time
         self._callers = callers
+        self._device_times = device_times
         self.is_event: npt.NDArray[np.bool_] = table.row >= 0
         self.strings: list[str] = []
         self._shares: Shares | None = None
@@ -99,14 +103,25 @@ class Source:
         return [facts.functions[index] for index in used[known].tolist()], number[which]
 
     @functools.cached_property
+    def device_times(self) -> DeviceTimes | None:
+        """How long devices worked for the rows of the batch; None where that is not known."""
+        return device_times(self.batch) if self._device_times is None else self._device_times
+
+    @functools.cached_property
     def cpu_memory(self) -> MovedMemory | None:
         """What the rows of the batch allocated and gave back on the CPU."""
-        return moved_memory(self.batch, CPU_TYPES)
+        return moved_memory(self.batch, CPU_TYPES, self.memory_rows)
 
     @functools.cached_property
     def device_memory(self) -> MovedMemory | None:
         """... and on devices."""
-        return moved_memory(self.batch, DEVICE_TYPES)
+        return moved_memory(self.batch, DEVICE_TYPES, self.memory_rows)
+
+    @functools.cached_property
+    def memory_rows(self) -> npt.NDArray[np.int64] | None:
+        """The row of the event around each record of memory; None where memory was not recorded."""
+        memory = self.batch.memory
+        return None if memory is None else rows_of(self.batch, memory["event"])
 
     def add(self, strings: Sequence[str]) -> npt.NDArray[np.uint32]:
         """Adds strings to the names of the table and returns their indices."""

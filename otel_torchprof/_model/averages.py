@@ -31,29 +31,47 @@ class Averages:
     self_cpu_time_total: npt.NDArray[np.int64]
     amounts: Mapping[str, Array]
     """Sums of what else was given to be added up, by the same names."""
+    peaks: Mapping[str, Array]
+    """Largest values of what was given to be compared, by the same names."""
 
     def __len__(self) -> int:
         return len(self.first)
 
     @classmethod
-    def of(cls, view: TreeView, splits: Sequence[Array] = (), amounts: Mapping[str, Array] | None = None) -> Averages:
+    def of(
+        cls,
+        view: TreeView,
+        splits: Sequence[Array] = (),
+        amounts: Mapping[str, Array] | None = None,
+        peaks: Mapping[str, Array] | None = None,
+    ) -> Averages:
         """Groups the events of a view; costs 15 ns per event and no memory that grows with them.
 
         Each of ``splits`` holds a small number per event and splits the groups by it; any split sorts, at 85 ns per event.
-        Each of ``amounts`` is a column over the events that is added up too, in its own type.
+        Each of ``amounts`` is a column over the events that is added up too, in its own type; of each of ``peaks``, whose values
+        are not negative, the largest is taken.
         As in torch, an operator and a label of the same name are two groups.
         """
-        groups = _Groups(view)
-        if not splits:
-            return cls._added_up(view, groups, groups.bound, amounts or {})
-        return cls._added_up(view, *_split(view, groups, splits), amounts or {})
+        named = _Groups(view)
+        groups, bound = _split(view, named, splits) if splits else (named, named.bound)
+        return cls._added_up(view, groups, bound, amounts or {}, peaks or {})
 
     @classmethod
-    def _added_up(cls, view: TreeView, groups: _Groups | Array, bound: int, amounts: Mapping[str, Array]) -> Averages:
-        """First event, count and sums of every group that occurs."""
+    def _added_up(
+        cls,
+        view: TreeView,
+        groups: _Groups | Array,
+        bound: int,
+        amounts: Mapping[str, Array],
+        peaks: Mapping[str, Array],
+    ) -> Averages:
+        """First event, count, sums and largest values of every group that occurs."""
         first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
-        columns = {"total": view.duration, "own": view.self_time, **amounts}
-        sums = {name: np.zeros(bound, dtype=column.dtype) for name, column in columns.items()}
+        # Names that no amount has.
+        columns = {"": view.duration, " own": view.self_time, **amounts}
+        sums, largest = (
+            {name: np.zeros(bound, dtype=column.dtype) for name, column in given.items()} for given in (columns, peaks)
+        )
         for begin in range(0, len(view), BLOCK):
             block = slice(begin, begin + BLOCK)
             group = groups[block]
@@ -64,10 +82,13 @@ class Averages:
             count += np.bincount(group, minlength=bound)
             for name, column in columns.items():
                 np.add.at(sums[name], group, column[block])
+            for name, column in peaks.items():
+                np.maximum.at(largest[name], group, column[block])
         used = np.flatnonzero(first >= 0)
         used = used[np.argsort(first[used])]
-        total, own = sums.pop("total")[used], sums.pop("own")[used]
-        return cls(first[used], count[used], total, own, {name: column[used] for name, column in sums.items()})
+        total, own = sums.pop("")[used], sums.pop(" own")[used]
+        rest = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
+        return cls(first[used], count[used], total, own, *rest)
 
 
 class _Groups:

@@ -18,6 +18,7 @@ from otel_torchprof._columns.batch import Batch
 
 from .compiled import shares
 from .forest import NEVER, Decided, Forest, contexts_of, forest
+from .live_devices import LiveDevices
 from .live_frames import without_loose_calls
 from .steps import Step, StepSpan, Trace
 from .units import event_span_ids
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from .devices import DeviceTimes
     from .steps import Steps
 
 Array = npt.NDArray[Any]
@@ -55,6 +57,8 @@ class Placed(NamedTuple):
     is_outermost: npt.NDArray[np.bool_]
     inside: npt.NDArray[np.int64]
     """Time of direct children that came in earlier drains, ns."""
+    devices: DeviceTimes | None = None
+    """How long devices worked, with what came in earlier drains."""
 
     def own_times(self) -> npt.NDArray[np.int64]:
         """Time that each event did not spend in others, ns."""
@@ -96,6 +100,7 @@ class LiveTrees:
         self._decided = Decided()
         self._places: dict[int, Unit] = {}
         self._inside: dict[int, int] = {}
+        self._devices = LiveDevices()
 
     def place(self, batch: Batch) -> Placed:
         """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes."""
@@ -116,14 +121,16 @@ class LiveTrees:
         parent, beyond = trees.parent[:rows], trees.beyond[:rows]
         above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
         outer = np.where(beyond != 0, event_span_ids(beyond, self._key), above[unit[:rows]])
+        own = _with_parents(batch, trees)
         placed = Placed(
-            _with_parents(batch, trees),
+            own,
             units,
             unit[:rows],
             ids[:rows],
             np.where(parent >= 0, ids[parent], outer) if rows else np.empty(0, np.uint64),
             (parent < 0) & (beyond == 0),
             inside,
+            self._devices.times(own, trees),
         )
         self._widen_steps(placed, trees.start, unit)
         self._add_shares(placed, trees.parent)
@@ -286,6 +293,7 @@ def _with_parents(batch: Batch, trees: Forest) -> Batch:
         batch.names,
         batch.threads,
         inputs=batch.inputs,
+        devices=batch.devices,
         dropped=batch.dropped,
         frame_facts=batch.frame_facts,
     )

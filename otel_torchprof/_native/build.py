@@ -15,7 +15,16 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INCLUDE = ROOT / "native" / "include"
-HEADERS = ("encode.h", "encode_otlp.h", "encode_chrome.h", "inputs.h", "model.h", "record_format.h", "recorder.h")
+HEADERS = (
+    "encode.h",
+    "encode_otlp.h",
+    "encode_chrome.h",
+    "inputs.h",
+    "model.h",
+    "device_slices.h",
+    "record_format.h",
+    "recorder.h",
+)
 CDEF = HERE / "core.cdef"
 
 

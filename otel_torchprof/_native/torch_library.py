@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import enum
 import functools
 import os
@@ -16,6 +17,7 @@ from opentelemetry import context
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build
+from .device_timing import DEVICE_FUNCTIONS, DeviceTiming
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
 
@@ -37,6 +39,8 @@ class Wants(enum.IntFlag):
     OVERLOADS = 2
     CALL_STACKS = 4
     MODULE_HIERARCHY = 8
+    STORAGES = 16
+    DEVICES = 32
 
 
 class Observation:
@@ -124,6 +128,27 @@ class TorchLibrary:
             raise TorchLibraryError("torch refused to tell of what it allocates")
         return MemoryObservation(self._native, session, token)
 
+    def time_devices(self, session: Session, device: str, events: str, most: int) -> DeviceTiming:
+        """Times a running session's events on devices of a type (``"cuda"``): see :class:`DeviceTiming`.
+
+        The library of the device must have been initialised.
+
+        Raises:
+            TorchProfError: the device cannot be timed, and why.
+        """
+        if not _times_devices(self._native):
+            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), "torch_devices.cc"))
+        return DeviceTiming(self._native, session, device, events, most)
+
+    def collect_devices(self, wait: float) -> int:
+        """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
+        return int(self._native.otp_torch_devices_collect(int(wait * 1e9))) if _times_devices(self._native) else 0
+
+    def hold_devices(self, captures: int) -> None:
+        """How many streams are being captured: while any is, no device is marked and none is asked."""
+        if _times_devices(self._native):
+            self._native.otp_torch_devices_hold(captures)
+
 
 def _open(path: str) -> Any:
     from cffi import FFI
@@ -139,6 +164,7 @@ def _open(path: str) -> Any:
         int otp_torch_unobserve_memory(uint32_t consumer, int64_t token);
         void otp_torch_attach_memory(const void *api);
     """)
+    loader.cdef(DEVICE_FUNCTIONS)
     try:
         # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
         native = loader.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
@@ -151,7 +177,15 @@ def _open(path: str) -> Any:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
     if _tells_of_memory(native):
         native.otp_torch_attach_memory(api)
+    if _times_devices(native):
+        native.otp_torch_attach_devices(api)
+        atexit.register(native.otp_torch_devices_exit)
     return native
+
+
+def _times_devices(native: Any) -> bool:
+    """False where that part did not compile against the torch that is installed."""
+    return hasattr(native, "otp_torch_attach_devices")
 
 
 def _tells_of_memory(native: Any) -> bool:

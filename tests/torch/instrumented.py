@@ -46,14 +46,14 @@ class Instrumented:
         self.tracer = self.provider.get_tracer("application")
 
     @contextmanager
-    def on(self, detail: str = "ops") -> Iterator[None]:
+    def on(self, detail: str = "ops", **options: Any) -> Iterator[None]:
         """Instruments torch for a while; ends with the provider's shutdown.
 
         As in a process in which nobody has made an optimizer yet: earlier tests did.
         """
         instrumentor = otp.TorchInstrumentor()
         with patch("otel_torchprof._steps._optimizer_classes", lambda: iter(())):
-            instrumentor.instrument(tracer_provider=self.provider, detail=detail)
+            instrumentor.instrument(tracer_provider=self.provider, detail=detail, **options)
             try:
                 yield
             finally:
@@ -65,6 +65,10 @@ class Instrumented:
         assert self.provider.force_flush()
         ids = [span.context.span_id for span in self.exporter.spans]
         assert len(ids) == len(set(ids))
+        return list(self.exporter.spans)
+
+    def spans_at_end(self) -> list[ReadableSpan]:
+        """Those that were sent when the provider was shut down, too."""
         return list(self.exporter.spans)
 
     def operators(self) -> Counter[Place]:

@@ -56,6 +56,15 @@ def test_every_name_of_all_can_be_had_without_torch():
     assert done.stdout == "False\n"
 
 
+def test_nothing_warns():
+    """Torch, the package and NVIDIA's binding are imported, in either order, and GPU metrics started, without any warning."""
+    start = "import otel_torchprof; otel_torchprof.GpuMetrics().start().stop()"
+    for program in (f"import torch; {start}", f"{start}; import torch"):
+        command = [sys.executable, "-W", "error", "-c", f"{program}; import sys; print('pynvml' in sys.modules)"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_an_execution_trace(tmp_path):
     """An observer that is made here writes torch's execution trace of what the profile records."""
     path = tmp_path / "trace.json"

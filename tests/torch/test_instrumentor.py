@@ -175,7 +175,7 @@ def test_detail_comes_from_the_environment(model, monkeypatch, caplog):
         (
             {"detail": "operators"},
             ValueError,
-            "detail is 'operators'; it must be one of 'off', 'steps', 'modules', 'ops', 'frames'",
+            "detail is 'operators'; it must be one of 'off', 'metrics', 'steps', 'modules', 'ops', 'frames'",
         ),
         ({"tracer_provider": NoOpTracerProvider()}, TypeError, "it must be a TracerProvider of opentelemetry-sdk"),
         ({"details": "ops"}, TypeError, "details"),

@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -230,6 +232,18 @@ def show() -> None:
         assert "no such file" in str(error)  # noqa: PT017 - a program, not a test
 
 
+def watch_gpus() -> None:
+    """Watches GPUs, if there are any."""
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader])
+    with otp.GpuMetrics(meters, devices="all") as metrics:
+        reader.collect()
+        health: otp.GpuHealth = metrics.health
+        states: Mapping[str, str] = health.sources
+        assert states["nvml"] == "on" or states["nvml"].startswith("off: ")
+    meters.shutdown()
+
+
 def fail() -> None:
     """Meets the errors."""
     kinds: tuple[type[otp.TorchProfError], ...] = (otp.NativeError, otp.TorchLibraryError, otp.ExportError)
@@ -250,6 +264,7 @@ def main() -> str:
         assert record_cycles(Path(folder)) == [1]
         serve(Path(folder))
     show()
+    watch_gpus()
     fail()
     version: str = otp.__version__
     return version

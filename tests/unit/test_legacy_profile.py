@@ -20,7 +20,7 @@ from otel_torchprof.legacy import EventKind, LegacyEvent, RecordProfile
 def _labels_alone(monkeypatch):
     """No torch, and nothing is left running."""
 
-    def recording(_config):
+    def recording(*_):
         return Recording(Wanted(operators=False))
 
     monkeypatch.setattr(state, "_recording", recording)

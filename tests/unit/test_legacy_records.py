@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from otel_torchprof import _legacy_state as state
 from otel_torchprof._columns.batch import Batch, Thread
-from otel_torchprof._columns.schema import MEMORY_COLUMNS, Flag, Kind, MemoryFlag
+from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
 from otel_torchprof._legacy_parse import function_events
 from otel_torchprof._legacy_records import LeftOut, legacy_events
+from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._object_tree import build_tree
 from otel_torchprof.errors import TorchProfError
-from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice
+from otel_torchprof.events import EventList
+from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 
 MAIN, OTHER = Thread(10, 100, 1, "main"), Thread(20, 200, 2, "other")
 CPU, CUDA = 0, 1
@@ -250,3 +254,85 @@ def test_lists_that_make_no_sense(lists, message):
     """A start that is missing or remote and an end without a begin are errors that say so."""
     with pytest.raises(TorchProfError, match=message):
         function_events(lists)
+
+
+def pairs(*rows):
+    """Pairs of marks: (event, start, duration, index of the device)."""
+    event, start, duration, index = zip(*rows, strict=True)
+    neutral = [0] * len(rows)
+    return {
+        "event": event,
+        "start": start,
+        "duration": duration,
+        "device_index": index,
+        "stream": neutral,
+        "device_type": [CUDA] * len(rows),
+    }
+
+
+def with_pairs(found, *rows):
+    """A batch with pairs of its own."""
+    values = pairs(*rows)
+    devices = {column.name: np.array(values[column.name], column.dtype) for column in DEVICE_COLUMNS}
+    return replace(found, devices=devices)
+
+
+def test_the_recordings_own_device_events():
+    """A pair is both device events of an event, also where it came with another batch; an event without has none."""
+    one = batch(row("aten::mm", 10, 20), row("aten::add", 30, 40), row("aten::view", 50, 60))
+    later = with_pairs(batch(), (1, 1_000, 250_000, 2), (3, 0, 5_000, 2))
+    found = ResolvedEvents([one, later])
+    assert len(found) == 2
+    begun, ended = found.begun(1), found.ended(1)
+    assert (begun.device, ended.device, begun.event.elapsed_time(ended.event)) == (2, 2, 0.25)
+    assert (found.begun(2), found.ended(2)) == (None, None)
+    (events,) = listed(one, device_events=found).values()
+    product, add, view = function_events([[start_mark(), *events]])
+    assert (product.kernels, product.device_time_total) == ([("aten::mm", 2, 250.0)], 250.0)
+    assert (add.kernels, view.kernels) == ([], [])
+
+
+def test_random_pairs_are_the_kernels_of_their_events():
+    """Whatever was recorded, each event that is no view and has a pair has its duration as its kernel, and no other has one."""
+    random = np.random.default_rng(5)
+    for _ in range(50):
+        names = [("aten::mm", "aten::view", "aten::add")[number] for number in random.integers(0, 3, 12)]
+        rows = [
+            (int(i) + 1, int(random.integers(0, 9)), int(random.integers(1, 99)) * 1000, int(i) % 3) for i in range(12)
+        ]
+        rows = [row_ for row_ in rows if random.random() < 0.7] or rows
+        found = with_pairs(batch(*(row(name, 100 * i, 100 * i + 50) for i, name in enumerate(names, 1))), *rows)
+        (events,) = listed(found, device_events=ResolvedEvents([found])).values()
+        kernels = {e.id: e.kernels for e in function_events([[start_mark(), *events]]) if e.kernels}
+        expected = {
+            event: [(names[event - 1], index, pytest.approx(duration / 1000))]
+            for event, _, duration, index in rows
+            if names[event - 1] != "aten::view"
+        }
+        assert kernels == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(ProfilerState.CUDA, [50.0, 20.0]), (ProfilerState.CPU, [0, 0])])
+def test_a_profile_takes_what_its_recording_tells_of_devices(monkeypatch, kind, expected):
+    """With the state CUDA the engine's events have the device times of the recording, without anybody giving it any."""
+
+    class Known:
+        """A recording of two operators, the second within the first."""
+
+        is_parents = False
+        start = stop = lambda _: None
+
+        def drain(self):
+            now = now_ns()
+            rows = batch(row("outer", now, now + 9_000), row("inner", now + 2_000, now + 5_000, parent=0))
+            return with_pairs(rows, (1, 0, 50_000, 0), (2, 0, 20_000, 0))
+
+    monkeypatch.setattr(state, "_recording", lambda *_: Known())
+    state.enable_profiler_legacy(ProfilerConfig(kind))
+    found = EventList(function_events(state.disable_profiler_legacy()), use_device="cuda")
+    assert [event.device_time_total for event in found] == expected
+    if kind == ProfilerState.CUDA:
+        found._build_tree()
+        averages = {average.key: average for average in found.key_averages()}
+        assert averages["outer"].self_device_time_total == 30.0
+        assert "Self CUDA time total: 50.000us" in found.key_averages().table()

@@ -24,7 +24,7 @@ CONFIG = ProfilerConfig()
 def _labels_alone(monkeypatch):
     """No torch, and nothing is left running."""
 
-    def recording(_config):
+    def recording(*_):
         return Recording(Wanted(operators=False))
 
     monkeypatch.setattr(state, "_recording", recording)

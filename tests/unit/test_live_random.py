@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from live_batches import Event, Service, Span, readable, span_context
 
 from otel_torchprof._columns.batch import Thread
-from otel_torchprof._live_recording import _view
+from otel_torchprof._columns.schema import DEVICE_COLUMNS
+from otel_torchprof._live_recording import _listed
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.running import RunningAverages
 from otel_torchprof._model.steps import Trace
@@ -71,14 +73,27 @@ class Program:
         closed = sorted(self.ended, key=lambda event: (event.more["thread"], event.start))
         self.ended = []
         still_open = [event for stack in self.open for event in stack]
-        placed = self.service.trees.place(self.service.recorder.drain(*closed, *still_open, threads=THREADS))
+        batch = self.service.recorder.drain(*closed, *still_open, threads=THREADS)
+        placed = self.service.trees.place(replace(batch, devices=self._pairs(closed)))
         if final:
             taken += steps.take_ended(everything=True)
         of_steps = [span for step in taken for span in step.spans.values()]
-        self.averages.add(_view(placed))
+        self.averages.add(*_listed(placed))
         for name, span in readable(live_table(placed, of_steps, self.service.flows, events_of_steps=True)).items():
             assert name not in self.spans or name.startswith("torch.step"), f"{name} came twice"
             self.spans[name if name not in self.spans else f"{name}, {len(self.spans)}"] = span
+
+    def _pairs(self, events: list[Event]) -> dict[str, Any] | None:
+        """Most events have marks, on one of three streams."""
+        ids = [self.service.recorder.id_of(event.name) for event in events]
+        ids = [number for number in ids if number % 4]
+        found = {column.name: np.zeros(len(ids), column.dtype) for column in DEVICE_COLUMNS}
+        found |= {
+            "event": np.array(ids, np.uint64),
+            "duration": np.array([number * 7 % 50 for number in ids], np.int64),
+        }
+        found |= {"stream": np.array([number // 4 % 3 for number in ids], np.int64)}
+        return found if ids else None
 
     def play(self, actions: list[Any], *, drains: bool = True) -> Program:
         for name, *arguments in actions:
@@ -97,12 +112,12 @@ class Program:
         return {name: (span.trace, span.span_id, span.parent) for name, span in self.spans.items()}
 
     @property
-    def sums(self) -> dict[str, tuple[int, int, int]]:
+    def sums(self) -> dict[str, tuple[int, ...]]:
         return {average.name: average[2:] for average in self.averages.read()}
 
     def remembers_nothing(self) -> bool:
         trees = self.service.trees
-        return not (trees._places or trees._inside or len(trees._decided.id))
+        return not (trees._places or trees._inside or trees._devices._inside or len(trees._decided.id))
 
 
 threads = st.integers(0, len(THREADS) - 1)
@@ -117,7 +132,7 @@ drains_while_a_step_ends = st.tuples(st.just("drain"), st.sampled_from((0, 1)))
 
 @given(st.lists(st.one_of(begins, begins, ends, ends, drains), max_size=60))
 def test_spans_and_sums_do_not_depend_on_the_drains(actions):
-    """Without steps every event has the same ids, the same parent and the same own time, however often it was drained meanwhile."""
+    """Without steps every event has the same ids, the same parent, own time and device times, however often it was drained meanwhile."""
     often, once = Program().play(actions), Program().play(actions, drains=False)
     assert often.places == once.places
     assert often.sums == once.sums

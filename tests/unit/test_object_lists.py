@@ -83,8 +83,8 @@ def tree(events):
 
 
 def sums(averages):
-    """The public attributes of averages."""
-    hidden = {"_first", "cpu_parent", "cpu_children", "device_type"}
+    """The public attributes of averages, without those that torch does not have."""
+    hidden = {"_first", "cpu_parent", "cpu_children", "device_type", "cpu_memory_peak", "device_memory_peak"}
     return [
         {name: value for name, value in vars(row).items() if name not in hidden} | {"device": str(row.device_type)}
         for row in averages

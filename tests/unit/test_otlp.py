@@ -78,6 +78,15 @@ def recorded():
             "bytes": [64, -32, 1 << 40, -8],
             "device_type": [0, 0, 1, 1],
         },
+        devices={
+            "event": [1, 3],
+            "start": [0, 0],
+            "duration": [50, 7],
+            "stream": [7, -1],
+            "device_type": [1, 12],
+            "device_index": [0, 1],
+        },
+        energy={"time": [0, 400, 0, 400], "joules": [0.0, 8.0, 5.0, 6.0], "device_index": [0, 0, 1, 1]},
         dropped={"budget": 4},
         frame_facts=FrameFacts({6: FunctionFacts("größe.f", "/home/größe.py", 7)}),
     )

@@ -1,0 +1,188 @@
+"""Times of devices in a service: averages over the life of the process, and spans that are sent while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from live_batches import Event, Service
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import otel_torchprof as otp
+from otel_torchprof._averages_list import averages_list
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import DEVICE_COLUMNS
+from otel_torchprof._live_recording import _listed
+from otel_torchprof._model.listed_devices import listed_times
+from otel_torchprof._model.running import Average, RunningAverages
+from otel_torchprof._model.tree import torch_view
+from otel_torchprof._native.recorder import Session
+from otel_torchprof.events import EventList
+
+US = 1000
+
+
+def devices(*rows, device_type=1):
+    """Pairs of (event, stream, duration in ns)."""
+    event, stream, duration = zip(*rows, strict=True)
+    found = {column.name: np.zeros(len(rows), column.dtype) for column in DEVICE_COLUMNS}
+    found["event"][:], found["stream"][:], found["duration"][:] = event, stream, duration
+    found["device_type"][:] = device_type
+    return found
+
+
+def random_batch(random, first_id):
+    """A random tree of events of few names, some of which have pairs."""
+    count = int(random.integers(1, 20))
+    columns = {
+        "id": np.arange(first_id, first_id + count),
+        "start": np.arange(count) * 10,
+        "end": 1000 - np.arange(count),
+        "name": random.integers(1, 5, count),
+        "parent": [int(random.integers(-1, row)) if row else -1 for row in range(count)],
+    }
+    pairs = [
+        (first_id + row, row % 2, int(random.integers(0, 9)) * US) for row in range(count) if random.random() < 0.5
+    ]
+    return Batch.of(columns, ["", *"abcd"], devices=devices(*pairs) if pairs else None)
+
+
+def test_random_batches_sum_to_what_their_lists_give():
+    """The device sums of batch after batch are those of the lists of their events, by name."""
+    random, running, expected = np.random.default_rng(11), RunningAverages(), {}
+    for number in range(50):
+        batch = random_batch(random, 1 + 100 * number)
+        view = torch_view(batch, modules=True)
+        running.add(view, listed_times(view))
+        for average in EventList.of(batch, origin_ns=0, use_device="cuda").key_averages():
+            total, own = expected.get(average.key, (0, 0))
+            expected[average.key] = (total + average.device_time_total, own + average.self_device_time_total)
+    found = averages_list(running.read(), "cuda")
+    assert {a.key: (a.device_time_total, a.self_device_time_total) for a in found} == expected
+    assert running.device_type == 1
+
+
+def test_nothing_where_no_device_told_of_anything():
+    """Without times no column of a device is there, and no device is known; names that came later without times have none."""
+    running = RunningAverages()
+    view = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"]))
+    running.add(view, listed_times(view))
+    assert running.device_type is None
+    assert running.read() == [Average("a", False, 1, 5, 5)]
+    assert "CUDA" not in averages_list(running.read()).table()
+    timed = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"], devices=devices((1, 0, 3))))
+    running.add(timed, listed_times(timed))
+    later = torch_view(Batch.of({"start": [0], "end": [5], "name": [2]}, ["", "a", "b"]))
+    running.add(later)
+    assert running.read() == [Average("a", False, 2, 10, 10, 3, 3), Average("b", False, 1, 5, 5)]
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def placed(service, *events, pairs=()):
+    """One drain, with pairs of (name, stream, duration)."""
+    batch = service.recorder.drain(*events)
+    told = [(service.recorder.id_of(name), stream, duration) for name, stream, duration in pairs]
+    return service.trees.place(replace(batch, devices=devices(*told) if told else None))
+
+
+def times(found):
+    """Own and total time by name."""
+    names = [found.batch.names[name] for name in found.batch["name"].tolist()]
+    own, total = found.devices.own.tolist(), found.devices.total.tolist()
+    return {name: pair for name, *pair in zip(names, own, total, strict=True)}
+
+
+def test_children_of_earlier_drains(service):
+    """What was drained before is in the totals of the events around it, and no longer their own, stream by stream."""
+    drained = [
+        placed(
+            service,
+            Event("mm", 20, 30, "module"),
+            Event("copy", 31, 35, "module"),
+            Event("loop", 0),
+            Event("module", 10, None, "loop"),
+            pairs=[("mm", 1, 50), ("copy", 2, 7)],
+        ),
+        placed(service, Event("module", 10, 40, "loop"), Event("loop", 0), pairs=[("module", 1, 60)]),
+        placed(service, Event("loop", 0, 90)),
+    ]
+    assert [times(found) for found in drained] == [
+        {"mm": [50, 50], "copy": [7, 7]},
+        {"module": [10, 67]},
+        {"loop": [0, 67]},
+    ]
+    assert not service.trees._devices._inside
+    view, listed = _listed(drained[-1])
+    assert (listed.own.tolist(), listed.total.tolist(), len(view)) == ([0], [67], 1)
+
+
+def test_what_is_open_no_more_is_forgotten(service):
+    """An event that is never drained, since it was dropped, leaves nothing behind."""
+    placed(service, Event("mm", 20, 30, "lost"), Event("lost", 10), pairs=[("mm", 1, 50)])
+    assert service.trees._devices._inside
+    assert placed(service, Event("later", 40, 50)).devices is None
+    assert not service.trees._devices._inside
+
+
+def test_events_that_no_sampler_wants(service):
+    """Averages have the device times of what is recorded only."""
+    service.answers["refused"] = service.new_trace("refused", -1, None)._replace(recorded=False)
+    found = placed(service, Event("refused", 0, 9), Event("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
+    running = RunningAverages()
+    running.add(*_listed(found))
+    assert [(average.name, average.device_total) for average in running.read()] == [("kept", 7)]
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """A recorder whose events all have a pair on CUDA device 0, stream 3: 50 us, but 20 us of what is called inner."""
+    drain = Session.drain
+
+    def with_pairs(session):
+        batch = drain(session)
+        names = [batch.names[name] for name in batch["name"].tolist()]
+        rows = [
+            (event, 3, 20 * US if name == "inner" else 50 * US)
+            for event, name in zip(batch["id"].tolist(), names, strict=True)
+        ]
+        return replace(batch, devices=devices(*rows) if rows else None)
+
+    monkeypatch.setattr(Session, "drain", with_pairs)
+
+
+@pytest.mark.usefixtures("on_device")
+def test_an_instrumented_program(monkeypatch):
+    """Spans that are sent while a label is open, its own span afterwards, and the averages' table all have device times."""
+    monkeypatch.delenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", raising=False)
+    exporter = InMemorySpanExporter()
+    processor, provider = otp.TorchSpanProcessor(exporter), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="modules", skip_dep_check=True)
+    try:
+        with otp.record_function("outer"):
+            with otp.record_function("inner"):
+                pass
+            provider.force_flush()
+            assert [span.name for span in exporter.get_finished_spans()] == ["inner"]
+        averages = processor.key_averages()
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+    provider.shutdown()
+    spans = {span.name: span.attributes for span in exporter.get_finished_spans()}
+    assert spans["inner"]["torch.device.duration"] == 20e-6
+    assert spans["outer"]["torch.device.duration"] == 50e-6
+    assert spans["outer"]["torch.device.self_duration"] == 30e-6
+    assert (spans["outer"]["torch.device.type"], spans["outer"]["torch.device.stream"]) == ("cuda", 3)
+    text = averages.table(sort_by="self_cuda_time_total")
+    assert "Self CUDA %" in text
+    assert text.endswith("Self CUDA time total: 50.000us\n")
+    assert {a.key: (a.device_time_total, a.self_device_time_total) for a in averages} == {
+        "outer": (50, 30),
+        "inner": (20, 20),
+    }

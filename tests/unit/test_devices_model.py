@@ -1,0 +1,96 @@
+"""Times of devices on columns: what each event cost, by its own pair of marks and by those inside of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.joined import joined, without
+from otel_torchprof._model.devices import device_times
+
+
+def devices(*rows):
+    """Pairs of (event, stream, duration, device index)."""
+    event, stream, duration, index = zip(*rows, strict=True)
+    neutral = [0] * len(rows)
+    return {
+        "event": event,
+        "stream": stream,
+        "duration": duration,
+        "device_index": index,
+        "start": neutral,
+        "device_type": [1] * len(rows),
+    }
+
+
+def batch_of(parents, pairs):
+    """Events with these parents, and ids from 1."""
+    start = list(range(len(parents)))
+    columns = {"start": start, "end": [100 - at for at in start], "parent": parents}
+    return Batch.of(columns, [""], devices=devices(*pairs))
+
+
+def test_nothing_timed():
+    """A batch without pairs, or with pairs of events that are not in it, tells of no times."""
+    assert device_times(Batch.of({"start": [1]}, [""])) is None
+    assert device_times(batch_of([-1], [(99, 0, 5, 0)])) is None
+
+
+def test_leaves_add_up_where_nothing_around_them_is_timed():
+    """An event without a pair has the sum of what is inside of it, and nothing of its own."""
+    times = device_times(batch_of([-1, 0, 0, 2], [(2, 0, 5, 0), (4, 0, 7, 0)]))
+    assert times.total.tolist() == [12, 5, 7, 7]
+    assert times.own.tolist() == [0, 5, 0, 7]
+    assert times.pair.tolist() == [-1, 0, -1, 1]
+
+
+def test_own_pair_holds_what_is_inside_on_its_stream():
+    """A pair around others on one stream is the total, and what these do not tell of is its own."""
+    times = device_times(batch_of([-1, 0, 0, 2], [(1, 3, 20, 0), (2, 3, 5, 0), (4, 3, 7, 0)]))
+    assert times.total.tolist() == [20, 5, 7, 7]
+    assert times.own.tolist() == [8, 5, 0, 7]
+
+
+def test_other_streams_add_up():
+    """What runs inside of an event on another stream, or another device, is added to the time of its own pair."""
+    times = device_times(batch_of([-1, 0, 1, 0], [(1, 3, 20, 0), (2, 4, 50, 0), (3, 3, 6, 0), (4, 3, 9, 1)]))
+    assert times.total.tolist() == [20 + 50 + 9, 50 + 6, 6, 9]
+    assert times.own.tolist() == [20 - 6, 50, 6, 9]
+
+
+def test_random_trees_against_a_model():
+    """For random trees, pairs and streams the times are those of a plain walk over the tree."""
+    random = np.random.default_rng(7)
+    for _ in range(50):
+        count = int(random.integers(1, 30))
+        parents = [int(random.integers(-1, i)) if i else -1 for i in range(count)]
+        pairs = [
+            (i + 1, int(random.integers(0, 3)), int(random.integers(0, 50)), int(random.integers(0, 2)))
+            for i in range(count)
+            if random.random() < 0.6
+        ]
+        if not pairs:
+            continue
+        times = device_times(batch_of(parents, pairs))
+        own_pair = {event - 1: ((stream, index), duration) for event, stream, duration, index in pairs}
+
+        def on(stream, row, parents=parents, own_pair=own_pair):
+            key, duration = own_pair.get(row, (None, 0))
+            if key == stream:
+                return duration
+            return sum(on(stream, child) for child, above in enumerate(parents) if above == row)
+
+        streams = {key for key, _ in own_pair.values()}
+        totals = [sum(on(stream, row) for stream in streams) for row in range(count)]
+        assert times.total.tolist() == totals
+        inside = [sum(totals[child] for child, above in enumerate(parents) if above == row) for row in range(count)]
+        assert times.own.tolist() == [total - below for total, below in zip(totals, inside, strict=True)]
+
+
+def test_pairs_of_several_recordings():
+    """Joining batches keeps all pairs, and leaving out a row leaves out its pair."""
+    one, other = batch_of([-1], [(1, 0, 5, 0)]), batch_of([-1], [(1, 0, 6, 0)])
+    assert joined([one, Batch.of({"start": []}, [""]), other]).devices["duration"].tolist() == [5, 6]
+    assert device_times(
+        without(batch_of([-1, 0], [(1, 0, 9, 0), (2, 0, 5, 0)]), np.array([True, False]))
+    ).total.tolist() == [5]
