@@ -25,11 +25,11 @@ import otel_torchprof as otp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_SECONDS = 6.0
+_SECONDS = 4.0
 """Of a run: some tens of recorded steps."""
-_SETTLING = 3.0
+_SETTLING = 2.0
 """Before it, in which is learnt what an event costs."""
-_ROUNDS = 10
+_ROUNDS = 4
 _LIMIT_PERCENT = 1.0
 
 
