@@ -363,3 +363,17 @@ def test_energy_waits_for_nobody(simulated):
         torch.add(a, a)
     assert prof.health.energy.startswith("off: ")
     assert len(prof.devices["event"]) == 1
+
+
+def test_a_thread_that_goes_on_to_another_device(simulated):
+    """A thread whose events for one device are used up and given back may go on with another device, with times of its own."""
+    a, b = tensor(4, 4, device=f"{DEVICE}:0"), tensor(4, 4, device=f"{DEVICE}:1")
+    simulated.duration(5_000)
+    with profile() as prof:
+        for _ in range(200):
+            torch.add(a, a)
+        for _ in range(200):
+            torch.mul(b, b)
+    assert [pair["duration"] for pair in pairs_of(prof, "aten::mul")] == [5_000] * 200
+    assert {pair["device_index"] for pair in pairs_of(prof, "aten::mul")} == {1}
+    assert simulated.counts()["alive"] == 0

@@ -180,7 +180,7 @@ inline void* take_event(State& s, ThreadMarks& marks, c10::DeviceIndex index) {
   if (event != nullptr) return event;
   {
     std::lock_guard<std::mutex> hold(s.spares_mutex);
-    while (marks.spares.empty() || marks.spares[static_cast<size_t>(index)].size() < kSparesAtOnce) {
+    for (size_t taken = 0; taken < kSparesAtOnce; ++taken) {  // the thread has none of this device
       void* spare = take_spare(s.spares, index);
       if (spare == nullptr) break;
       give_spare(marks.spares, index, spare);
