@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -13,6 +14,16 @@ __all__ = ["pytest_configure", "pytest_runtest_protocol", "simulated"]
 settings.register_profile("default", deadline=None)
 settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections_look_at_what_tests_make():
+    """Takes what is there before a file's tests out of the garbage collector's sight: many of them collect, some by the hundred.
+
+    With torch imported a full collection looks at hundreds of thousands of objects of modules, none of which a test has made.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from frame_trees import no_collections  # noqa: E402
 from kept_texts import check  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -277,7 +278,7 @@ def _run(frames=None, *, train=False):
 
     step()
     optimizer.zero_grad()
-    with otp.profile(with_stack=True, frames=frames) as prof:
+    with no_collections(), otp.profile(with_stack=True, frames=frames) as prof:
         step()
     return prof
 

@@ -151,8 +151,8 @@ def sparse_nested_quantized() -> Callable[[], Any]:
     return step
 
 
-def many_parameters() -> Callable[[], Any]:
-    parameters = [nn.Parameter(torch.randn(2, 3)) for _ in range(500)]
+def many_parameters(count: int = 500) -> Callable[[], Any]:
+    parameters = [nn.Parameter(torch.randn(2, 3)) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = torch.ones(2, 3)
     optimizer = torch.optim.AdamW(parameters, foreach=True)

@@ -282,20 +282,20 @@ def test_overlapping_profiles(simulated):
     assert simulated.counts()["alive"] == 0
 
 
-def test_a_million_operators_leave_nothing(simulated):
+def test_two_hundred_thousand_operators_leave_nothing(simulated):
     """The number of the device's events is bounded by what is under way, not by what was recorded, and all are freed."""
     a = tensor(1)
     simulated.duration(0)
     add, out = torch.ops.aten.add_.Tensor, tensor(1)
-    with profile(memory_limit=2 << 30) as prof:
-        for _ in range(1_000_000):
+    with profile(memory_limit=1 << 30) as prof:
+        for _ in range(200_000):
             add(out, a)
     batch = prof._batch()
-    assert len(batch.devices["event"]) == len(batch) == 1_000_000
+    assert len(batch.devices["event"]) == len(batch) == 200_000
     counts = simulated.counts()
     assert counts["alive"] == 0
     assert counts["alive_most"] < 3 * 4096 * 2
-    assert len(np.unique(batch.devices["event"])) == 1_000_000
+    assert len(np.unique(batch.devices["event"])) == 200_000
 
 
 def test_times_beyond_the_memory_limit_are_counted(simulated):
