@@ -57,6 +57,20 @@ def schedule(
         )
     if warmup == 0:
         warn_caller("Profiler won't be using warmup, this can skew profiler results")
+    return plan(
+        wait=wait,
+        warmup=warmup,
+        active=active,
+        repeat=repeat,
+        skip_first=skip_first,
+        skip_first_wait=skip_first_wait,
+    )
+
+
+def plan(
+    *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
+) -> Callable[[int], ProfilerAction]:
+    """As :func:`schedule`, of numbers that are right, and without a word about warming up, of which a recorder needs none."""
     length = wait + warmup + active
 
     def action(step: int) -> ProfilerAction:

@@ -1,0 +1,50 @@
+"""Attributes of traces that were cut down, which :mod:`~otel_torchprof._model.policy` adds: for the documentation."""
+
+from __future__ import annotations
+
+from otel_torchprof._model.units import AttributeType
+
+_INT64, _DOUBLE, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.NAME
+_IF_REDUCED = "on roots (of steps) of which spans were merged, folded or split off"
+
+REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
+    ("torch.composite.count", _INT64, "on composites", "spans that this one stands for, itself among them"),
+    (
+        "torch.composite.duration",
+        _DOUBLE,
+        "on composites",
+        "seconds that these took together; from the start to the end of the composite there may be more",
+    ),
+    (
+        "torch.folded.count",
+        _INT64,
+        "on spans under which others were left out",
+        "spans left out under it, at any depth; all that a composite among them stood for",
+    ),
+    (
+        "torch.folded.duration",
+        _DOUBLE,
+        "on spans under which others were left out",
+        "seconds that the outermost of these took together: what ran inside of them is part of it and not added again",
+    ),
+    (
+        "torch.recorded_spans",
+        _INT64,
+        f"{_IF_REDUCED}; on steps without details",
+        "spans that were recorded, itself among them: those sent, merged and folded together",
+    ),
+    ("torch.merged_spans", _INT64, _IF_REDUCED, "spans that are not sent because composites stand for them"),
+    ("torch.folded_spans", _INT64, _IF_REDUCED, "spans that were left out and are counted by `torch.folded.count`"),
+    ("torch.parts", _INT64, _IF_REDUCED, "further traces that hold the rest, linked both ways"),
+    ("torch.part", _INT64, "on the roots of these", "number of the part, from 1"),
+    (
+        "torch.averages",
+        _NAME,
+        "on steps without details",
+        (
+            'names by the time without what they called, `[{"name":"aten::mm","count":12,"self":0.0123}]`: the longest first, '
+            "`self` in seconds; under 2,048 bytes, which is what Tempo keeps"
+        ),
+    ),
+)
+"""Key, type, when it is there and what it means, in the order in which the page has them."""

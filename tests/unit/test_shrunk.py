@@ -1,0 +1,54 @@
+"""Steps without their details."""
+
+from __future__ import annotations
+
+import json
+
+from unit_tables import HOME, attribute, attributes_of, shown, unit, unit_of
+
+from otel_torchprof._model.shrunk import shrunk
+from otel_torchprof._model.units import AttributeType
+
+
+def averages(table):
+    """What the root says of its operators."""
+    return [tuple(entry.values()) for entry in json.loads(attributes_of(table, 0)["torch.averages"])]
+
+
+def test_only_the_root_is_left():
+    """It says how many spans there were and which names took the most time of their own, without what they called."""
+    table = unit(("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 20), ("b", 20, 25)), ("c", 60, 90)))
+    found = shrunk(table, HOME)
+    [(name, start, end, parent, said)] = shown(found)
+    assert (name, start, end, parent, said["torch.recorded_spans"]) == ("torch.step", 0, 100, "", 5)
+    assert averages(found) == [("c", 1, 0.03), ("a", 1, 0.025), ("b", 2, 0.025)]
+
+
+def test_what_spans_say_of_themselves_counts():
+    """Where a span tells its own time or stands for many, that is taken."""
+    table = unit(
+        ("torch.step", 0, 100, ("a", 0, 50), ("b", 60, 70)),
+        attributes=(
+            attribute("torch.self_duration", AttributeType.DOUBLE, None, 0.001, None),
+            attribute("torch.composite.count", AttributeType.INT64, None, None, 40),
+        ),
+    )
+    found = shrunk(table, HOME)
+    assert averages(found) == [("b", 40, 0.01), ("a", 1, 0.001)]
+    assert attributes_of(found, 0)["torch.recorded_spans"] == 42
+
+
+def test_the_text_is_short_enough_for_tempo():
+    """Very many and very long names, of several bytes a character, leave a whole list of the first of them."""
+    rows = [
+        ("torch.step", 0, 1000, 0),
+        *((f"größer{i}" * (1 + 50 * (i % 2)), i, i + 1 - i / 1000, 1) for i in range(500)),
+    ]
+    found = shrunk(unit_of(rows), HOME)
+    assert 1500 < len(attributes_of(found, 0)["torch.averages"].encode()) < 2048
+    assert averages(found)[0] == ("größer0", 1, 0.001)
+
+
+def test_without_the_root_nothing_is_left():
+    """A table that holds none of the unit's own span gives none."""
+    assert len(shrunk(unit(("a", 0, 1)), HOME._replace(span_id=99))) == 0

@@ -1,0 +1,76 @@
+"""Parts of span tables, and several of them as one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from span_tables import span_rows, tables
+
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.units import AttributeColumn, AttributeType
+
+COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
+
+
+def told(table):
+    """All that the spans of a table say, each as text; the order of attributes does not matter."""
+    return [
+        (json.loads(span.to_json()), span.dropped_attributes, span.dropped_links, dict(span.context.trace_state))
+        for span in SpanList(table, **COMMON)
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(tables(), st.data())
+def test_taken_rows_say_the_same(table, data):
+    """Any rows of any table in any order say what they said, and nothing is held that none of them uses."""
+    rows = data.draw(st.lists(st.sampled_from(range(len(table))), unique=True)) if len(table) else []
+    found = taken(table, np.array(rows, dtype=np.int64))
+    whole = told(table)
+    assert told(found) == [whole[row] for row in rows]
+    assert found.row.tolist() == rows
+    texts = [c for c in found.attributes if c.type == AttributeType.NAME]
+    used = {0, *found.name.tolist()}.union(*(c.values.tolist() for c in texts))
+    assert used == set(range(len(found.names)))
+    assert set(found.trace.tolist()) == set(range(len(found.trace_ids)))
+    assert all(column.present is None or column.present.any() for column in found.attributes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(tables(), min_size=1, max_size=4))
+def test_joined_tables_say_the_same(parts):
+    """The spans of any tables follow one another and say what they said; no name is there twice."""
+    found = joined_tables(parts)
+    assert told(found) == [span for part in parts for span in told(part)]
+    if len(parts) > 1:
+        raw = [found.names.raw(i) for i in range(len(found.names))]
+        assert len(set(raw)) == len(raw) or all(part.names is parts[0].names for part in parts)
+        assert len({(c.key, c.type) for c in found.attributes}) == len(found.attributes)
+
+
+def test_parts_joined_are_the_whole():
+    """A table cut in two and joined again is the table, links between the parts and all."""
+    column = AttributeColumn("k", AttributeType.NAME, np.array([3, 0, 1], np.uint32), np.array([1, 0, 1], np.uint8))
+    table = span_rows(["a", "b", "c"], attributes=(column,))
+    assert told(joined_tables([taken(table, [0]), taken(table, [1, 2])])) == told(table)
+
+
+def test_one_table_is_itself():
+    """Nothing is copied for one table; none at all is an error."""
+    table = span_rows(["a"])
+    assert joined_tables([table]) is table
+    with pytest.raises(ValueError, match="at least one"):
+        joined_tables([])
+
+
+def test_what_is_taken_holds_no_more_than_its_rows():
+    """One span of a table with many names holds a few hundred bytes."""
+    table = span_rows([f"{i:0100}" for i in range(1000)])
+    assert taken(table, [500]).nbytes < 400
