@@ -59,6 +59,11 @@ def encode_counted(
     rows: range | None = None,
 ) -> Iterator[tuple[bytes, int]]:
     """As :func:`encode`, each message with the number of spans in it."""
+    return _Request(table, resource, scope, checked_rows(table, rows, max_bytes)).messages(max_bytes)
+
+
+def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
+    """Those to encode. Raises ValueError as :func:`encode`."""
     if not 1 <= max_bytes <= PROTOBUF_MAX_BYTES:
         raise ValueError(
             f"max_bytes is {max_bytes}, but must be from 1 to {PROTOBUF_MAX_BYTES}; gRPC receivers take 4 MiB by default"
@@ -66,7 +71,7 @@ def encode_counted(
     rows = range(len(table)) if rows is None else rows
     if len(rows) and (rows.step != 1 or rows.start < 0 or rows.stop > len(table)):
         raise ValueError(f"rows is {rows}, but must be rising without gaps, within the {len(table)} of the table")
-    return _Request(table, resource, scope, rows).messages(max_bytes)
+    return rows
 
 
 class _Request(LentSpans):

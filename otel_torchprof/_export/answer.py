@@ -32,6 +32,8 @@ class Answer:
     """Seconds that the receiver wants to be left alone before the next attempt."""
     rejected_spans: int = 0
     """Where accepted: spans of the message that were not."""
+    may_pass: bool = False
+    """Where refused: only since there was no time left to try again."""
 
 
 def accepted(body: bytes) -> Answer:

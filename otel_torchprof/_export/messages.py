@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_torchprof._encode import otlp
+from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
 
 if TYPE_CHECKING:
@@ -13,29 +13,33 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 
-def messages(spans: Sequence[ReadableSpan], max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False) -> Iterator[tuple[bytes, int]]:
     """Serialized ``ExportTraceServiceRequest`` messages of at most ``max_bytes`` and how many spans are in each, in order.
+
+    ``json``: as lines of OTLP/JSON instead of protobuf.
 
     A span that alone is larger goes alone. A SpanList without gaps is encoded from its table, without an object per span;
     anything else by OpenTelemetry's encoder, whose exceptions are passed on.
     """
     if isinstance(spans, SpanList) and spans.rows.step == 1:
-        return otlp.encode_counted(
+        encode_counted = otlp_json.encode_counted if json else otlp.encode_counted
+        return encode_counted(
             spans.table, rows=spans.rows, resource=spans.resource, scope=spans.scope, max_bytes=max_bytes
         )
-    return _encoded(spans, max_bytes)
+    return _encoded(spans, max_bytes, json=json)
 
 
-def _encoded(spans: Sequence[ReadableSpan], max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _encoded(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool) -> Iterator[tuple[bytes, int]]:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     if not spans:
         return
-    message = encode_spans(spans).SerializeToString()
+    request = encode_spans(spans)
+    message = otlp_json.line_of(request) if json else request.SerializeToString()
     if len(message) <= max_bytes or len(spans) == 1:
         yield message, len(spans)
         return
     # The sizes of spans are not known before they are encoded, so it is halves, and halves again.
     middle = len(spans) // 2
-    yield from _encoded(spans[:middle], max_bytes)
-    yield from _encoded(spans[middle:], max_bytes)
+    yield from _encoded(spans[:middle], max_bytes, json=json)
+    yield from _encoded(spans[middle:], max_bytes, json=json)

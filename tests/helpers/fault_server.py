@@ -283,8 +283,9 @@ class GrpcReceiver(Receiver):
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", self.max_message_bytes)]
         self._server = grpc.server(futures.ThreadPoolExecutor(8), options=options)
         export = grpc.unary_unary_rpc_method_handler(self._export)
-        service = "opentelemetry.proto.collector.trace.v1.TraceService"
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": export}),))
+        for service in ("trace.v1.TraceService", "metrics.v1.MetricsService"):
+            name = f"opentelemetry.proto.collector.{service}"
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Export": export}),))
         self.ended.clear()
         address = f"127.0.0.1:{self.port}"
         if self.tls:

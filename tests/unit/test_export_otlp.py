@@ -83,7 +83,7 @@ def exporter(receiver, protocol):
 
 def made_exporter(*arguments, timeout=LONG, **keywords):
     made = OTLPExporter(*arguments, timeout=timeout, **keywords)
-    made._backoff = SOON
+    made._sender.backoff = SOON
     return made
 
 
@@ -223,10 +223,10 @@ def test_an_answer_that_cannot_be_read(receiver, exporter, caplog):
 def test_no_answer(receiver, exporter):
     """A receiver that never answers costs the timeout once; the next message goes."""
     receiver.turns = [receiver.turn("silence")]
-    patient = exporter._settings
-    exporter._settings = replace(patient, timeout=0.05)
+    patient = exporter._sender.settings
+    exporter._sender.settings = replace(patient, timeout=0.05)
     assert exporter.export(span_list("a")) is FAILURE
-    exporter._settings = patient
+    exporter._sender.settings = patient
     assert exporter.export(span_list("b")) is SUCCESS
     assert (exporter.stats.accepted_spans, exporter.stats.failed_spans, exporter.stats.requests) == (1, 1, 2)
 
@@ -234,7 +234,7 @@ def test_no_answer(receiver, exporter):
 def test_a_bound_for_the_whole_call(receiver, exporter):
     """With a timeout for all messages together, those that it does not reach have failed without being sent."""
     receiver.turns = [receiver.turn("silence")]
-    exporter._settings = replace(exporter._settings, max_request_bytes=1)
+    exporter._sender.settings = replace(exporter._sender.settings, max_request_bytes=1)
     assert exporter.export(span_list("a", "b", "c"), timeout_millis=50) is FAILURE
     assert (exporter.stats.failed_spans, exporter.stats.requests) == (3, 1)
 
@@ -249,7 +249,7 @@ def test_dies_and_returns(protocol, receiver, exporter):
         port_is_free_again.set()
         return False
 
-    exporter._stopping.wait = wait
+    exporter._sender._stopping.wait = wait
     back = threading.Thread(target=lambda: port_is_free_again.wait(LONG) and receiver.start())
     back.start()
     assert exporter.export(span_list("meanwhile")) is SUCCESS
@@ -274,8 +274,8 @@ def test_shutdown_wakes(receiver, protocol):
     """A shutdown ends a wait between two attempts at once."""
     receiver.turns = [receiver.turn("busy")]
     exporter = made_exporter(receiver.url, protocol=protocol)
-    exporter._backoff = Backoff(first=LONG / 2, longest=LONG / 2)
-    exporter._retrying = lambda answer, seconds: waiting.set()
+    exporter._sender.backoff = Backoff(first=LONG / 2, longest=LONG / 2)
+    exporter._sender._retrying = lambda answer, seconds: waiting.set()
     waiting, results = threading.Event(), []
     thread = threading.Thread(target=lambda: results.append(exporter.export(span_list("a"))))
     thread.start()
@@ -312,7 +312,7 @@ def test_its_own_traffic_is_not_traced(exporter):
         def close(self):
             pass
 
-    exporter._transport = Transport()
+    exporter._sender._transport = Transport()
     assert exporter.export(span_list("a")) is FAILURE
     assert seen == [True]
     assert context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY) is None
@@ -330,7 +330,7 @@ def test_the_log_is_not_filled(caplog):
     """A receiver that is not there is logged once a minute, with the number of times that were not."""
     now = [0.0]
     exporter = made_exporter(f"http://127.0.0.1:{free_port()}", timeout=0.0005)
-    exporter._log._clock = lambda: now[0]
+    exporter._sender._log._clock = lambda: now[0]
     for _ in range(5):
         exporter.export(span_list("a"))
     assert len(caplog.messages) == 1
@@ -375,14 +375,14 @@ def spans(name):
 exporter = OTLPExporter(sys.argv[1], protocol=sys.argv[2], timeout=30)
 exporter.export(spans("before"))
 # As if other threads were inside at the moment of the fork: what they hold is never released in the child.
-for lock in (exporter._counts._lock, exporter._log._lock, getattr(exporter._transport, "_lock", threading.Lock())):
+for lock in (exporter._sender._counts._lock, exporter._sender._log._lock, getattr(exporter._sender._transport, "_lock", threading.Lock())):
     lock.acquire()
 child = os.fork()
 if not child:
     ok = exporter.export(spans("child")).name == "SUCCESS" and exporter.stats.requests == 1
     os._exit(0 if ok else 1)
 assert os.waitpid(child, 0)[1] == 0
-for lock in (exporter._counts._lock, exporter._log._lock, getattr(exporter._transport, "_lock", None)):
+for lock in (exporter._sender._counts._lock, exporter._sender._log._lock, getattr(exporter._sender._transport, "_lock", None)):
     lock and lock.release()
 exporter.export(spans("after"))
 assert exporter.stats.accepted_spans == 2, exporter.stats

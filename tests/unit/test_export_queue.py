@@ -139,26 +139,26 @@ def test_the_exporters_timeout(made):
 
 
 def test_what_waits_is_counted(made):
-    """Spans and bytes that wait are known; what the exporter holds no longer waits."""
+    """Spans and bytes that wait are known, what the exporter has in its hands among them."""
     queue = made(Exporter())
     busy(queue)
     queue.put(["a", "b"], 300)
     queue.put(["c"], 200)
-    assert queue.stats == QueueStats(waiting_spans=3, waiting_bytes=500)
+    assert queue.stats == QueueStats(waiting_spans=4, waiting_bytes=501)
 
 
-@pytest.mark.parametrize("settings", [{"max_queue_size": 4}, {"max_queue_bytes": 400}], ids=str)
+@pytest.mark.parametrize("settings", [{"max_queue_size": 5}, {"max_queue_bytes": 401}], ids=str)
 def test_the_oldest_go_when_it_is_full(made, settings, caplog):
     """A full queue drops the oldest batches until the new one fits, and counts their spans; put does not wait."""
     queue = made(Exporter(), **settings)
     busy(queue)
     for batch in ("ab", "cd", "ef", "g"):
         queue.put(list(batch), 100 * len(batch))
-    assert queue.stats == QueueStats(dropped_spans=4, waiting_spans=3, waiting_bytes=300)
+    assert queue.stats == QueueStats(dropped={"queue_full": 4}, waiting_spans=4, waiting_bytes=301)
     queue.exporter.may_go_on.set()
     assert [queue.force_flush(in_time()) for _ in range(2)] == [False, True]
     assert queue.exporter.batches == [["busy"], ["e", "f"], ["g"]]
-    assert queue.stats == QueueStats(exported_spans=4, dropped_spans=4)
+    assert queue.stats == QueueStats(exported_spans=4, dropped={"queue_full": 4})
     assert caplog.messages == ["Exporter: 2 spans were dropped: it is slower than the spans come"]
 
 
@@ -168,19 +168,19 @@ def test_a_batch_larger_than_the_queue(made):
     busy(queue)
     queue.put(["a"], 1)
     queue.put(list("bcde"), 4)
-    assert queue.stats == QueueStats(dropped_spans=1, waiting_spans=4, waiting_bytes=4)
+    assert queue.stats == QueueStats(dropped={"queue_full": 1}, waiting_spans=5, waiting_bytes=5)
 
 
 def test_requests_to_flush_are_not_dropped(made):
     """A flush that waits in a queue that fills up is answered: False, as spans were lost."""
-    queue = made(Exporter(), max_queue_size=1)
+    queue = made(Exporter(), max_queue_size=2)
     busy(queue)
     queue.put(["a"], 1)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(queue.force_flush(in_time())))
     with queue._changed:
         thread.start()
-        assert queue._changed.wait_for(lambda: len(queue._waiting) == 2, LONG)
+        assert queue._changed.wait_for(lambda: len(queue._backlog) == 2, LONG)
     queue.put(["b"], 1)
     queue.exporter.may_go_on.set()
     thread.join(LONG)
@@ -260,7 +260,7 @@ def test_shutdown(made):
     queue.put(["b", "c"], 1)
     assert queue.force_flush(in_time())
     assert queue.exporter.calls == ["export", "shutdown"]
-    assert queue.stats == QueueStats(exported_spans=1, dropped_spans=2)
+    assert queue.stats == QueueStats(exported_spans=1, dropped={"shutdown": 2})
     (thread,) = queue.exporter.threads
     thread.join(LONG)
     assert not thread.is_alive()
@@ -285,12 +285,12 @@ def test_shutdown_keeps_its_deadline(made, caplog):
     queue.put(["a", "b"], 1)
     assert not queue.shutdown(soon())
     assert told.wait(LONG)
-    assert queue.stats == QueueStats(dropped_spans=2)
+    assert queue.stats == QueueStats(dropped={"shutdown": 2}, waiting_spans=2, waiting_bytes=2)
     assert "2 waiting spans were dropped: the shutdown's time was over" in caplog.text
     exporter.may_go_on.set()
     (thread,) = exporter.threads
     thread.join(LONG)
-    assert queue.stats == QueueStats(exported_spans=1, dropped_spans=3)
+    assert queue.stats == QueueStats(exported_spans=1, dropped={"shutdown": 3})
     assert exporter.calls == ["export", "shutdown"]
 
 
@@ -344,7 +344,7 @@ def test_without_threads_or_time(made, monkeypatch):
     assert not queue.force_flush(Deadline.after(0))
     assert queue.stats.waiting_spans == 1
     assert not queue.shutdown(Deadline.after(0))
-    assert queue.stats == QueueStats(dropped_spans=1)
+    assert queue.stats == QueueStats(dropped={"shutdown": 1})
 
 
 def test_what_was_exported_is_let_go(made):

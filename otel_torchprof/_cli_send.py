@@ -1,0 +1,162 @@
+"""``otel-torchprof send``: OTLP files to an endpoint."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ._encode.otlp import DEFAULT_MAX_BYTES
+from ._export.answer import Verdict
+from ._export.deadline import Deadline
+from ._export.otlp_reading import pieces
+from ._export.requests_of_files import halves, requests_of
+from ._export.sdk import suppressed
+from ._export.sending import Sender
+from ._export.settings import Settings
+from .errors import TorchProfError
+
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from ._export.requests_of_files import FileRequest
+
+_SECONDS_BETWEEN_LINES = 0.5
+_INTERRUPTED = 130
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to those of ``otel-torchprof``."""
+    parser = commands.add_parser(
+        "send",
+        help="deliver OTLP files to a collector",
+        description="Delivers spans from files to an OTLP endpoint: what OTLPFileExporter and export_otlp wrote, or an OpenTelemetry "
+        "Collector's file exporter; protobuf or lines of JSON, maybe compressed with gzip. What is not given here is read from the "
+        "OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was taken, 1 otherwise.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--endpoint", help="gRPC: http://host:port; HTTP: the URL as it is, with /v1/traces")
+    parser.add_argument("--protocol", help="grpc or http/protobuf")
+    parser.add_argument("--headers", help="name=value,name=value, percent-encoded")
+    parser.add_argument("--compression", help="gzip or none")
+    parser.add_argument("--timeout", help="seconds for one request with its retries")
+    parser.add_argument(
+        "--max-request-bytes",
+        type=int,
+        default=DEFAULT_MAX_BYTES,
+        metavar="N",
+        help="size of a request (default: 1 MiB)",
+    )
+    parser.add_argument(
+        "--from",
+        type=int,
+        default=0,
+        dest="offset",
+        metavar="OFFSET",
+        help="where to begin in the first file, as the last run said",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Sends; returns the exit status."""
+    try:
+        settings = Settings.from_environment(
+            endpoint=options.endpoint,
+            protocol=options.protocol,
+            headers=options.headers,
+            compression=options.compression,
+            timeout=options.timeout,
+            max_request_bytes=options.max_request_bytes,
+        )
+    except ValueError as error:
+        raise TorchProfError(str(error)) from error
+    if options.offset < 0:
+        raise TorchProfError(f"--from is {options.offset}: allowed is a number of bytes, 0 or above")
+    delivery = _Delivery(settings)
+    with suppressed():
+        status = delivery.deliver_all(options.files, options.offset)
+    delivery.say_what_became_of_it()
+    return status
+
+
+class _Delivery:
+    """Files on their way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._sender = Sender(settings, "otel-torchprof send")
+        self._max_bytes = settings.max_request_bytes
+        self._where = settings.shown_endpoint
+        self._shows_progress = sys.stderr.isatty()
+        self._next_line = 0.0
+
+    def deliver_all(self, files: list[str], offset: int) -> int:
+        """The exit status. A file that cannot be read does not stop those after it; a receiver that cannot be reached does."""
+        fine = True
+        for number, path in enumerate(files):
+            at = offset if number == 0 else 0
+            try:
+                for request in requests_of(pieces(path, at), self._max_bytes):
+                    at = request.offset
+                    if not self._deliver(request):
+                        _say(_again(at, files[number:]))
+                        return 1
+                    at = request.end
+                    self._show(path, at)
+            except TorchProfError as error:
+                self._show_no_more()
+                _say(str(error))
+                fine = False
+            except KeyboardInterrupt:
+                self._show_no_more()
+                _say(_again(at, files[number:]))
+                return _INTERRUPTED
+            finally:
+                self._show_no_more()
+        return 0 if fine and not self._has_lost else 1
+
+    @property
+    def _has_lost(self) -> bool:
+        stats = self._sender.stats
+        return stats.failed_spans > 0 or stats.rejected_spans > 0
+
+    def _deliver(self, request: FileRequest) -> bool:
+        """Whether it makes sense to go on: also where the receiver refused this one."""
+        answer = self._sender.deliver(request.body, Deadline.after(math.inf))
+        if answer.verdict is Verdict.TOO_LARGE and request.spans > 1:
+            return all(self._deliver(half) for half in halves(request, len(request.body) // 2))
+        if answer.may_pass:
+            _say(f"{self._where}: {self._sender.settings.redacted(answer.reason)}")
+            return False
+        self._sender.count(answer, request.spans)
+        return True
+
+    def say_what_became_of_it(self) -> None:
+        """One line with exact counts; closes the connections."""
+        stats = self._sender.stats
+        self._sender.close()
+        _say(
+            f"{stats.accepted_spans} spans sent to {self._where}, {stats.rejected_spans} rejected, {stats.failed_spans} failed; "
+            f"{stats.requests} requests, {stats.bytes_sent / 2**20:.1f} MiB"
+        )
+
+    def _show(self, path: str, at: int) -> None:
+        if self._shows_progress and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            sent = self._sender.stats.accepted_spans
+            sys.stderr.write(f"\r\x1b[K{path}: {at / 2**20:.1f} MiB read, {sent} spans sent")
+            sys.stderr.flush()
+
+    def _show_no_more(self) -> None:
+        if self._shows_progress and self._next_line:
+            self._next_line = 0.0
+            sys.stderr.write("\r\x1b[K")
+
+
+def _again(offset: int, files: list[str]) -> str:
+    return f"not all was sent; go on with: otel-torchprof send --from {offset} {' '.join(files)}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"otel-torchprof: {text}\n")

@@ -1,0 +1,141 @@
+"""Spans as OTLP/JSON: one ``ExportTraceServiceRequest`` per line, as the specification's file exporter writes them.
+
+That is protobuf's JSON, but for ids, which are hexadecimal digits, and enumerations, which are numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._native.ffi import ffi, lib
+
+from .lent_spans import LentSpans
+from .otlp import DEFAULT_MAX_BYTES, checked_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from otel_torchprof._model.units import SpanTable
+
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+def is_json(path: str) -> bool:
+    """Whether a file of this name is to hold JSON: ``.json`` or ``.jsonl``, maybe with ``.gz`` after it."""
+    return path.removesuffix(".gz").endswith((".json", ".jsonl"))
+
+
+def encode_counted(
+    table: SpanTable,
+    *,
+    resource: Resource,
+    scope: InstrumentationScope,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    rows: range | None = None,
+) -> Iterator[tuple[bytes, int]]:
+    """As ``encode_counted`` of ``otlp``: lines of at most ``max_bytes`` bytes, each with the number of spans in it.
+
+    The spans are the same, and so are the errors. Each line is made when it is asked for, without the GIL.
+    """
+    return _lines(LentSpans(table, checked_rows(table, rows, max_bytes)), resource, scope, max_bytes)
+
+
+def _lines(
+    lent: LentSpans, resource: Resource, scope: InstrumentationScope, max_bytes: int
+) -> Iterator[tuple[bytes, int]]:
+    head, tail = _around(resource, scope)
+    frame = lent.keep(
+        ffi.new(
+            "otp_otlp_json_frame *",
+            {
+                "head": {"data": lent.keep(ffi.from_buffer("uint8_t[]", head)), "size": len(head)},
+                "tail": {"data": lent.keep(ffi.from_buffer("uint8_t[]", tail)), "size": len(tail)},
+            },
+        )
+    )
+    buffer = ffi.new("otp_buffer *")
+    row = lent.rows.start
+    try:
+        while row < lent.rows.stop:
+            buffer.size = 0
+            first = row
+            row = lib.otp_encode_otlp_json(lent.spans, frame, row, lent.rows.stop, max_bytes, buffer)
+            if row < 0:
+                raise MemoryError(f"no memory for a line of up to {max_bytes} bytes")
+            yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
+    finally:
+        lib.otp_buffer_free(buffer)
+
+
+def _around(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
+    """What stands before the spans of a request, and what after them."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+    context = SpanContext(1, 1, is_remote=False)
+    span = ReadableSpan("", context, resource=resource, instrumentation_scope=scope, start_time=0, end_time=0)
+    request = _as_dict(encode_spans([span]))
+    # The spans last, so that the text can be cut where they belong; the order of members has no meaning.
+    resource_spans = request["resourceSpans"][0]
+    scope_spans = resource_spans.pop("scopeSpans")[0]
+    del scope_spans["spans"]
+    text = _text({**resource_spans, "scopeSpans": [{**scope_spans, "spans": []}]})
+    end = "]}]}"
+    return b'{"resourceSpans":[' + text.removesuffix(end).encode(), end.encode() + b"]}\n"
+
+
+def line_of(request: ExportTraceServiceRequest) -> bytes:
+    """Any request as a line. Costs some 50 us per span."""
+    return _text(_as_dict(request)).encode() + b"\n"
+
+
+def request_of(line: bytes) -> ExportTraceServiceRequest:
+    """What a line holds; members that OTLP does not have are passed over, as the specification wants it.
+
+    Raises:
+        ValueError: it is no request for traces; says what it is instead, or what is wrong.
+    """
+    from google.protobuf import json_format
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    found = json.loads(line)
+    if not isinstance(found, dict) or not isinstance(found.get("resourceSpans"), list):
+        members = ", ".join(sorted(map(str, found))[:5]) if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"expected an object with resourceSpans, found {members or 'an empty one'}")  # noqa: TRY004 - of a file
+    try:
+        _change_ids(found, lambda digits: base64.b64encode(bytes.fromhex(digits)).decode())
+        request: ExportTraceServiceRequest = json_format.ParseDict(
+            found, ExportTraceServiceRequest(), ignore_unknown_fields=True
+        )
+    except (json_format.ParseError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected an ExportTraceServiceRequest: {error}") from error
+    return request
+
+
+def _as_dict(request: ExportTraceServiceRequest) -> Any:
+    from google.protobuf import json_format
+
+    found = json_format.MessageToDict(request, use_integers_for_enums=True)
+    _change_ids(found, lambda text: base64.b64decode(text).hex())
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _change_ids(request: dict[str, Any], changed: Callable[[str], str]) -> None:
+    for resource_spans in request.get("resourceSpans") or ():
+        for scope_spans in resource_spans.get("scopeSpans") or ():
+            for span in scope_spans.get("spans") or ():
+                for having in (span, *(span.get("links") or ())):
+                    for name in _IDS:
+                        if name in having:
+                            having[name] = changed(having[name])

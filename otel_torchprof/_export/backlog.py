@@ -1,0 +1,153 @@
+"""What waits for an exporter, and how much of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from .deadline import Deadline
+    from .settings import QueueSettings
+
+
+@dataclass(eq=False)
+class Batch:
+    """Spans that wait."""
+
+    spans: Sequence[ReadableSpan]
+    size_bytes: int
+    """What they hold: of a SpanList all of its table, for as long as a single span of it is left."""
+    tried: bool = False
+    """Whether the first of them were sent, and not taken."""
+    number: int = 0
+    """Of those that came before it."""
+    attempts: int = 0
+    """In a row that failed, of its first message; this and what follows is for ``Patience``."""
+    since: float = 0.0
+    """When the first of them began."""
+    alone: int = 0
+    """Those of them before which others were taken."""
+    others_taken: int = 0
+
+
+@dataclass(eq=False)
+class Flush:
+    """A request that waits like spans, so that everything put before it is done before it is."""
+
+    deadline: Deadline
+    done: bool = False
+    result: bool = False
+
+
+class Backlog:
+    """Batches and requests to flush, in the order in which they came. Not thread-safe: its queue locks.
+
+    A batch that is in somebody's hands, from :meth:`take` on, counts like those that wait until it is settled, put back or
+    dropped: it is held in memory all the same.
+    """
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self.spans = 0
+        self.size_bytes = 0
+        self._settings = settings
+        self._items: deque[Batch | Flush] = deque()
+        self._flushes: list[Flush] = []
+        self._appended = 0
+
+    def __len__(self) -> int:
+        """Batches and requests that wait, without the one in hand."""
+        return len(self._items)
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether somebody waits for a flush."""
+        self._flushes = [flush for flush in self._flushes if not flush.deadline.passed]
+        return bool(self._flushes)
+
+    def append(self, item: Batch | Flush) -> None:
+        """Lets it wait behind all others."""
+        self._items.append(item)
+        if isinstance(item, Flush):
+            self._flushes.append(item)
+        else:
+            item.number = self._appended
+            self._appended += 1
+            self.spans += len(item.spans)
+            self.size_bytes += item.size_bytes
+
+    def take(self) -> Batch | Flush | None:
+        """What waits longest, if anything does."""
+        return self._items.popleft() if self._items else None
+
+    def settle(self, batch: Batch, spans: int) -> None:
+        """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""
+        self.spans -= spans
+        if spans:
+            batch.spans = batch.spans[spans:]
+        if not batch.spans:
+            self.size_bytes -= batch.size_bytes
+
+    def put_back(self, batch: Batch, behind: float = 0) -> int:
+        """Lets the rest of the batch in hand wait again; how many spans were dropped since they do not fit.
+
+        It waits before all that came later; with ``behind`` so many batches go first, but no flush that somebody waits for.
+        """
+        if self._items and not self._fits(0, 0):
+            return self._dropped(batch)
+        self._items.insert(self._place(batch, behind), batch)
+        return 0
+
+    def _place(self, batch: Batch, behind: float) -> int:
+        for place, item in enumerate(self._items):
+            if isinstance(item, Flush):
+                if not item.deadline.passed:
+                    return place
+            elif behind > 0:
+                behind -= 1
+            elif item.alone or item.number > batch.number:
+                return place
+        return len(self._items)
+
+    def drop(self, batch: Batch) -> int:
+        """Drops what is left of the batch in hand; how many spans."""
+        return self._dropped(batch)
+
+    def make_room(self, spans: int, size_bytes: int) -> int:
+        """Drops the oldest until so much fits or nothing waits; how many spans were dropped. Requests to flush stay."""
+        dropped, flushes = 0, []
+        while self._items and not self._fits(spans, size_bytes):
+            oldest = self._items.popleft()
+            if isinstance(oldest, Flush):
+                flushes.append(oldest)
+            else:
+                dropped += self._dropped(oldest)
+        self._items.extendleft(reversed(flushes))
+        return dropped
+
+    def clear(self) -> tuple[int, list[Flush]]:
+        """Drops everything that is not in hand: how many spans, and the requests."""
+        items = list(self._items)
+        self._items.clear()
+        dropped = sum(self._dropped(item) for item in items if isinstance(item, Batch))
+        return dropped, [item for item in items if isinstance(item, Flush)]
+
+    def answered(self, flush: Flush) -> None:
+        """Nobody waits for this one any more."""
+        self._flushes = [other for other in self._flushes if other is not flush]
+
+    def _fits(self, spans: int, size_bytes: int) -> bool:
+        return (
+            self.size_bytes + size_bytes <= self._settings.max_queue_bytes
+            and self.spans + spans <= self._settings.max_queue_size
+        )
+
+    def _dropped(self, batch: Batch) -> int:
+        count = len(batch.spans)
+        self.spans -= count
+        self.size_bytes -= batch.size_bytes
+        return count

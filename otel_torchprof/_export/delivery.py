@@ -1,0 +1,59 @@
+"""What an exporter answers that can say how far it came."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from .answer import Answer
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of the first spans of a batch. Those after them are as they were before, and may be sent later."""
+
+    exported: int = 0
+    """The receiver took them."""
+    failed: int = 0
+    """They will never arrive."""
+    stopped_by: Answer | None = None
+    """Why the rest was not sent: a RETRY. None where there is no rest, or where there was no time for it."""
+    stopped_at: int = 0
+    """Spans of the message that was not taken, the first of the rest."""
+
+    @property
+    def settled(self) -> int:
+        """Spans that need not be sent again."""
+        return self.exported + self.failed
+
+
+class ExportsSome(Protocol):
+    """An exporter that can stop in the middle of a batch."""
+
+    def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool) -> Delivery:
+        """Sends each message once, in order, until one may be taken at another time.
+
+        ``again``: the first message was sent before, and was not taken.
+        """
+
+
+def takes_timeout(exporter: Any) -> bool:
+    """Whether its ``export`` wants to be told for how long it may last."""
+    try:
+        return "timeout_millis" in inspect.signature(exporter.export).parameters
+    except (TypeError, ValueError):  # a function in C that does not tell
+        return False
+
+
+def can_stop_midway(exporter: Any) -> bool:
+    """Whether the exporter is an ``ExportsSome``, and nobody's own ``export`` would be passed by if that were used."""
+    if "export" in getattr(exporter, "__dict__", ()):
+        return False
+    makers = [vars(kind) for kind in type(exporter).__mro__ if "export" in vars(kind)]
+    return bool(makers) and "export_some" in makers[0]

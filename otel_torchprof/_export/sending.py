@@ -1,0 +1,180 @@
+"""Messages on their way to one receiver, and what became of the spans in them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .answer import Answer, Verdict, root_cause
+from .deadline import Deadline
+from .quiet import LimitedLog, debug
+from .retry import Backoff, deliver
+from .settings import GRPC
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+
+@dataclass(frozen=True)
+class ExportStats:
+    """What an exporter did so far. Every span that it has done with is accepted, rejected or failed, and only once.
+
+    Those that a :class:`TorchSpanProcessor` keeps for another attempt are in none of the numbers.
+    """
+
+    accepted_spans: int = 0
+    """The receiver took them."""
+    rejected_spans: int = 0
+    """The receiver took their message and said that it dropped them."""
+    failed_spans: int = 0
+    """Never arrived: refused, out of time, after the shutdown, or not to be encoded."""
+    requests: int = 0
+    """Attempts to send a message."""
+    retries: int = 0
+    """Those of them that were not the message's first."""
+    bytes_sent: int = 0
+    """Bytes of all attempts, before compression."""
+    last_error: str = ""
+    """What went wrong last, in words."""
+
+
+class Transport(Protocol):
+    """A way to send messages; all of it thread-safe."""
+
+    def prepare(self, message: bytes) -> bytes:
+        """What to send, made once for all attempts."""
+
+    def send(self, message: bytes, timeout: float) -> Answer:
+        """Sends what ``prepare`` returned, once, within ``timeout`` seconds."""
+
+    def close(self) -> None:
+        """Frees the connections."""
+
+    def after_fork_in_child(self) -> None:
+        """Lets go of the parent's connections without touching them."""
+
+
+class Sender:
+    """Sends messages to the receiver of some settings, and counts. Thread-safe.
+
+    Args:
+        settings: where to, and how.
+        name: what sends, for the log.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        self.backoff = Backoff()
+        """Between the attempts of one :meth:`deliver`."""
+        self._transport = _transport(settings)
+        self._stopping = threading.Event()
+        self._counts = _Counts()
+        self._log = LimitedLog()
+
+    @property
+    def stats(self) -> ExportStats:
+        """What it did so far, at one moment."""
+        return self._counts.snapshot()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._stopping.is_set()
+
+    def attempt(self, message: bytes, deadline: Deadline, *, again: bool = False) -> Answer:
+        """Sends once, within the settings' timeout and the deadline; ``again``: it is not the message's first time."""
+        answer = self._send(self._transport.prepare(message), len(message), self._timeout(deadline))
+        if again:
+            self._counts.add(retries=1)
+        if answer.verdict is Verdict.RETRY:  # nobody else redacts what others say of it
+            answer = replace(answer, reason=self.settings.redacted(answer.reason))
+            self._counts.add(last_error=answer.reason)
+        return answer
+
+    def deliver(self, message: bytes, deadline: Deadline) -> Answer:
+        """Sends until the answer is final, within the settings' timeout and the deadline; never answers RETRY."""
+        body = self._transport.prepare(message)
+        return deliver(
+            lambda timeout: self._send(body, len(message), timeout),
+            deadline=Deadline.after(self._timeout(deadline)),
+            wait=self._stopping.wait,
+            backoff=self.backoff,
+            retrying=self._retrying,
+        )
+
+    def count(self, answer: Answer, spans: int) -> bool:
+        """Counts and logs what became of so many spans; whether their message was taken."""
+        reason = self.settings.redacted(answer.reason)
+        if answer.verdict is not Verdict.ACCEPTED:
+            self._counts.add(failed_spans=spans, last_error=reason)
+            self._log.warning("%s: %d spans were not delivered: %s", self.name, spans, reason)
+            return False
+        rejected = min(answer.rejected_spans, spans)
+        self._counts.add(accepted_spans=spans - rejected, rejected_spans=rejected, last_error=reason)
+        if rejected or reason:
+            self._log.warning(
+                "%s: %d of %d spans were rejected: %s", self.name, rejected, spans, reason or "no reason given"
+            )
+        return True
+
+    def close(self) -> None:
+        """Sends no more, wakes whoever waits to try again, and closes the connections. Again without effect."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._transport.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: connections, locks and counts of its own."""
+        stopped = self._stopping.is_set()
+        self._stopping = threading.Event()
+        if stopped:
+            self._stopping.set()
+        self._counts = _Counts()
+        self._log.after_fork_in_child()
+        self._transport.after_fork_in_child()
+
+    def _timeout(self, deadline: Deadline) -> float:
+        return min(self.settings.timeout, deadline.remaining())
+
+    def _send(self, body: bytes, size: int, timeout: float) -> Answer:
+        self._counts.add(requests=1, bytes_sent=size)
+        try:
+            return self._transport.send(body, timeout)
+        except Exception as error:  # noqa: BLE001 (a transport's surprise is a message that did not arrive)
+            return Answer(Verdict.REFUSED, root_cause(error))
+
+    def _retrying(self, answer: Answer, seconds: float) -> None:
+        reason = self.settings.redacted(answer.reason)
+        self._counts.add(retries=1, last_error=reason)
+        debug("%s: %s; trying again in %.1f s", self.name, reason, seconds)
+
+
+class _Counts:
+    """ExportStats that grow. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stats = ExportStats()
+
+    def add(self, *, last_error: str = "", **numbers: int) -> None:
+        with self._lock:
+            changed: dict[str, Any] = {name: getattr(self._stats, name) + number for name, number in numbers.items()}
+            if last_error:
+                changed["last_error"] = last_error
+            self._stats = replace(self._stats, **changed)
+
+    def snapshot(self) -> ExportStats:
+        with self._lock:
+            return self._stats
+
+
+def _transport(settings: Settings) -> Transport:
+    if settings.protocol == GRPC:
+        from .grpc import GrpcTransport
+
+        return GrpcTransport(settings)
+    from .http import HttpTransport
+
+    return HttpTransport(settings)

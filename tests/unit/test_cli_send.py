@@ -1,0 +1,225 @@
+"""``otel-torchprof send``: files of every form to real receivers, what cannot be read, and what cannot be delivered."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tracemalloc
+
+import grpc
+import pytest
+from fault_server import Abort, GrpcReceiver, HttpReceiver, free_port, partial_success, status
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from span_tables import span_rows
+
+from otel_torchprof import OTLPFileExporter, TorchProfError
+from otel_torchprof._encode import otlp, otlp_json
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.otlp_reading import pieces
+from otel_torchprof._export.requests_of_files import requests_of
+from otel_torchprof.cli import main
+
+RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}
+FORMS = ["a.otlp", "a.binpb.gz", "a.json", "a.jsonl.gz"]
+RESOURCE = Resource({"service.name": "trainer"}, "https://r")
+SCOPE = InstrumentationScope("otel_torchprof", "1", "https://s")
+METRICS = b'{"resourceMetrics":[{}]}\n'
+
+
+def span_list(*names):
+    return SpanList(span_rows(names), resource=RESOURCE, scope=SCOPE)
+
+
+def written(path, names, at_a_time=3):
+    """A file with these spans, some with each export; its uncompressed content."""
+    exporter = OTLPFileExporter(path)
+    for first in range(0, len(names), at_a_time):
+        exporter.export(span_list(*names[first : first + at_a_time]))
+    exporter.shutdown()
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.name.endswith(".gz") else data
+
+
+def send(receiver, *arguments):
+    protocol = next(name for name, kind in RECEIVERS.items() if isinstance(receiver, kind))
+    endpoint = ("--endpoint", receiver.url, "--protocol", protocol)
+    return main(["send", *endpoint, *map(str, arguments)])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_every_form(tmp_path, protocol, name, capsys):
+    """All spans of a file of any form arrive in order with resource and scope, and the last line has the counts."""
+    names = [f"span {number}" for number in range(20)]
+    written(tmp_path / name, names)
+    with RECEIVERS[protocol]() as receiver:
+        assert send(receiver, tmp_path / name) == 0
+    assert receiver.names == names
+    assert len(receiver.arrived) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    expected = r"otel-torchprof: 20 spans sent to \S+:\d+\S*, 0 rejected, 0 failed; 1 requests, 0.0 MiB"
+    assert re.fullmatch(expected, line)
+
+
+def test_what_a_collector_writes(tmp_path):
+    """A Collector's JSON lines with members of a newer OTLP, and its protobuf with sizes, are read as well."""
+    message = b"".join(otlp.encode(span_rows(["a"]), resource=RESOURCE, scope=SCOPE))
+    found = json.loads(next(otlp_json.encode_counted(span_rows(["b"]), resource=RESOURCE, scope=SCOPE))[0])
+    found["resourceSpans"][0]["entityRefs"] = [{"new": 1}]
+    found["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] = "A5" * 16
+    (tmp_path / "sized").write_bytes(len(message).to_bytes(4, "big") + message)
+    (tmp_path / "lines").write_text(json.dumps(found) + "\n\n")
+    with HttpReceiver() as receiver:
+        assert send(receiver, tmp_path / "sized", tmp_path / "lines") == 0
+    assert receiver.names == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_requests_keep_the_limit(tmp_path, name):
+    """Small pieces go together and large ones apart, within the limit; every span once, in order."""
+    names = [f"span {number}" for number in range(100)]
+    written(tmp_path / name, names[:60], at_a_time=60)
+    written(tmp_path / f"b{name}", names[60:], at_a_time=1)
+    with HttpReceiver() as receiver:
+        files = tmp_path / name, tmp_path / f"b{name}"
+        assert send(receiver, "--max-request-bytes", 1000, *files) == 0
+    assert receiver.names == names
+    assert max(len(arrived.body) for arrived in receiver.arrived) <= 1000
+    assert len(receiver.arrived) < 20
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_cut_off(tmp_path, name, capsys):
+    """Of a file that is cut off anywhere, what is whole before that is sent, and the error names file, byte and what is missing."""
+    path = tmp_path / name
+    names = [f"span {number}" for number in range(9)]
+    whole = written(path, names)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - len(data) // 6])
+    with HttpReceiver() as receiver:
+        assert send(receiver, path) == 1
+    assert receiver.names == names[:6]
+    error, counts = capsys.readouterr().err.splitlines()
+    offset = int(re.search(r"at byte (\d+): the file is cut off: here begins a ", error)[1])
+    assert error.startswith(f"otel-torchprof: {path}: at byte ")
+    assert 0 < offset < len(whole)
+    assert "6 spans sent" in counts
+
+
+FOREIGN = {
+    "text": (b"hello\n", "at byte 0: expected OTLP for traces, as protobuf or as lines of JSON, maybe compressed"),
+    "metrics": (METRICS, "at byte 0: expected an object with resourceSpans, found resourceMetrics"),
+    "json": (b'{\n "a": 1\n}\n', "at byte 0: expected a line of OTLP/JSON, found no JSON"),
+    "protobuf": (b"\x0a\x04abcd", "at byte 0: expected an OTLP message, found 6 bytes that are none"),
+    "no ids": (
+        b"\x0a\x06\x12\x04\x12\x02\x2a\x00",
+        "expected spans with ids of 16 and 8 bytes, found one with 0 and 0",
+    ),
+    "too large": (b"\x0a\xff\xff\xff\xff\x0f", "expected pieces of at most 67108864 bytes, found one of 4294967295"),
+    "endless size": (b"\x0a" + b"\xff" * 12, "at byte 0: expected the size of a message"),
+    "no gzip": (b"\x1f\x8bxxxxxxxxxxxxxxxxx", "at byte 0: expected gzip, found something else after this byte"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_foreign_files(tmp_path, kind, capsys):
+    """What is no OTLP file is an error with its name, the byte and what was expected; the files after it are sent."""
+    content, text = FOREIGN[kind]
+    (tmp_path / "foreign").write_bytes(content)
+    written(tmp_path / "good.otlp", ["a"])
+    with HttpReceiver() as receiver:
+        assert send(receiver, tmp_path / "foreign", tmp_path / "missing", tmp_path / "good.otlp") == 1
+    assert receiver.names == ["a"]
+    error, missing, _ = capsys.readouterr().err.splitlines()
+    assert text in error
+    assert missing == f"otel-torchprof: cannot read {str(tmp_path / 'missing')!r}: No such file or directory"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_receiver_that_is_gone(tmp_path, name, capsys):
+    """It stops, says where to go on, and from there the rest arrives and nothing twice."""
+    path = tmp_path / name
+    names = [f"span {number}" for number in range(30)]
+    written(path, names)
+    turns = [None, *[status(503, {"Retry-After": "3600"})] * 5]
+    with HttpReceiver(turns=turns) as receiver:
+        assert send(receiver, "--max-request-bytes", 1000, path) == 1
+        sent = len(receiver.arrived[0].names)
+        reason, again, counts = capsys.readouterr().err.splitlines()
+        assert "503" in reason
+        assert f"{sent} spans sent" in counts
+        receiver.turns, receiver.arrived = [], receiver.arrived[:1]
+        offset = re.search(rf"go on with: otel-torchprof send --from (\d+) {re.escape(str(path))}$", again)[1]
+        assert send(receiver, "--from", offset, path) == 0
+    assert receiver.names == names
+
+
+def test_refused_and_rejected(tmp_path, capsys):
+    """What is refused for good is counted as failed and what is after it is sent; rejected spans are counted; both are exit 1."""
+    written(tmp_path / "a.otlp", ["a", "b"], at_a_time=1)
+    for turn, counts in (
+        (Abort(grpc.StatusCode.INVALID_ARGUMENT, "no: secret-token"), "1 spans sent to \\S+, 0 rejected, 1 failed"),
+        (None, "2 spans sent to \\S+, 0 rejected, 0 failed"),
+    ):
+        with GrpcReceiver(turns=[turn]) as receiver:
+            arguments = ("--max-request-bytes", 1, "--headers", "x=secret-token", tmp_path / "a.otlp")
+            assert send(receiver, *arguments) == (turn is not None)
+            shown = capsys.readouterr().err
+            assert re.search(counts, shown)
+            assert "secret" not in shown
+    with HttpReceiver(turns=[status(200, body=partial_success(1, "too old"))]) as receiver:
+        assert send(receiver, tmp_path / "a.otlp") == 1
+    assert "1 spans sent" in (shown := capsys.readouterr().err)
+    assert "1 rejected" in shown
+
+
+def test_too_large_for_the_receiver(tmp_path):
+    """A request that the receiver finds too large goes in halves."""
+    written(tmp_path / "a.otlp", list("abcd"))
+    with HttpReceiver(turns=[status(413)]) as receiver:
+        assert send(receiver, tmp_path / "a.otlp") == 0
+    assert receiver.names == [*"abcd", *"abcd"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--protocol", "smoke"], "protocol is 'smoke'; allowed are"),
+        (["--max-request-bytes", "0"], "max_request_bytes is 0; allowed is"),
+        (["--from", "-1"], "--from is -1: allowed is"),
+    ],
+)
+def test_bad_options(arguments, text, capsys):
+    """They are an error that names the option, its value and what is allowed, and exit 1."""
+    assert main(["send", *arguments, "--endpoint", f"http://localhost:{free_port()}", "file"]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """A file of many times the size of what is held is read in less than that."""
+    exporter = OTLPFileExporter(tmp_path / "a.otlp.gz")
+    spans = span_list(*[f"a name of some length {number}" for number in range(2000)])
+    for _ in range(40):
+        exporter.export(spans)
+    exporter.shutdown()
+    tracemalloc.start()
+    try:
+        found = requests_of(pieces(str(tmp_path / "a.otlp.gz")), 1 << 20)
+        size = sum(len(request.body) for request in found)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size > 6 << 20
+    assert most < 12 << 20
+
+
+def test_an_error_comes_after_what_is_before_it(tmp_path):
+    """What was readable is given before the error is raised."""
+    data = written(tmp_path / "a.json", ["a"])
+    (tmp_path / "a.json").write_bytes(data + METRICS)
+    found = requests_of(pieces(str(tmp_path / "a.json")), 1 << 20)
+    assert next(found).spans == 1
+    with pytest.raises(TorchProfError, match=f"at byte {len(data)}: expected an object"):
+        next(found)

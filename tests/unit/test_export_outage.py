@@ -1,0 +1,403 @@
+"""A receiver that is down for a while: what waits, what arrives when it is back, what is lost and counted, and what is said."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import grpc
+import pytest
+from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, silence, status
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from span_tables import span_rows
+
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.answer import Answer, Verdict
+from otel_torchprof._export.delivery import Delivery
+from otel_torchprof._export.otlp import OTLPExporter
+from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
+
+BATCH = 10
+"""Spans in each put, of one byte each."""
+SHORT = 0.3
+"""Seconds until a deadline that is meant to be missed."""
+
+
+class World:
+    """A clock that goes on only while the queue pauses; at every full second a batch is put, as a training loop would."""
+
+    def __init__(self, seconds_of_training=0):
+        self.now = 0.0
+        self.put = 0
+        self.training = seconds_of_training
+        self.queue = None
+
+    def clock(self):
+        return self.now
+
+    def wait(self, condition, seconds):
+        """As ``Condition.wait``: lets others in, and as long as nobody comes the time passes by itself."""
+        condition.wait(0.001 if seconds > LONG else 0)
+        until = self.now + min(seconds, 1.0)
+        if int(until) > int(self.now) and until <= self.training:
+            self.put_batch()
+        self.now = until
+
+    def put_batch(self):
+        self.queue.put(list(range(self.put, self.put + BATCH)), BATCH)
+        self.put += BATCH
+
+    def started(self, exporter, **settings):
+        self.queue = ExportQueue(exporter, QueueSettings(**settings), clock=self.clock, wait=self.wait)
+        return self.queue
+
+
+class Receiver(SpanExporter):
+    """Takes a few spans at a time, and nothing at all while it is down by the clock; each attempt takes no time."""
+
+    takes_span_lists = True
+
+    def __init__(self, world, down=(), at_once=1000, asks=None):
+        self.world = world
+        self.down = down
+        self.at_once = at_once
+        self.asks = asks
+        self.arrived = []
+        self.attempts = []
+        self.again = 0
+        self.bad = set()
+        self.came = threading.Event()
+
+    def export(self, spans):
+        raise AssertionError("the queue uses export_some")
+
+    def export_some(self, spans, timeout_millis, *, again):
+        now = self.world.now
+        self.attempts.append(now)
+        self.again += again
+        taken = list(spans)[: self.at_once]
+        if any(first <= now < last for first, last in self.down):
+            return Delivery(stopped_by=Answer(Verdict.RETRY, "UNAVAILABLE: down", wait=self.asks))
+        good = [span for span in taken if span not in self.bad]
+        self.arrived += good
+        self.came.set()
+        rest = len(taken) < len(spans)
+        stopped = Answer(Verdict.RETRY, "busy") if rest else None
+        return Delivery(len(good), len(taken) - len(good), stopped)
+
+    def force_flush(self, timeout_millis=0):
+        return True
+
+    def shutdown(self):
+        self.attempts.append("shutdown")
+
+
+def adds_up(world):
+    """Every span that was put is in one count."""
+    stats = world.queue.stats
+    assert world.put == stats.exported_spans + stats.failed_spans + stats.dropped_spans + stats.waiting_spans
+    return stats
+
+
+def finished(queue, seconds=1000.0):
+    assert queue.shutdown(Deadline.after(seconds, queue._clock))
+    return queue.stats
+
+
+def test_a_minute(caplog):
+    """What came while the receiver was down for 60 s arrives once and in order, with what came later behind it."""
+    world = World(seconds_of_training=60)
+    receiver = Receiver(world, down=[(0, 60)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert queue.force_flush(Deadline.after(LONG * 1000, world.clock))
+    finished(queue)
+    stats = adds_up(world)
+    assert receiver.arrived == list(range(world.put))
+    assert world.put > 40 * BATCH
+    assert (stats.failed_spans, stats.dropped_spans, stats.waiting_bytes, stats.outage_seconds) == (0, 0, 0, 0)
+    assert receiver.again == sum(at < 60 for at in receiver.attempts[:-1])
+    begin, end = caplog.messages
+    assert "nothing was delivered for" in begin
+    assert "it is tried again: UNAVAILABLE: down" in begin
+    assert "delivers again after 6" in end
+    assert "0 spans were dropped meanwhile" in end
+
+
+def test_growing_pauses():
+    """While nobody waits, each pause is about twice the one before, up to 30 s."""
+    world = World()
+    receiver = Receiver(world, down=[(0, 200)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert receiver.came.wait(LONG)
+    pauses = [later - at for at, later in zip(receiver.attempts, receiver.attempts[1:], strict=False)]
+    for expected, pause in zip((0.5, 1, 2, 4, 8, 16, 30, 30, 30), pauses, strict=False):
+        assert 0.8 * expected <= pause <= 1.2 * expected
+    assert len(pauses) >= 9
+    finished(queue)
+
+
+def test_what_the_receiver_asks_for():
+    """A receiver that names a time is not asked before it, not even for a flush."""
+    world = World()
+    receiver = Receiver(world, down=[(0, 90)], asks=45.0)
+    queue = world.started(receiver)
+    world.put_batch()
+    assert queue.force_flush(Deadline.after(LONG * 1000, world.clock))
+    assert receiver.attempts == [0.0, 45.0, 90.0]
+    finished(queue)
+
+
+def test_a_part(caplog):
+    """What was accepted of a batch is not sent again, and what was refused for good is counted at once."""
+    world = World()
+    receiver = Receiver(world, at_once=4)
+    receiver.bad = {5}
+    queue = world.started(receiver)
+    world.put_batch()
+    assert not queue.force_flush(Deadline.after(LONG * 1000, world.clock))
+    assert receiver.arrived == [number for number in range(BATCH) if number != 5]
+    stats = adds_up(world)
+    assert (stats.exported_spans, stats.failed_spans) == (BATCH - 1, 1)
+    finished(queue)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("bound", [{"max_queue_bytes": 205}, {"max_queue_size": 205}], ids=str)
+def test_a_long_outage(bound, caplog):
+    """Beyond the bound the oldest go and are counted as such; never is more held; what is left arrives."""
+    world = World(seconds_of_training=600)
+    receiver = Receiver(world, down=[(0, 600)])
+    queue = world.started(receiver, **bound)
+    most = []
+    put = world.put_batch
+    world.put_batch = lambda: (put(), most.append((adds_up(world).waiting_spans, queue.stats.waiting_bytes)))
+    world.put_batch()
+    assert receiver.came.wait(LONG)
+    finished(queue)
+    stats = adds_up(world)
+    assert max(most) == (200, 200)
+    assert receiver.arrived == list(range(world.put - 200, world.put))
+    assert stats.dropped == {"outage": world.put - 200}
+    assert f"{world.put - 200} spans were dropped meanwhile" in caplog.text
+    assert "10 spans were dropped: nothing can be delivered, and no more may wait" in caplog.text
+
+
+def test_a_shutdown_during_an_outage(caplog):
+    """It tries until its time is over, then drops what waits and counts it; the exporter is shut down."""
+    world = World()
+    receiver = Receiver(world, down=[(0, 10_000)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert not queue.shutdown(Deadline.after(30, world.clock))
+    stats = adds_up(world)
+    assert (stats.dropped, stats.waiting_spans, stats.waiting_bytes) == ({"shutdown": BATCH}, 0, 0)
+    assert receiver.attempts[-1] == "shutdown"
+    assert receiver.attempts[-2] > 25
+    assert "10 waiting spans were dropped: the shutdown's time was over: UNAVAILABLE: down" in caplog.text
+
+
+def test_a_shutdown_before_the_receiver_may_be_asked():
+    """Where the receiver does not want to be asked before the deadline, the shutdown does not wait for it."""
+    world = World()
+    receiver = Receiver(world, down=[(0, 10_000)], asks=3600.0)
+    queue = world.started(receiver)
+    world.put_batch()
+    assert not queue.shutdown(Deadline.after(30, world.clock))
+    assert receiver.attempts == [0.0, "shutdown"]
+    assert adds_up(world).dropped == {"shutdown": BATCH}
+
+
+def test_without_threads(monkeypatch):
+    """Where no thread can be started, a flush and the shutdown try on their caller's, each within its time."""
+
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    world = World()
+    receiver = Receiver(world, down=[(0, 40)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert not queue.force_flush(Deadline.after(10, world.clock))
+    assert adds_up(world).waiting_spans == BATCH
+    assert queue.shutdown(Deadline.after(60, world.clock))
+    assert receiver.arrived == list(range(BATCH))
+
+
+def test_an_exporter_of_somebody_elses_making():
+    """A class derived from ours with an export of its own is used by that, and what it refuses is lost at once, as ever."""
+
+    class Counting(Receiver):
+        def export(self, spans):
+            self.arrived += spans
+            return SpanExportResult.FAILURE
+
+    world = World()
+    queue = world.started(Counting(world, down=[(0, 100)]))
+    world.put_batch()
+    assert not queue.force_flush(Deadline.after(LONG, world.clock))
+    assert adds_up(world).failed_spans == BATCH
+    finished(queue)
+
+
+# ---- real receivers ----
+
+
+def span_list(*names):
+    resource, scope = Resource({"service.name": "trainer"}), InstrumentationScope("otel_torchprof", "1")
+    return SpanList(span_rows(names), resource=resource, scope=scope)
+
+
+REAL = {
+    "grpc": (GrpcReceiver, SILENCE, Abort(grpc.StatusCode.UNAVAILABLE, "going down")),
+    "http/protobuf": (HttpReceiver, silence, status(503)),
+}
+
+
+@pytest.mark.parametrize("protocol", REAL)
+def test_it_stalls_dies_and_returns(protocol):
+    """A receiver that says nothing, refuses, is gone and comes back has every span in order; none is lost, few came twice."""
+    kind, stalls, refuses = REAL[protocol]
+    names = [f"span {number}" for number in range(40)]
+    with kind() as receiver:
+        exporter = OTLPExporter(receiver.url, protocol=protocol, timeout=SHORT, max_request_bytes=200)
+        queue = ExportQueue(exporter, QueueSettings())
+        receiver.turns = [None, stalls, refuses]
+        for first in range(0, 20, 10):
+            queue.put(span_list(*names[first : first + 10]), 1000)
+        receiver.wait_for(3)
+        receiver.stop()
+        for first in range(20, 40, 10):
+            queue.put(span_list(*names[first : first + 10]), 1000)
+        assert not queue.force_flush(Deadline.after(SHORT))
+        during = queue.stats
+        assert 0 < during.waiting_spans < 40
+        assert during.outage_seconds > 0
+        assert during.last_error
+        receiver.start()
+        assert queue.force_flush(Deadline.after(LONG))
+        assert queue.shutdown(Deadline.after(LONG))
+    stats, sent = queue.stats, exporter.stats
+    assert (stats.exported_spans, stats.failed_spans, stats.dropped_spans, stats.waiting_spans) == (40, 0, 0, 0)
+    assert (sent.accepted_spans, sent.failed_spans) == (40, 0)
+    assert list(dict.fromkeys(receiver.names)) == names
+    assert sent.requests - sent.retries == sum(1 for _ in _messages(names))
+
+
+def _messages(names):
+    """What 40 spans in four lists make with at most 200 bytes to a message."""
+    from otel_torchprof._export.messages import messages
+
+    for first in range(0, 40, 10):
+        yield from messages(span_list(*names[first : first + 10]), 200)
+
+
+def test_what_is_dropped_is_let_go():
+    """A batch that was tried and then had to go is not held through the pause before the next attempt."""
+
+    class Spans(list):
+        def __getitem__(self, index):
+            return Spans(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
+
+    world, gone = World(), []
+    queue = world.started(Receiver(world, down=[(0, 1)]), max_queue_size=1)
+    first = Spans([0])
+    first_gone = weakref.ref(first)
+
+    def wait(condition, seconds):
+        if not gone:
+            queue.put(Spans([1]), 1)
+            gone.append(first_gone() is None)
+        world.now += seconds
+
+    queue._pause_for = wait
+    queue.put(first, 1)
+    del first
+    world.put = 2
+    assert queue.exporter.came.wait(LONG)
+    finished(queue)
+    assert gone == [True]
+    assert adds_up(world).dropped == {"outage": 1}
+
+
+def test_secrets_stay_secret(caplog):
+    """What a receiver says of an outage is shown without what the headers hold."""
+    with HttpReceiver(turns=[status(503, body=b"no: secret-token")] * 100) as receiver:
+        exporter = OTLPExporter(
+            receiver.url, protocol="http/protobuf", headers={"authorization": "Bearer secret-token"}
+        )
+        queue = ExportQueue(exporter, QueueSettings())
+        queue.put(span_list("a"), 100)
+        assert not queue.force_flush(Deadline.after(SHORT))
+        assert "no: ***" in queue.stats.last_error
+        assert not queue.shutdown(Deadline.after(SHORT))
+    assert "secret" not in caplog.text + repr(queue.stats) + repr(exporter.stats)
+
+
+@pytest.mark.parametrize("protocol", REAL)
+def test_a_shutdown_while_it_stalls(protocol):
+    """A shutdown keeps its deadline while a receiver says nothing, and every span is in one count afterwards."""
+    kind, stalls, _ = REAL[protocol]
+    with kind(turns=[stalls] * 1000) as receiver:
+        queue = ExportQueue(OTLPExporter(receiver.url, protocol=protocol, timeout=LONG), QueueSettings())
+        queue.put(span_list("a", "b"), 100)
+        receiver.wait_for(1)
+        queue.put(span_list("c"), 100)
+        assert not queue.shutdown(Deadline.after(SHORT))
+        stats = queue.stats
+        assert stats.dropped["shutdown"] >= 1
+        assert stats.failed_spans + stats.dropped_spans + stats.waiting_spans == 3
+
+
+class Allergic(Receiver):
+    """Never takes a message with a certain span, whatever else it takes: the message is too much for it.
+
+    Each attempt takes a second, and every other second a batch is put, until something was given up.
+    """
+
+    poison = 3
+
+    def export_some(self, spans, timeout_millis, *, again):
+        self.world.now += 1
+        if int(self.world.now) % 2 and not adds_up(self.world).failed_spans:
+            self.world.put_batch()
+        if self.poison in spans:
+            return Delivery(stopped_by=Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: too much"), stopped_at=BATCH // 2)
+        if not self.arrived:
+            self.first_at = self.world.now
+        return super().export_some(spans, timeout_millis, again=again)
+
+
+def test_a_message_that_is_never_taken(caplog):
+    """It holds up the others for seconds only, and is given up after minutes: its own spans, no others, counted and told."""
+    world = World()
+    receiver = Allergic(world)
+    queue = world.started(receiver)
+    world.put_batch()
+    while not queue.stats.failed_spans:
+        with queue._changed:
+            queue._changed.wait(0.001)
+    stats = finished(queue)
+    assert sorted(receiver.arrived) == list(range(5, world.put))
+    assert (stats.failed_spans, stats.dropped_spans, stats.waiting_spans) == (5, 0, 0)
+    assert receiver.first_at < 15
+    assert 300 <= world.now < 400
+    assert "5 spans were lost: they were not taken in any attempt, and others were meanwhile: DEADLINE" in caplog.text
+
+
+def test_the_order_after_an_outage():
+    """However many attempts failed: only the first two may change places, since the second shows that it is an outage."""
+    world = World(seconds_of_training=900)
+    receiver = Receiver(world, down=[(0, 1000)])
+    queue = world.started(receiver)
+    world.put_batch()
+    while world.now < 1000 or not receiver.arrived:
+        with queue._changed:
+            queue._changed.wait(0.001)
+    stats = finished(queue)
+    assert sorted(receiver.arrived[: 2 * BATCH]) + receiver.arrived[2 * BATCH :] == list(range(world.put))
+    assert stats.exported_spans == world.put

@@ -1,0 +1,229 @@
+"""OTLP files: what is in them, in either form, when they begin anew, and what is left when the writer is killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from span_tables import span_rows
+
+from otel_torchprof import ExportError, OTLPFileExporter
+from otel_torchprof._encode import otlp, otlp_json
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.from_environment import exporters_from_environment
+
+SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
+RESOURCE = Resource({"service.name": "träiner", "rank": 3, "share": 0.5, "on": True, "list": ["a", "b"]}, "https://r")
+SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://s")
+FORMS = ["trace.otlp", "trace.binpb.gz", "trace.json", "trace.jsonl.gz"]
+LONG = 60.0
+
+
+def span_list(*names, **columns):
+    return SpanList(span_rows(names, **columns), resource=RESOURCE, scope=SCOPE)
+
+
+def content(path):
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.name.endswith(".gz") else data
+
+
+def request(path):
+    """All that a file holds as one request."""
+    if not otlp_json.is_json(path.name):
+        return ExportTraceServiceRequest.FromString(content(path))
+    found = ExportTraceServiceRequest()
+    for line in content(path).splitlines():
+        found.MergeFrom(otlp_json.request_of(line))
+    return found
+
+
+def spans_of(found):
+    return [span for r in found.resource_spans for scope in r.scope_spans for span in scope.spans]
+
+
+def names_of(*paths):
+    return [span.name for path in paths for span in spans_of(request(path))]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_in_it(tmp_path, name):
+    """Either form holds the spans with resource and scope, those of torch and those of the SDK, in order; again after the end none."""
+    path = tmp_path / name
+    exporter = OTLPFileExporter(path)
+    assert not path.exists()
+    spans = span_list("a", 'b\n\u2028"')
+    assert [exporter.export(spans), exporter.export(list(spans)), exporter.export(spans[1:])] == [SUCCESS] * 3
+    expected = ExportTraceServiceRequest.FromString(
+        b"".join(otlp.encode(spans.table, resource=RESOURCE, scope=SCOPE))
+    ).resource_spans[0]
+    first, second, third = request(path).resource_spans
+    assert first == second == expected
+    assert third.scope_spans[0].spans[0] == expected.scope_spans[0].spans[1]
+    exporter.shutdown()
+    exporter.shutdown()
+    assert exporter.export(spans) is FAILURE
+    assert len(spans_of(request(path))) == 5
+
+
+def test_lines_of_json(tmp_path):
+    """Each line is a request in the specification's JSON, and reads back by protobuf's own reader but for the ids."""
+    path = tmp_path / "trace.jsonl"
+    exporter = OTLPFileExporter(path)
+    exporter.export(span_list("a"))
+    exporter.export(list(span_list("b")))
+    native, theirs = map(json.loads, path.read_text().splitlines())
+    for found in (native, theirs):
+        (span,) = found["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        assert len(bytes.fromhex(span["traceId"])) == 16
+        assert len(bytes.fromhex(span["spanId"])) == 8
+        assert span["kind"] == 1
+        assert isinstance(span["startTimeUnixNano"], str)
+        for key in ("traceId", "spanId", "parentSpanId"):
+            span.pop(key, None)
+        json_format.ParseDict(found, ExportTraceServiceRequest())
+
+
+def test_spans_of_the_sdk(tmp_path):
+    """It serves the SDK's own span processors."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(OTLPFileExporter(tmp_path / "x.json")))
+    with provider.get_tracer("test").start_as_current_span("request") as span:
+        span.add_event("event", {"raw": b"\x00"})
+    provider.shutdown()
+    (found,) = spans_of(request(tmp_path / "x.json"))
+    assert (found.name, found.span_id) == ("request", span.get_span_context().span_id.to_bytes(8, "big"))
+    assert found.events[0].attributes[0].value.bytes_value == b"\x00"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rotation(tmp_path, name):
+    """No file is larger than was asked for, the oldest go, those that are left hold what came last, in order."""
+    exporter = OTLPFileExporter(tmp_path / name, max_bytes="2K", max_files=3)
+    for first in range(0, 200, 5):
+        exporter.export(span_list(*[f"span {number}" for number in range(first, first + 5)]))
+    files = [tmp_path / file for file in exporter.files]
+    exporter.shutdown()
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert len(files) == 3
+    assert files[-1].name.startswith("trace.0000")
+    assert files[-1].name.endswith(name.removeprefix("trace"))
+    assert all(0 < file.stat().st_size <= 2048 for file in files)
+    numbers = [int(found.split()[1]) for found in names_of(*files)]
+    assert numbers == list(range(numbers[0], 200))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_killed(tmp_path, name):
+    """A writer that is killed leaves every export that returned."""
+    program = f"""
+import os, signal
+from test_otlp_file import OTLPFileExporter, span_list
+exporter = OTLPFileExporter({str(tmp_path / name)!r})
+exporter.export(span_list("a"))
+exporter.export(span_list("b"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, check=False, timeout=LONG)
+    assert done.returncode == -signal.SIGKILL
+    assert names_of(tmp_path / name) == ["a", "b"]
+
+
+def test_fork(tmp_path):
+    """A child writes a file of its own and leaves the parent's alone; two writers of one name do not mix."""
+    program = f"""
+import os
+from test_otlp_file import OTLPFileExporter, span_list
+exporter = OTLPFileExporter({str(tmp_path / "t.otlp")!r})
+exporter.export(span_list("parent"))
+child = os.fork()
+if not child:
+    exporter.export(span_list("child"))
+    os.rename(exporter.path, {str(tmp_path / "child.otlp")!r})
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+exporter.export(span_list("parent again"))
+other = OTLPFileExporter({str(tmp_path / "t.otlp")!r})
+other.export(span_list("other"))
+os.rename(other.path, {str(tmp_path / "other.otlp")!r})
+"""
+    environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    arguments = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(arguments, env=environ, check=False, timeout=LONG)
+    assert done.returncode == 0
+    assert names_of(tmp_path / "t.otlp") == ["parent", "parent again"]
+    assert names_of(tmp_path / "child.otlp") == ["child"]
+    assert names_of(tmp_path / "other.otlp") == ["other"]
+
+
+def test_the_variables(tmp_path, monkeypatch, caplog):
+    """``OTEL_TRACES_EXPORTER=otlp_file`` writes where ``OTEL_TORCHPROF_OTLP_FILE`` says, or to a default; a bad one is warned of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp_file")
+    (exporter,) = exporters_from_environment()
+    assert exporter.path == str(tmp_path / f"trace-{os.getpid()}.otlp")
+    monkeypatch.setenv("OTEL_TORCHPROF_OTLP_FILE", str(tmp_path / "no folder" / "{pid}.json"))
+    (exporter,) = exporters_from_environment()
+    assert exporter.path.endswith(f"/no folder/{os.getpid()}.json")
+    assert "create the folder first" in caplog.text
+    assert exporter.export(span_list("a")) is FAILURE
+    assert "1 spans are not written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"path": 5}, TypeError, "expected str"),
+        ({"path": b"x"}, TypeError, "path is b'x' of type bytes"),
+        ({"path": "no/such/folder/x"}, ExportError, "create the folder first"),
+        ({"path": "x", "max_bytes": 0}, ValueError, "max_bytes is 0; allowed is a whole number of bytes"),
+        ({"path": "x", "max_bytes": "1K", "max_files": 0}, ValueError, "max_files is 0; allowed is a whole number"),
+        ({"path": "x", "max_files": 2}, ValueError, "max_files is 2; it needs max_bytes"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments, error, text):
+    """The error names the argument, its value and what is allowed."""
+    with pytest.raises(error, match=text):
+        OTLPFileExporter(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"[]", "expected an object with resourceSpans, found list"),
+        (b'{"resourceMetrics": []}', "expected an object with resourceSpans, found resourceMetrics"),
+        (b'{"resourceSpans": [{"scopeSpans": 5}]}', "expected an ExportTraceServiceRequest"),
+        (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}', "hexadecimal"),
+        (b'{"resourceSpans"', "delimiter"),
+    ],
+)
+def test_what_is_no_line(line, text):
+    """A line that is no request for traces is a ValueError that says what was expected."""
+    with pytest.raises(ValueError, match=text):
+        otlp_json.request_of(line)
+
+
+def test_two_that_write_parts_of_one_name(tmp_path):
+    """The second leaves the parts alone that the first is done with: it writes a series of its own, and says so."""
+    path = tmp_path / "trace.otlp"
+    first, second = (OTLPFileExporter(path, max_bytes=2000) for _ in range(2))
+    for exporter, name in ((first, "a"), (second, "b"), (first, "c")):
+        for number in range(40):
+            exporter.export(span_list(f"{name}{number}"))
+    assert len(first.files) > 2
+    assert all(f"trace.{os.getpid()}.0" in name for name in second.files)
+    found = names_of(*sorted(tmp_path.iterdir()))
+    assert sorted(found) == sorted(f"{name}{number}" for name in "abc" for number in range(40))
