@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
+NOT_OPENED = "off: not opened"
+"""What there is to say before the first look."""
+
 FRESH = 0.05
 """Seconds for which a pass answers: the instruments of one collection are asked one right after the other."""
 REDISCOVERY = 30.0
@@ -53,7 +56,7 @@ class Found:
     """MIG devices that are watched; None: all of these cards."""
     lost: set[str] = field(default_factory=set)
     """Cards that did not answer any more."""
-    off: str = "off: not opened"
+    off: str = NOT_OPENED
     """Why there is nothing; empty where there is something."""
     notes: tuple[str, ...] = ()
 

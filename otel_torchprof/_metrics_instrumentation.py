@@ -19,7 +19,7 @@ from ._live_device_source import LiveDeviceSource
 from ._native import torch_library
 from ._native.recorder import Session
 from ._native.torch_library import Wants
-from ._operator_metrics import ThinnedDurations, has_sdk
+from ._operator_metrics import ThinnedDurations, has_sdk, is_heard
 from ._recorder_metrics import RecorderFigures
 from ._sampling import Sampler
 from ._step_marks import RawMarks
@@ -341,7 +341,9 @@ class MetricsInstrumentation:
         if getattr(provider, "_shutdown", False):  # nobody will ask any more, and nobody else says so
             self.stop()
             return
-        if self._library is not None and self._event_cost is None and not self._sampler.always and has_sdk(provider):
+        # A provider that somebody handed over is served whoever reads it; the global one where somebody does.
+        has_reader = has_sdk(provider) if self._provider is not None else is_heard(provider)
+        if self._library is not None and self._event_cost is None and not self._sampler.always and has_reader:
             self._event_cost = event_cost(self._library)
             with self._lock:
                 if self._running:

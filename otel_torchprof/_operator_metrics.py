@@ -72,9 +72,15 @@ _AMOUNTS = (
 
 
 class StepDurations:
-    """The histogram ``torch.step.duration``. For one thread at a time."""
+    """The histogram ``torch.step.duration``. For one thread at a time.
 
-    def __init__(self, meter: Meter) -> None:
+    Args:
+        meter: of its provider.
+        is_heard: whether anybody reads; spans of steps cost nothing where nobody does.
+    """
+
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
+        self._is_heard = is_heard
         self._histogram = meter.create_histogram(
             "torch.step.duration",
             "s",
@@ -88,6 +94,8 @@ class StepDurations:
 
     def record_spans(self, steps: Iterable[StepSpan]) -> None:
         """Steps that have spans, once each; exemplars point to these spans where they are sent."""
+        if not self._is_heard():
+            return
         for step in steps:
             if step.thread is None:
                 continue
@@ -133,11 +141,12 @@ class TorchMetrics:
 
     Args:
         meter: of the provider.
+        is_heard: whether anybody reads.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool] = lambda: True) -> None:
         self._meter = meter
-        self.durations = StepDurations(meter)
+        self.durations = StepDurations(meter, is_heard)
         self.refresh: Callable[[], None] = _nothing
         """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
         self.times: Callable[[], tuple[float, float] | None] = _none
@@ -239,7 +248,8 @@ def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
             found = _of_providers.get(metrics.get_meter_provider())
             if found is None:
                 found = _global = _global or TorchMetrics(
-                    metrics.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL)
+                    metrics.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL),
+                    lambda: is_heard(metrics.get_meter_provider()),
                 )
             return found
         found = _of_providers.get(provider)
@@ -252,6 +262,22 @@ def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
 def has_sdk(provider: Any) -> bool:
     """Whether there is somebody to tell: until a program sets a MeterProvider, the API has one that only waits for it."""
     return type(provider).__name__ != "_ProxyMeterProvider"
+
+
+def is_heard(provider: Any) -> bool:
+    """Whether anybody reads the metrics of a provider: not before one is set, nor of one that is disabled or has no reader.
+
+    ``OTEL_METRICS_EXPORTER=none`` makes one without. A provider that does not tell is taken to have some.
+    """
+    if (
+        not has_sdk(provider)
+        or isinstance(provider, metrics.NoOpMeterProvider)
+        or getattr(provider, "_disabled", False)
+    ):
+        return False
+    of_older = getattr(getattr(provider, "_sdk_config", None), "metric_readers", None)
+    readers = getattr(provider, "_metric_readers", of_older)
+    return readers is None or len(readers) > 0
 
 
 def after_fork_in_child() -> None:

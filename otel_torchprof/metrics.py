@@ -68,8 +68,11 @@ class GpuMetrics:
         self._instruments: Instruments | None = None
         self._state = "off: not started"
 
-    def start(self) -> Self:
-        """Begins to watch; no effect when started. Finds the GPUs and reads them once, so that :attr:`health` can tell."""
+    def start(self, *, look: bool = True) -> Self:
+        """Begins to watch; no effect when started. Finds the GPUs and reads them once, so that :attr:`health` can tell.
+
+        ``look=False``: leaves that, and NVML, until a metric reader asks, which may be never.
+        """
         with self._lock:
             if self._pass is not None:
                 return self
@@ -80,7 +83,8 @@ class GpuMetrics:
             instruments = instruments_of(self._provider)
             self._pass, self._instruments = watched, instruments
         instruments.add(watched.points)
-        watched.look()
+        if look:
+            watched.look()
         return self
 
     def stop(self) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from .chrome import ChromeTraceExporter
 from .otlp import OTLPExporter
+from .otlp_file import OTLPFileExporter
+from .variables import warn_once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -16,17 +18,25 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 OTEL_TRACES_EXPORTER = "OTEL_TRACES_EXPORTER"
+OTEL_CONFIG_FILE = "OTEL_CONFIG_FILE"
+_FILES: dict[str, type[SpanExporter]] = {"chrome": ChromeTraceExporter, "otlp_file": OTLPFileExporter}
 _GROUP = "opentelemetry_traces_exporter"
 
 
 def exporters_from_environment() -> list[SpanExporter]:
     """One exporter for each name in ``OTEL_TRACES_EXPORTER``, ``otlp`` where it is not set, none for ``none``.
 
-    ``otlp`` and ``chrome`` are this package's own, which take spans as columns; any other name is looked up among the
-    installed packages' entry points. A name that leads nowhere is warned of and left out.
+    ``otlp``, ``otlp_file`` and ``chrome`` are this package's own, which take spans as columns; any other name is looked up among the
+    installed packages' entry points. A name that leads nowhere is warned of and left out. A name that is there twice
+    counts once, as in the SDK.
     """
-    names = [name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(",")]
-    made = [_made(name) for name in names if name not in {"", "none"}]
+    if file := os.environ.get(OTEL_CONFIG_FILE):
+        warn_once(
+            f"{OTEL_CONFIG_FILE}={file}: sampler, limits and resource are the file's, but torch's spans do not go to its "
+            f"exporters: they go to those that {OTEL_TRACES_EXPORTER} names, or to a TorchSpanProcessor of your own"
+        )
+    names = dict.fromkeys(name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(","))
+    made = [_made(name) for name in names if name.lower() not in {"", "none"}]
     return [exporter for exporter in made if exporter is not None]
 
 
@@ -36,8 +46,8 @@ def _made(name: str) -> SpanExporter | None:
             return OTLPExporter()
         if name in {"otlp_proto_grpc", "otlp_proto_http"}:
             return OTLPExporter(protocol="grpc" if name == "otlp_proto_grpc" else "http/protobuf")
-        if name == "chrome":
-            return ChromeTraceExporter()
+        if name in _FILES:
+            return _FILES[name]()
         found = entry_points(group=_GROUP, name=name)
         if found:
             exporter: SpanExporter = next(iter(found)).load()()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
+from otel_torchprof.config import byte_size
 
 from .variables import VARIABLES, keyword, read, warn_once, without_credentials
 
@@ -139,12 +140,12 @@ class QueueSettings:
     """Between two drains of the recorder; the queue itself hands on at once what it is given."""
     max_export_batch_size: int = 512
     """Spans per call of an exporter that does not take a SpanList whole."""
-    max_queue_size: int = 1_000_000
-    """Spans that may wait. OpenTelemetry's default, 2,048, would not hold one training step."""
+    max_queue_size: int = 10_000_000
+    """Spans that may wait. By default more than the bytes allow: OpenTelemetry's default, 2,048, would not hold one training step."""
     export_timeout_millis: float = 30_000.0
     """For one batch, with exporters that can be told."""
     max_queue_bytes: int = 256 << 20
-    """Bytes that may wait."""
+    """Memory that may wait, in bytes: this is what an outage is made up for from."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -162,7 +163,7 @@ class QueueSettings:
         export_timeout_millis: float | None = None,
         max_queue_bytes: int | None = None,
     ) -> QueueSettings:
-        """The keywords; where one is None, the ``OTEL_BSP_*`` variables of ``environ`` (by default the process's)."""
+        """The keywords; where one is None, the ``OTEL_BSP_*`` variables, and ours, of ``environ`` (by default the process's)."""
         keywords = {
             "schedule_delay_millis": schedule_delay_millis,
             "max_export_batch_size": max_export_batch_size,
@@ -173,7 +174,7 @@ class QueueSettings:
         source = os.environ if environ is None else environ
         parse = functools.partial(_above_zero, kind=int)
         for name in [name for name, value in keywords.items() if value is None and name in VARIABLES]:
-            keywords[name] = read(source, VARIABLES[name].names, parse)
+            keywords[name] = read(source, VARIABLES[name].names, byte_size if name == "max_queue_bytes" else parse)
         return cls(**{name: value for name, value in keywords.items() if value is not None})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The standard variables that are honoured, in one table, and how they are read.
+"""The standard variables that this package reads itself, and how they are read (:mod:`.standard_variables` has all).
 
 A bad value is warned of once and counts as not set, as OpenTelemetry requires. Values that may be secret are never shown.
 """
@@ -10,6 +10,8 @@ import logging
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from otel_torchprof import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +56,12 @@ _TABLE = (
         "gRPC, and only where the endpoint has no scheme: whether to go without TLS; `http://` and `https://` decide alone",
     ),
     _otlp("headers", "HEADERS", "none", "`name=value,name=value`, percent-encoded; one that is no header is left out"),
-    _otlp("timeout", "TIMEOUT", "`10`", "seconds that a message may take with all its retries"),
+    _otlp(
+        "timeout",
+        "TIMEOUT",
+        "`10`",
+        "seconds that a message may take with all its retries; in a TorchSpanProcessor, which retries for longer, an attempt",
+    ),
     _otlp("compression", "COMPRESSION", "`none`", "`gzip` or `none`"),
     _otlp("certificate_file", "CERTIFICATE", "the system's", "PEM file: whom to trust"),
     _otlp("client_key_file", "CLIENT_KEY", "none", "PEM file: the key of the client certificate"),
@@ -65,27 +72,29 @@ _TABLE = (
         "PEM file: the client certificate, and its key where that has no file of its own",
     ),
     _queue("schedule_delay_millis", "SCHEDULE_DELAY", "`5000`", "milliseconds between two looks at what was recorded"),
-    _queue("max_queue_size", "MAX_QUEUE_SIZE", "`1000000`", "spans that may wait; beyond it the oldest are dropped"),
+    _queue("max_queue_size", "MAX_QUEUE_SIZE", "`10000000`", "spans that may wait; beyond it the oldest are dropped"),
+    Variable(
+        "max_queue_bytes",
+        (config.OTEL_TORCHPROF_MAX_QUEUE_BYTES,),
+        "`256M`",
+        "memory that spans may wait in, while the backend is down for one, with `K`, `M` or `G`; beyond it the oldest are dropped",
+    ),
     _queue(
         "max_export_batch_size",
         "MAX_EXPORT_BATCH_SIZE",
         "`512`",
         "spans that another exporter is handed at a time; ours take what there is and cut it by bytes",
     ),
-    _queue("export_timeout_millis", "EXPORT_TIMEOUT", "`30000`", "milliseconds that one batch may take to send"),
+    _queue(
+        "export_timeout_millis",
+        "EXPORT_TIMEOUT",
+        "`30000`",
+        "milliseconds that an export may take; of ours, which tries again, an attempt",
+    ),
 )
 
 VARIABLES: Mapping[str, Variable] = {variable.setting: variable for variable in _TABLE}
 """By the name of the setting."""
-
-
-def variables_markdown() -> str:
-    """The table for the documentation."""
-    rows = [
-        f"| {'<br>'.join(f'`{name}`' for name in v.names)} | `{v.setting}` | {v.default} | {v.meaning} |"
-        for v in _TABLE
-    ]
-    return "\n".join(["| Variable | Keyword | Default | Meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 
 def read(environ: Mapping[str, str], names: tuple[str, ...], parse: Callable[[str], T]) -> T | None:

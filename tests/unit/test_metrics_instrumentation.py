@@ -166,7 +166,7 @@ def test_the_loop_waits_for_nobody(provider, library):
 
 
 def test_nobody_to_tell(library, monkeypatch):
-    """As long as no MeterProvider is set nothing is recorded, and once there is one it is."""
+    """As long as no MeterProvider is set, or one that nobody reads, nothing is recorded; once there is a reader it is."""
     waiting = type("_ProxyMeterProvider", (), {})()
     current = [waiting]
     monkeypatch.setattr(_metrics_instrumentation.otel_metrics, "get_meter_provider", lambda: current[0])
@@ -175,11 +175,13 @@ def test_nobody_to_tell(library, monkeypatch):
     look = MetricsInstrumentation._look
     monkeypatch.setattr(MetricsInstrumentation, "_look", lambda self, ended: (look(self, ended), looked.release()))
     instrument(overhead=0.1)
-    for _ in range(3):
-        assert looked.acquire(timeout=LONG)
-        otp.TorchInstrumentor().step()
+    for provider in (waiting, MeterProvider(shutdown_on_exit=False)):
+        current[0] = provider
+        for _ in range(3):
+            assert looked.acquire(timeout=LONG)
+            otp.TorchInstrumentor().step()
     assert library.times == 0
-    current[0] = MeterProvider(shutdown_on_exit=False)
+    current[0] = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
     steps_until(lambda: library.times > 0)
 
 

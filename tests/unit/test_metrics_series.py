@@ -120,7 +120,7 @@ def test_durations_cost_no_more_than_their_share(reader, metrics, monkeypatch):
 
 def test_how_the_recorder_does(reader, metrics):
     """Events, losses by reason, memory and the measured share; spans under OpenTelemetry's own names."""
-    stats = QueueStats(exported_spans=5, failed_spans=2, dropped_spans=3, waiting_spans=4)
+    stats = QueueStats(5, 2, {"queue_full": 3, "outage": 1}, 4, 500, 7.5, "UNAVAILABLE")
     exporters = (ExporterFigures("a.B/0", "a.B", stats, 100),)
     figures = RecorderFigures(10, {"evicted": 6}, 1000, 2000, 0.007, exporters)
     metrics.recorder.source = lambda: figures
@@ -135,7 +135,7 @@ def test_how_the_recorder_does(reader, metrics):
     kind = "otel_torchprof.TorchSpanProcessor"
     queue = {"otel.component.name": f"{kind}/a.B/0", "otel.component.type": kind}
     processed = points(reader, "otel.sdk.processor.span.processed")
-    assert processed == [(queue, 7), ({**queue, "error.type": "queue_full"}, 3)]
+    assert processed == [(queue, 7), ({**queue, "error.type": "queue_full"}, 3), ({**queue, "error.type": "outage"}, 1)]
     assert points(reader, "otel.sdk.processor.span.queue.size") == [(queue, 4)]
     assert points(reader, "otel.sdk.processor.span.queue.capacity") == [(queue, 100)]
     metrics.recorder.source = None
