@@ -37,6 +37,28 @@ void nested_events_lie_in_their_parents() {
   CHECK(batch->end[batch.row("first")] <= batch->start[batch.row("second")]);
 }
 
+// A source can ask which event is innermost, and who has it; nobody has what began before the session.
+void the_innermost_event_is_told() {
+  uint32_t consumers = 77;
+  CHECK_EQ(api().innermost(&consumers), 0u);
+  Session session;
+  CHECK_EQ(api().innermost(&consumers), 0u);
+  begin("outer");
+  uint64_t outer = api().innermost(&consumers);
+  CHECK_EQ(consumers, otp_session_consumer(session));
+  leaf("leaf");
+  CHECK_EQ(api().innermost(&consumers), outer);
+  begin("inner");
+  uint64_t inner = api().innermost(&consumers);
+  end("inner");
+  session.stop();
+  CHECK_EQ(api().innermost(&consumers), 0u);  // open still, and for nobody
+  end("outer");
+  Batch batch(session.drain());
+  CHECK_EQ(batch->id[batch.row("outer")], outer);
+  CHECK_EQ(batch->id[batch.row("inner")], inner);
+}
+
 // What the source says of an event arrives in its columns.
 void fields_arrive() {
   Session session;
@@ -390,6 +412,7 @@ void a_loss_of_depth_counts_once() {
 
 int main() {
   RUN_CLEAN(nested_events_lie_in_their_parents);
+  RUN_CLEAN(the_innermost_event_is_told);
   RUN_CLEAN(fields_arrive);
   RUN_CLEAN(misnested_ends_find_their_begins);
   RUN_CLEAN(unknown_ends_are_ignored);

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, OPTIONAL
+from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, OPTIONAL
 
 if TYPE_CHECKING:
     from .frame_facts import FrameFacts
@@ -133,6 +133,9 @@ class Batch:
     energy: Mapping[str, Array] | None = None
     """Readings of the energy counters of devices, as arrays of their own (see
     :data:`~otel_torchprof._columns.schema.ENERGY_COLUMNS`); None where none were read."""
+    collectives: Mapping[str, Array] | None = None
+    """What is known of the collectives among the events, those that are still open too, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`); None where operators were not recorded."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Events that were produced but are not here, by reason."""
     outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -164,7 +167,13 @@ class Batch:
         full["id"] = np.arange(1, rows + 1, dtype=np.uint64)
         types = {c.name: c.dtype for c in (*COLUMNS, *OPTIONAL)}
         full.update({name: np.asarray(values, dtype=types[name]) for name, values in columns.items()})
-        for name, table in (("memory", MEMORY_COLUMNS), ("devices", DEVICE_COLUMNS), ("energy", ENERGY_COLUMNS)):
+        tables = {
+            "memory": MEMORY_COLUMNS,
+            "devices": DEVICE_COLUMNS,
+            "energy": ENERGY_COLUMNS,
+            "collectives": COLLECTIVE_COLUMNS,
+        }
+        for name, table in tables.items():
             if rest.get(name) is not None:
                 rest[name] = {column.name: np.asarray(rest[name][column.name], column.dtype) for column in table}
         if "end_thread" not in columns:

@@ -12,7 +12,16 @@ import numpy as np
 
 from .batch import Batch, Names, Thread
 from .frame_facts import FrameFacts
-from .schema import COLUMNS, CONTEXT, DEVICE_COLUMNS, ENERGY_COLUMNS, INPUTS, MEMORY_COLUMNS, OPTIONAL
+from .schema import (
+    COLLECTIVE_COLUMNS,
+    COLUMNS,
+    CONTEXT,
+    DEVICE_COLUMNS,
+    ENERGY_COLUMNS,
+    INPUTS,
+    MEMORY_COLUMNS,
+    OPTIONAL,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +73,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         memory=_memory(batches, thread_maps),
         devices=_one_after_another([batch.devices for batch in batches], DEVICE_COLUMNS),
         energy=_one_after_another([batch.energy for batch in batches], ENERGY_COLUMNS),
+        collectives=_one_after_another([batch.collectives for batch in batches], COLLECTIVE_COLUMNS),
         dropped=dict(dropped),
         frame_facts=FrameFacts.joined([batch.frame_facts for batch in batches if batch.frame_facts is not None]),
     )

@@ -69,6 +69,15 @@ class MemoryFlag(enum.IntFlag):
     """The allocator had no ``bytes`` to give."""
 
 
+class CollectiveFlag(enum.IntFlag):
+    """Bits of the column ``flags`` of collectives."""
+
+    TRANSFER = 1
+    """A send or a receive: between two ranks, and the backend does not number it alike on both."""
+    ASYNC = 2
+    """Its caller does not wait for it at once."""
+
+
 class Column(NamedTuple):
     """One column of a batch."""
 
@@ -142,5 +151,31 @@ ENERGY_COLUMNS: tuple[Column, ...] = (
     _column("device_index", np.int32, "", "the device's number in torch"),
 )
 """The columns of :attr:`Batch.energy`, which has rows of its own, in no order."""
+
+COLLECTIVE_COLUMNS: tuple[Column, ...] = (
+    _column("event", np.uint64, "", "id of the event that is the collective"),
+    _column(
+        "sequence_nr",
+        np.int64,
+        "",
+        "which of its group's collectives it is, from 1, the same on every rank; of a send or receive, which in its step "
+        "between these ranks with this tag, from 0; -1 where it is not known",
+    ),
+    _column("bytes_in", np.int64, "bytes", "size of the tensors that this rank gives"),
+    _column("bytes_out", np.int64, "bytes", "size of the tensors that this rank gets"),
+    _column("group", np.uint32, "", "index into Batch.names: the process group's name, the same on every rank"),
+    _column("ranks", np.uint32, "", "index into Batch.names: its global ranks, separated by commas; 0: all ranks"),
+    _column("backend", np.uint32, "", "index into Batch.names: gloo, nccl, ..."),
+    _column("dtype", np.uint32, "", "index into Batch.names: type of the first tensor, 0 for none"),
+    _column("reduce_op", np.uint32, "", "index into Batch.names: sum, max, ...; 0 for none"),
+    _column("repeat", np.uint32, "", "which of those that the backend gave the same number, from 0"),
+    _column("group_size", np.int32, "", "ranks in the group"),
+    _column("rank", np.int32, "", "this rank in the group"),
+    _column("peer", np.int32, "", "the other rank of a send or receive, in the group; -1 for none, or any"),
+    _column("root", np.int32, "", "root of a broadcast, reduce, gather or scatter, in the group; -1 for none"),
+    _column("tag", np.int32, "", "tag of a send or receive; -1 for none"),
+    _column("flags", np.uint32, "", "bits: see CollectiveFlag"),
+)
+"""The columns of :attr:`Batch.collectives`, which has rows of its own, in no order; an event has at most one."""
 
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.frame_facts import FunctionFacts
-    from otel_torchprof._model.units import SpanTable
+    from otel_torchprof._model.units import AttributeType, SpanTable
 
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]
@@ -108,6 +109,18 @@ class Source:
         return device_times(self.batch) if self._device_times is None else self._device_times
 
     @functools.cached_property
+    def collectives(self) -> npt.NDArray[np.int64] | None:
+        """Per span its place in ``batch.collectives``, -1 where it is none; None where no span is."""
+        told = self.batch.collectives
+        if told is None or not len(told["event"]):
+            return None
+        rows = rows_of(self.batch, told["event"])
+        of_row = np.full(len(self.batch), -1, dtype=np.int64)
+        of_row[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+        place = np.where(self.is_event, self.spread(of_row), -1)
+        return place if (place >= 0).any() else None
+
+    @functools.cached_property
     def cpu_memory(self) -> MovedMemory | None:
         """What the rows of the batch allocated and gave back on the CPU."""
         return moved_memory(self.batch, CPU_TYPES, self.memory_rows)
@@ -128,3 +141,16 @@ class Source:
         first = len(self.table.names) + len(self.strings)
         self.strings.extend(strings)
         return np.arange(first, first + len(strings), dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One line of the table."""
+
+    key: str
+    type: AttributeType
+    meaning: str
+    present: str
+    """When it is there, in words."""
+    compute: Callable[[Source], Values | None]
+    """Its values and where they are present; None when no span can have it."""

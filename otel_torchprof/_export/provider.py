@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
+    from otel_torchprof._model.rank_ids import StepIds
+
 _logger = logging.getLogger("otel_torchprof")
 _NAME = "otel_torchprof"
 
@@ -28,17 +31,43 @@ def is_sdk_provider(provider: Any) -> bool:
     return all(hasattr(provider, name) for name in ("resource", "sampler", "id_generator", "add_span_processor"))
 
 
-class Provider:
-    """The rules of one TracerProvider. Thread-safe as far as the provider's own sampler and id generator are."""
+class RankRules(Protocol):
+    """What the rank of a process decides, where it is one of several."""
 
-    def __init__(self, tracer_provider: TracerProvider) -> None:
+    @property
+    def budget_share(self) -> int:
+        """Among how many processes the budget of a trace is divided."""
+
+    def step_ids(self, step: int) -> StepIds | None:
+        """The ids of a step; None where they are the provider's affair."""
+
+    def resource(self, own: Resource) -> Resource:
+        """The provider's resource with what is known of the rank."""
+
+
+class Provider:
+    """The rules of one TracerProvider. Thread-safe as far as the provider's own sampler and id generator are.
+
+    Args:
+        tracer_provider: the SDK's.
+        ranks: decide the ids of steps, and add to the resource.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider, ranks: RankRules | None = None) -> None:
         self.tracer_provider = tracer_provider
+        self._ranks = ranks
         self._said: set[str] = set()
 
     @property
     def resource(self) -> Resource:
         """The resource as it is now."""
-        return self.tracer_provider.resource
+        own = self.tracer_provider.resource
+        return own if self._ranks is None else self._ranks.resource(own)
+
+    @property
+    def budget_share(self) -> int:
+        """Among how many processes the budget of a step's trace is divided: 1, unless ranks share it."""
+        return 1 if self._ranks is None else self._ranks.budget_share
 
     @property
     def disabled(self) -> bool:
@@ -66,29 +95,43 @@ class Provider:
         """A span id of the provider's generator; a random one where that fails."""
         return self._id("generate_span_id", 64)
 
+    def new_trace_id(self) -> int:
+        """A trace id of the provider's generator; a random one where that fails."""
+        return self._id("generate_trace_id", 128)
+
     def new_trace(self, name: str, step: int, link: tuple[int, int] | None) -> Trace:
         """Asks the sampler about a span that would be the root of a trace; a step has a number, from 0.
 
         A sampler that raises is taken to have said yes, and said so once: a profiler must not stop a training job.
         """
-        trace_id = self._id("generate_trace_id", 128)
+        ids = self._ranks.step_ids(step) if self._ranks is not None and step >= 0 else None
+        trace_id = self.new_trace_id() if ids is None else ids.trace_id
+        trace = Trace(trace_id, True, True)
+        if ids is not None:
+            parent = _rank_span(trace_id, ids.parent_span_id, is_remote=True) if ids.parent_span_id else None
+            trace = trace._replace(span_id=ids.span_id, parent=parent, links=ids.links)
         attributes = {"torch.step": step} if step >= 0 else {}
-        links = [Link(SpanContext(*link, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)))] if link else []
+        links = [Link(_rank_span(*to)) for to in ((link,) if link else ()) + trace.links]
         try:
-            # An empty context: this span has no parent, whatever the thread that asks is in.
+            # An empty context: this span has no parent in this process, whatever the thread that asks is in.
             result = self.tracer_provider.sampler.should_sample(
                 Context(), trace_id, name, SpanKind.INTERNAL, attributes, links
             )
             state = result.trace_state.to_header() if result.trace_state else ""
             decision = result.decision
             recorded, exported = decision is not Decision.DROP, decision is Decision.RECORD_AND_SAMPLE
-            return Trace(trace_id, recorded, exported, state, dict(result.attributes or {}))
+            added = dict(result.attributes or {})
+            return trace._replace(recorded=recorded, exported=exported, trace_state=state, attributes=added)
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
             self._say_once("the sampler failed on %r; such spans are recorded", name, error)
-            return Trace(trace_id, True, True)
+            return trace
 
     def _id(self, generate: str, bits: int) -> int:
         generator = self.tracer_provider.id_generator
+        if type(generator) is RandomIdGenerator:
+            # It asks Python's shared random numbers: a program that seeds them alike on all ranks gets the same ids on all,
+            # and would get other numbers than without a profiler. Drawn from elsewhere, they are no less random.
+            return secrets.randbits(bits) or 1
         failure = None
         try:
             found: int = getattr(generator, generate)()
@@ -106,3 +149,8 @@ class Provider:
         if what not in self._said:
             self._said.add(what)
             _logger.error(what, about, exc_info=error)
+
+
+def _rank_span(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
+    """A span of another step, or of another rank."""
+    return SpanContext(trace_id, span_id, is_remote=is_remote, trace_flags=TraceFlags(TraceFlags.SAMPLED))

@@ -18,6 +18,7 @@ INCLUDE = ROOT / "native" / "include"
 HEADERS = (
     "encode.h",
     "encode_otlp.h",
+    "encode_otlp_json.h",
     "encode_chrome.h",
     "inputs.h",
     "model.h",

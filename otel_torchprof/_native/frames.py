@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from .recorder import Session
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_OPEN = tuple(_PACKAGE + name for name in ("labels.py", "dynamo.py", "_legacy_state.py"))
-"""Files of this package that call functions of the program: decorators. All else that the package calls is its own affair."""
+_DECORATORS = ("labels.py", "dynamo.py", "_legacy_state.py")
+_RUNS_SCRIPTS = ("cli.py", "_cli_run.py", "_run_program.py")
+_OPEN = tuple(_PACKAGE + name for name in (*_DECORATORS, *_RUNS_SCRIPTS))
+"""Files of this package that call functions of the program. All else that the package calls is its own affair."""
 _TORCHS_TRACER = "builtins", "TraceContext"
 """What ``sys.getprofile()`` gives on threads that torch.profiler traces with ``with_stack``: a type without a module."""
 _TORCHS_REFUSAL = "There is already an active Python tracer. Refusing to register profile functions."

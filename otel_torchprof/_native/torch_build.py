@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import os
 import platform
 import shutil
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config
 from otel_torchprof.errors import TorchLibraryError
@@ -33,7 +32,10 @@ inputs throws. Never -march=native: an image is built on one machine and runs on
 
 _COMPILE_SECONDS = 300.0
 
+COLLECTIVES = "torch_collectives.cc"
+
 OPTIONAL = {
+    COLLECTIVES: "collectives have no groups, numbers and sizes",
     "torch_devices.cc": "devices cannot be timed",
     "torch_memory.cc": "memory cannot be recorded",
     "torch_ranges.cc": "operators cannot be shown as ranges",
@@ -124,7 +126,12 @@ def _one_builder(path: Path) -> Iterator[None]:
         yield
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler to build with.
+
+    Raises:
+        TorchLibraryError: there is none; says where to get one.
+    """
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         found = shutil.which(name) if name else None
         if found:
@@ -145,7 +152,8 @@ def _command(torch: Any, sources: list[Path], output: Path) -> list[str]:
     unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull, "-x", "none"]
     undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", *undefined]
-    return [_compiler(), *_FLAGS, abi, *includes, *unit, *libraries, "-o", str(output)]
+    # Without warnings, so that what is said is errors.
+    return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, *libraries, "-o", str(output)]
 
 
 def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -161,29 +169,43 @@ def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def _compile_without(torch: Any, left_out: tuple[str, ...], output: Path) -> str:
+class _Failure(NamedTuple):
+    errors: str
+    """All that the compiler said."""
+    command_and_errors: str
+    """For people."""
+
+
+def _compile_without(torch: Any, left_out: tuple[str, ...], output: Path) -> _Failure | None:
     """Compiles the sources without some of them; returns what went wrong."""
-    sources = [path for path in _source_files() if path.suffix == ".cc" and path.name not in left_out]
+    # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
+    absent = () if torch.distributed.is_available() else (COLLECTIVES,)
+    sources = [path for path in _source_files() if path.suffix == ".cc" and path.name not in (*left_out, *absent)]
     command = _command(torch, sources, output)
     done = _run_compiler(command)
     if done.returncode == 0:
-        return ""
-    return (
+        return None
+    return _Failure(
+        done.stderr,
         f"building the library that records operators of torch {torch.__version__} failed (exit status "
-        f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}"
+        f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}",
     )
 
 
 def _compile_what_can_be(torch: Any, output: Path) -> tuple[tuple[str, ...], str]:
-    """The optional sources that had to be left out, and why."""
+    """The optional sources that had to be left out, and why.
+
+    Each time those go that errors were found in: not one after the other, since a compiler takes half a minute to find none.
+    """
+    left_out: tuple[str, ...] = ()
     why = ""
-    for count in range(len(OPTIONAL) + 1):
-        for left_out in itertools.combinations(OPTIONAL, count):
-            failed = _compile_without(torch, left_out, output)
-            if not failed:
-                return left_out, why
-            why = why or failed
-    raise TorchLibraryError(why)
+    while failed := _compile_without(torch, left_out, output):
+        why = why or failed.command_and_errors
+        blamed = tuple(name for name in OPTIONAL if name not in left_out and name in failed.errors)
+        if not blamed:
+            raise TorchLibraryError(why)
+        left_out += blamed
+    return left_out, why
 
 
 def _compile(torch: Any, target: Path) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from opentelemetry import context
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build
+from .collectives import COLLECTIVE_FUNCTIONS, Collecting
 from .device_timing import DEVICE_FUNCTIONS, DeviceTiming
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
@@ -144,6 +145,16 @@ class TorchLibrary:
         """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
         return int(self._native.otp_torch_devices_collect(int(wait * 1e9))) if _times_devices(self._native) else 0
 
+    def tell_collectives(self, session: Session) -> Collecting:
+        """Tells of a running session's collectives: see :class:`Collecting`.
+
+        Raises:
+            TorchLibraryError: torch was built without distributed, or this part does not compile against it.
+        """
+        if not _tells_collectives(self._native):
+            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), torch_build.COLLECTIVES))
+        return Collecting(self._native, session)
+
     def hold_devices(self, captures: int) -> None:
         """How many streams are being captured: while any is, no device is marked and none is asked."""
         if _times_devices(self._native):
@@ -165,6 +176,7 @@ def _open(path: str) -> Any:
         void otp_torch_attach_memory(const void *api);
     """)
     loader.cdef(DEVICE_FUNCTIONS)
+    loader.cdef(COLLECTIVE_FUNCTIONS)
     try:
         # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
         native = loader.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
@@ -177,6 +189,8 @@ def _open(path: str) -> Any:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
     if _tells_of_memory(native):
         native.otp_torch_attach_memory(api)
+    if _tells_collectives(native):
+        native.otp_torch_attach_collectives(api)
     if _times_devices(native):
         native.otp_torch_attach_devices(api)
         atexit.register(native.otp_torch_devices_exit)
@@ -186,6 +200,11 @@ def _open(path: str) -> Any:
 def _times_devices(native: Any) -> bool:
     """False where that part did not compile against the torch that is installed."""
     return hasattr(native, "otp_torch_attach_devices")
+
+
+def _tells_collectives(native: Any) -> bool:
+    """False where that part did not compile, or torch was built without distributed."""
+    return hasattr(native, "otp_torch_attach_collectives")
 
 
 def _tells_of_memory(native: Any) -> bool:

@@ -31,7 +31,7 @@ def _fields(span) -> dict[str, Any]:
         "parent": span.parent.span_id if span.parent else 0,
         "attributes": dict(span.attributes),
         "links": [[link.context.trace_id, link.context.span_id] for link in span.links],
-        "resource": {k: v for k, v in span.resource.attributes.items() if isinstance(v, str | int)},
+        "resource": {k: v for k, v in span.resource.attributes.items() if isinstance(v, str | int | tuple)},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -98,3 +99,15 @@ def test_ids_are_valid_whatever_the_generator_gives(answer, caplog):
     assert all(0 < trace_id < 1 << 128 for trace_id in trace_ids)
     assert len(caplog.records) == 1
     assert "the id generator 'Ids'" in caplog.text
+
+
+def test_programs_that_seed_their_random_numbers():
+    """Seeded alike, two ranks do not get the same ids; and a program's random numbers are the same as without a profiler."""
+    provider, ids = provider_with(), []
+    for _ in range(2):
+        random.seed(0)
+        ids += [provider.new_span_id(), provider.new_trace("mm", -1, None).trace_id]
+        following = random.random()  # noqa: S311 - the program's, of whatever kind
+    assert len(set(ids)) == 4
+    random.seed(0)
+    assert random.random() == following  # noqa: S311 - likewise

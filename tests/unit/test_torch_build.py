@@ -241,14 +241,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 
 WITHOUT_MEMORY = """
-import pathlib, shutil, torch, otel_torchprof as otp
-from otel_torchprof._native import torch_build, torch_ranges
+import torch, otel_torchprof as otp
+from otel_torchprof._native import torch_ranges
 
-kept = pathlib.Path({kept!r})
-shutil.copytree(torch_build._sources(), kept / "sources")
-source = kept / "sources/src/sources/torch_memory.cc"
-source.write_text("#error this torch has no such slot\\n" + source.read_text())
-torch_build._sources = lambda: kept / "sources"
 with otp.profile() as prof:
     torch.ones(2).neg()
 assert "aten::neg" in [event.name for event in prof.events()]
@@ -264,25 +259,81 @@ assert "aten::neg" in [event.name for event in prof.events()]
 """
 
 
+# It refuses at once what has the part in it, and takes a third less time without optimising the rest.
+NO_SUCH_SLOT = """#!/bin/sh
+case "$*" in *torch_memory.cc*) echo 'torch_memory.cc:1: error: #error this torch has no such slot' >&2; exit 1;; esac
+exec {compiler} "$@" -O0
+"""
+
+
+def compiler(folder, text):
+    """A program that stands before the compiler, or for it."""
+    path = folder / "compiler"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_a_part_that_does_not_compile(tmp_path):
     """Where torch's memory slot is another one, operators and ranges are there without it, and profile_memory says why."""
-    done = python(WITHOUT_MEMORY.format(kept=str(tmp_path)), OTEL_TORCHPROF_BUILD_DIR=str(tmp_path))
+    refuses = compiler(tmp_path, NO_SUCH_SLOT.format(compiler=torch_build.compiler()))
+    done = python(WITHOUT_MEMORY, OTEL_TORCHPROF_BUILD_DIR=str(tmp_path / "new"), CXX=refuses)
     assert done.returncode == 0, done.stderr
     assert "memory cannot be recorded: torch_memory.cc did not compile against this torch" in done.stderr
     assert done.stdout.count("did not compile against the torch that is installed") == 2
     assert done.stdout.count("error: #error this torch has no such slot") == 2
 
 
-def test_several_processes_build_once(tmp_path):
-    """Of four processes that start at once with nothing built, one builds and all record."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "shared")}
-    running = [
-        subprocess.Popen([sys.executable, "-c", PROFILES], stderr=subprocess.PIPE, text=True, env=environment)
-        for _ in range(4)
-    ]
-    said = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0] * 4, said
+@pytest.mark.parametrize(("broken", "runs"), [(("devices", "ranges"), 2), (("ops",), 1), (("ops", "memory"), 2)])
+def test_few_attempts(monkeypatch, tmp_path, broken, runs):
+    """All parts with errors are left out at once, and nothing is tried again where the errors are in what cannot be left out."""
+    commands = []
+
+    def compile_some(command):
+        commands.append(command)
+        text = " ".join(command)
+        errors = [f"torch_{name}.cc:3: error" for name in broken if f"torch_{name}.cc" in text]
+        return subprocess.CompletedProcess(command, bool(errors), "", "\n".join(errors))
+
+    monkeypatch.setattr(torch_build, "_run_compiler", compile_some)
+    monkeypatch.setattr(torch_build, "compiler", lambda: "c++")
+    if "ops" in broken:
+        with pytest.raises(otp.TorchLibraryError, match=r"torch_ops\.cc:3: error"):
+            torch_build._compile_what_can_be(torch, tmp_path)
+    else:
+        assert torch_build._compile_what_can_be(torch, tmp_path)[0] == ("torch_devices.cc", "torch_ranges.cc")
+    assert len(commands) == runs
+
+
+# Hands out what was built before, once all processes want it: until then none can find it there.
+WAITS_FOR_ALL = """#!/bin/sh
+echo compiled >>{folder}/runs
+timeout 60 head -n 3 {folder}/ready >/dev/null || exit 1
+while [ "$1" != -o ]; do shift; done
+cp {made} "$2"
+"""
+
+
+def test_several_processes_build_once(tmp_path, built):
+    """Of three processes that want it at once with nothing built, one builds and all record."""
+    ready, made = tmp_path / "ready", built / torch_build.library_name(torch)
+    os.mkfifo(ready)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "shared"),
+        "CXX": compiler(tmp_path, WAITS_FOR_ALL.format(folder=tmp_path, made=made)),
+    }
+    program = f"import torch\nwith open({str(ready)!r}, 'w') as file: file.write('here\\n')\n{PROFILES}"
+    with ready.open("r+b", buffering=0):  # so that it has no end before all have written
+        running = [
+            subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=environment)
+            for _ in range(3)
+        ]
+        said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 3, said
     assert sum("built in" in text for text in said) == 1
+    assert (tmp_path / "runs").read_text() == "compiled\n"
     assert (tmp_path / "shared").stat().st_mode & 0o077 == 0o055
 
 

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 5
+#define OTP_ABI_VERSION 6
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -320,6 +320,10 @@ typedef struct {
 
   /* The time of `ticks` by the recorder's clock, Unix ns; 0: now. */
   int64_t (*unix_ns)(uint64_t ticks);
+
+  /* Id of the innermost open event of the calling thread, as in the column, and the running sessions that have it; 0
+   * where there is none or nobody has it. For what a source finds out of an event after its begin. */
+  uint64_t (*innermost)(uint32_t* consumers);
 } otp_api;
 
 /* Static memory; valid as long as the process. */

@@ -338,6 +338,17 @@ void set_device_source(const otp_device_source* source) { g_device_source.store(
 
 int64_t unix_ns(uint64_t ticks) { return registry().clock.unix_ns(ticks == 0 ? ticks_now() : ticks); }
 
+uint64_t innermost(uint32_t* consumers) {
+  ThreadBuffer* thread = t_buffer;
+  if (thread == nullptr) return 0;
+  repair_stack(*thread);
+  uint32_t depth = thread->depth.get();
+  if (depth == 0) return 0;
+  const OpenEvent& top = thread->open[depth - 1];
+  *consumers = top.consumers.get() & g_shared.running();
+  return *consumers == 0 ? 0 : id_of(*thread, top.index.get());
+}
+
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
 const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free, "");
@@ -367,6 +378,7 @@ extern "C" const otp_api* otp_get_api(void) {
                               otp::set_context_source,
                               otp::set_context_carrier,
                               otp::set_device_source,
-                              otp::unix_ns};
+                              otp::unix_ns,
+                              otp::innermost};
   return &api;
 }

@@ -1,0 +1,156 @@
+"""Attributes of collectives: which they are of which group, and how much they move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._columns.schema import CollectiveFlag
+from otel_torchprof._model.collectives import collective_name
+from otel_torchprof._model.units import AttributeType
+
+from .attribute_source import Attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .attribute_source import Array, Source, Values
+
+
+def name(source: Source) -> Values | None:
+    """What the field calls it."""
+    if source.collectives is None:
+        return None
+    place = source.collectives
+    used, which = np.unique(source.column("name")[place >= 0], return_inverse=True)
+    index = np.zeros(len(place), dtype=np.uint32)
+    index[place >= 0] = source.add([collective_name(source.batch.names[at]) for at in used.tolist()])[which.reshape(-1)]
+    return index, place >= 0
+
+
+def text(column: str) -> Callable[[Source], Values | None]:
+    """A column that is an index into the names, where it is not 0."""
+
+    def compute(source: Source) -> Values | None:
+        values = _values(source, column)
+        return None if values is None else (values, values != 0)
+
+    return compute
+
+
+def number(column: str) -> Callable[[Source], Values | None]:
+    """A column of numbers, where it is not below 0."""
+
+    def compute(source: Source) -> Values | None:
+        values = _values(source, column, missing=-1)
+        return None if values is None else (values.astype(np.int64), values >= 0)
+
+    return compute
+
+
+def size(source: Source) -> Values | None:
+    """The larger of what the rank gives and what it gets, bytes."""
+    given, got = _values(source, "bytes_in", missing=-1), _values(source, "bytes_out", missing=-1)
+    if given is None or got is None:
+        return None
+    larger = np.maximum(given, got)
+    return larger, larger >= 0
+
+
+def is_async(source: Source) -> Values | None:
+    """Whether its caller goes on before it is done."""
+    flags = _values(source, "flags")
+    if flags is None:
+        return None
+    found = flags & CollectiveFlag.ASYNC != 0
+    return found, found
+
+
+def _values(source: Source, column: str, missing: int = 0) -> Array | None:
+    """A column of the collectives, per span; None where there are none."""
+    if source.collectives is None:
+        return None
+    place = source.collectives
+    values: Array = (source.batch.collectives or {})[column]
+    return np.where(place >= 0, values[np.maximum(place, 0)], values.dtype.type(missing))
+
+
+_PRESENT = "on collectives, sends and receives of `torch.distributed`"
+
+ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute(
+        "torch.collective.name",
+        AttributeType.NAME,
+        "what it is, whichever operator does it: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `send`",
+        _PRESENT,
+        name,
+    ),
+    Attribute(
+        "torch.collective.group",
+        AttributeType.NAME,
+        "name of its process group, the same on every rank; `0` is the default group",
+        _PRESENT,
+        text("group"),
+    ),
+    Attribute("torch.collective.group_size", AttributeType.INT64, "ranks in the group", _PRESENT, number("group_size")),
+    Attribute("torch.collective.rank", AttributeType.INT64, "this rank in the group", _PRESENT, number("rank")),
+    Attribute(
+        "torch.collective.sequence_nr",
+        AttributeType.INT64,
+        "which of the group's collectives it is, from 1, the same on every rank; of a send or receive, which in its step "
+        "between these ranks with this tag, from 0",
+        f"{_PRESENT}, where it is known",
+        number("sequence_nr"),
+    ),
+    Attribute(
+        "torch.collective.size",
+        AttributeType.INT64,
+        "bytes that the rank gives or gets, whichever are more",
+        _PRESENT,
+        size,
+    ),
+    Attribute(
+        "torch.collective.dtype",
+        AttributeType.NAME,
+        "type of the first tensor, as torch's profiler names it",
+        f"{_PRESENT}, but barriers",
+        text("dtype"),
+    ),
+    Attribute(
+        "torch.collective.reduce_op",
+        AttributeType.NAME,
+        "how values are put together: `sum`, `avg`, `max`",
+        "on collectives that reduce",
+        text("reduce_op"),
+    ),
+    Attribute(
+        "torch.collective.root",
+        AttributeType.INT64,
+        "rank in the group from which, or to which, all goes",
+        "on broadcast, reduce, gather and scatter",
+        number("root"),
+    ),
+    Attribute(
+        "torch.collective.peer",
+        AttributeType.INT64,
+        "the other rank in the group",
+        "on sends and receives, but those from any rank",
+        number("peer"),
+    ),
+    Attribute(
+        "torch.collective.backend",
+        AttributeType.NAME,
+        "what carries it out: `gloo`, `nccl`",
+        _PRESENT,
+        text("backend"),
+    ),
+    Attribute(
+        "torch.collective.async",
+        AttributeType.BOOL,
+        "true: its caller goes on before it is done",
+        "where true",
+        is_async,
+    ),
+)
+"""Those of collectives, in the order in which spans carry them."""
