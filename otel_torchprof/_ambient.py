@@ -7,6 +7,7 @@ up again by the one that drains the recorder.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections import deque
@@ -36,6 +37,10 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
 # Once the interpreter shuts down no thread may be called into any more. This module is imported before anything registers
 # what still wants to record then, so this runs after it.
 atexit.register(python_sources.set_context_resolver, None)
+
+
+_following: list[AmbientTable] = []
+"""The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
 
 
 def _runtime_context() -> object:
@@ -106,19 +111,41 @@ class AmbientTable:
         self._leaving = stay
 
     def follow(self) -> bool:
-        """Has the recorder ask this table which span is current, from now on. One table at a time; the latest counts.
+        """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.
+
+        The numbers are then the same in all of them: an event has one, however many recordings it is for.
 
         Returns:
             Whether it can tell without asking that the context is the same. If not (an unknown interpreter, another kind of
             OpenTelemetry context than contextvars), every outermost event costs a call into Python.
         """
+        if _following and self not in _following:
+            self._join(_following[-1])
+        if self not in _following:
+            _following.append(self)
+        return self._ask_from_now_on()
+
+    def unfollow(self) -> None:
+        """Has the recorder ask the table that it asked before, or nobody: for events from now on no span is current."""
+        if self in _following:
+            _following.remove(self)
+        if _following:
+            _following[-1]._ask_from_now_on()  # noqa: SLF001 - its own kind
+        else:
+            python_sources.set_context_resolver(None)
+
+    def _ask_from_now_on(self) -> bool:
         return python_sources.set_context_resolver(
             self.resolve, isinstance(_runtime_context(), ContextVarsRuntimeContext)
         )
 
-    def unfollow(self) -> None:
-        """Has the recorder ask nobody; for events from now on no span is current."""
-        python_sources.set_context_resolver(None)
+    def _join(self, other: AmbientTable) -> None:
+        """Knows what another table knows, and from now on whatever one of them learns."""
+        self._lock = other._lock
+        with self._lock:
+            self._last = max(self._last, other._last)
+            self._numbers |= other._numbers
+            self._ambients |= other._ambients
 
     @property
     def size(self) -> int:
@@ -141,9 +168,16 @@ class AmbientTable:
     def _add(self, span: trace.Span, ambient: Ambient) -> int:
         number = self._next_number()
         key = id(span)
-        self._ambients[number] = ambient
-        self._numbers[key] = weakref.ref(span, lambda reference: self._forget(key, reference, number)), number
+        known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
+        for table in _following if self in _following else (self,):
+            table.learn(key, known, ambient)
         return number
+
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], ambient: Ambient) -> None:
+        """Takes over what one of the tables has found out: a span's number, by the span's identity."""
+        self._last = known[1]
+        self._ambients[self._last] = ambient
+        self._numbers[key] = known
 
     def _next_number(self) -> int:
         # After four billion spans it starts again, and leaves out those that are still there.
@@ -152,9 +186,17 @@ class AmbientTable:
             if self._last not in self._ambients:
                 return self._last
 
-    def _forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+    def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+        for table in {self, *_following}:
+            table.forget(key, reference, number)
+
+    def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+        """The span is garbage: nobody asks for its number any more, but events may have it."""
         # No lock: garbage is collected anywhere, also in a thread that holds it.
         known = self._numbers.get(key)
-        if known is not None and known[0] is reference:
+        if known is not None and known[0] is reference:  # else another recording's, which had its own numbers
             del self._numbers[key]
-        self._gone.append(number)
+            self._gone.append(number)
+
+
+os.register_at_fork(after_in_child=_following.clear)

@@ -11,6 +11,7 @@ spans of one export is an arrow too, if what it points to began first.
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,12 @@ class ChromeSpans:
         """What the last export wrote is lost: names of tracks and the like are told once more."""
         self._tracks.tell_again()
         self._resources_told = 1
+
+    def copied(self) -> ChromeSpans:
+        """One that goes on from here as this one would, for spans that may not fit."""
+        other = copy.copy(self)
+        other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - its own kind
+        return other
 
     def _columns(self, spans: SpanList, begin: bool) -> Iterator[bytes]:
         self._note_resource(spans.resource)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config
-from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
 from otel_torchprof.errors import ExportError
 
 from . import fork
 from .file import check_writable, naming
 from .quiet import LimitedLog
-from .stream import StreamedFile
+from .rotation import RotatedTrace, Rotation, before_suffix, part_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,26 +30,18 @@ fork.watch(_log)
 
 
 class _Trace:
-    """One trace file of this process: shared by the exporters that write to it."""
+    """One trace of this process: shared by the exporters that write to it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, rotation: Rotation) -> None:
         self.lock = threading.Lock()
         self.users = 0
-        self._encoder = ChromeSpans()
-        self.file = StreamedFile(path, beside=_beside(path, os.getpid()), closing=CLOSING)
+        self.files = RotatedTrace(path, rotation, _log)
 
     def append(self, spans: Sequence[ReadableSpan]) -> None:
         if len(spans) == 0:
             return
         with self.lock:
-            wanted = self.file.path
-            try:
-                self.file.append(self._encoder.encode(spans, begin=self.file.is_empty))
-            except BaseException:
-                self._encoder.tell_again()
-                raise
-            if self.file.path != wanted:
-                _log.warning("Chrome trace: another process writes to %r, this one to %r", wanted, self.file.path)
+            self.files.append(spans)
 
 
 class _Traces:
@@ -65,15 +56,17 @@ class _Traces:
         self._lock = threading.Lock()
         self._traces: dict[str, _Trace] = {}
 
-    def join(self, exporter: ChromeTraceExporter, path: str) -> _Trace:
-        """The file that the exporter shares with all others of that path."""
+    def join(self, exporter: ChromeTraceExporter, path: str, rotation: Rotation) -> _Trace:
+        """The file that the exporter shares with all others of that path, whose rotation is that of the first."""
         real = (
             os.path.realpath(path) if Path(path).is_absolute() else path
         )  # relative: where there is no working directory
         with self._lock:
             trace = self._traces.get(real)
             if trace is None:
-                trace = self._traces[real] = _Trace(path)
+                trace = self._traces[real] = _Trace(path, rotation)
+            elif trace.files.rotation != rotation:
+                _log.warning("Chrome trace %r: another exporter has begun it with %s", path, trace.files.rotation)
             trace.users += 1
             self._exporters.add(exporter)
         return trace
@@ -89,12 +82,12 @@ class _Traces:
                 return
             self._traces = {path: other for path, other in self._traces.items() if other is not trace}
         with trace.lock:
-            trace.file.close()
+            trace.files.close()
 
     def after_fork_in_child(self) -> None:
         """The files are the parent's; the child's exporters join files of its own, which are made when they export."""
         for trace in self._traces.values():
-            trace.file.abandon()
+            trace.files.abandon()
         self._begin()
         for exporter in list(self._exporters):
             exporter._join_as_child()  # noqa: SLF001 - one file, one secret
@@ -115,23 +108,44 @@ class ChromeTraceExporter(SpanExporter):
     Exporters of one process with the same file share it; the last one to be shut down closes it. A forked child writes to a
     file of its own, and so does a process whose file another one writes to: the process id goes before the suffix.
 
+    With ``max_bytes`` or ``steps_per_file`` there are several files, each a whole document with the names of its threads, whose
+    times count from the same moment: ``trace.000000.json``, ``trace.000001.json`` and so on, or the number in place of
+    ``{part}``. No tree of spans is torn: the next file begins where a step has ended; where there are no steps, at an
+    outermost span. A step that is larger than ``max_bytes`` has a file of its own, which then is as well. Files of an earlier
+    run are replaced where the names are the same, and never deleted otherwise. What is no regular file never rotates by size.
+
     Memory does not grow with the number of spans. Costs about 0.3 µs per span for those of torch in
     :class:`TorchSpanProcessor` and 30 µs for objects of the SDK. Safe from any thread.
 
     Args:
         path: the file; ``{pid}`` in it is replaced by the process id, and a name that ends in ``.gz`` is compressed.
             Default: ``OTEL_TORCHPROF_CHROME_TRACE``, else ``trace-{pid}.json`` in the working directory.
+        max_bytes: of a file on the disk, so compressed where it is, beyond which the next begins. A number, or ``"100M"``.
+            Default: ``OTEL_TORCHPROF_CHROME_MAX_BYTES``, else one file of any size.
+        steps_per_file: after which the next begins. Default: ``OTEL_TORCHPROF_CHROME_STEPS_PER_FILE``, else any number.
+        max_files: that are kept; the oldest go. Default: ``OTEL_TORCHPROF_CHROME_MAX_FILES``, else all.
 
     Raises:
         ExportError: ``path`` cannot be written, for instance because its folder does not exist. One from the environment is
             warned of instead, so that the application starts.
         TypeError: ``path`` is not a str or path-like.
+        ValueError: another argument is no such number; the message names it.
     """
 
     takes_span_lists = True
     """Batches of torch's spans are welcome whole."""
+    takes_whole_traces = True
+    """A file has no budget: it gets all that was recorded, before a policy leaves anything out."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        steps_per_file: int | None = None,
+        max_files: int | None = None,
+    ) -> None:
+        self._rotation = Rotation.of(max_bytes, steps_per_file, max_files)
         given = config.chrome_trace() if path is None else os.fspath(path)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
@@ -140,19 +154,30 @@ class ChromeTraceExporter(SpanExporter):
         try:
             with naming(given):
                 self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
-            check_writable(self._own_path())
+            own = self._own_path()
+            check_writable(part_path(own, 0) if self._rotation.rotates else own)
         except ExportError as error:
             if path is not None:
                 raise
             _log.warning(
                 "%s; until then spans are lost (%s names another file)", error, config.OTEL_TORCHPROF_CHROME_TRACE
             )
-        self._trace = _TRACES.join(self, self._own_path())
+        self._trace = _TRACES.join(self, self._own_path(), self._rotation)
 
     @property
     def path(self) -> str:
-        """Where this process writes."""
-        return self._trace.file.path
+        """Where this process writes now."""
+        return self._trace.files.file.path
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What is there of the trace, the oldest file first; nothing before the first export."""
+        return self._trace.files.files
+
+    @property
+    def bytes_written(self) -> int:
+        """On the disk so far, files that were deleted since then among them."""
+        return self._trace.files.bytes_written
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Appends the spans to the file. Never raises: FAILURE, with a warning once a minute, when they could not be written."""
@@ -187,11 +212,5 @@ class ChromeTraceExporter(SpanExporter):
 
     def _join_as_child(self) -> None:
         path = self._own_path()
-        self._trace = _TRACES.join(self, path if _PID in self._template else _beside(path, os.getpid()))
-
-
-def _beside(path: str, pid: int) -> str:
-    """The same name with the process id before its suffix: ``trace.json.gz`` becomes ``trace.4711.json.gz``."""
-    plain = path.removesuffix(".gz")
-    stem, suffix = os.path.splitext(plain)  # noqa: PTH122 - Path would lose a trailing slash
-    return f"{stem}.{pid}{suffix}{path[len(plain) :]}"
+        own = path if _PID in self._template else before_suffix(path, str(os.getpid()))
+        self._trace = _TRACES.join(self, own, self._rotation)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import math
 import os
 import stat
 import zlib
@@ -25,7 +26,8 @@ class StreamedFile:
     That is done in this order: the new text with its own closing is written after the old closing, then blanks over the
     old one. So the file begins with a whole document at any time, after ``kill -9`` in the middle of an append too. A path
     that ends in ``.gz`` gets gzip members, which readers take as one stream. An append that fails leaves the file as it was
-    before. What is no regular file (a FIFO, ``/dev/stdout``) gets ``closing`` at the end only, and keeps half an append that
+    before. Without a ``closing`` the file just grows: what kills the process in the middle of an append may then leave a part of it,
+    which readers have to tell. What is no regular file (a FIFO, ``/dev/stdout``) gets ``closing`` at the end only, and keeps half an append that
     failed.
 
     The file is made at the first append; one that was there before is replaced, unless another process holds it: then
@@ -50,22 +52,37 @@ class StreamedFile:
         """Whether nothing has been appended yet."""
         return self._size == 0
 
-    def append(self, pieces: Iterable[bytes]) -> None:
-        """Raises OSError when the system refuses, ValueError after :meth:`close`, and what ``pieces`` raises."""
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return self._size
+
+    def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
+        """Whether they were appended: not where a file that can be rewritten would have more than ``most`` bytes by them.
+
+        Raises OSError when the system refuses, ValueError after :meth:`close`, and what ``pieces`` raises.
+        """
         if self._closed:
             raise ValueError(f"{self.path!r} is closed")
         if self._fd < 0:
             self._open()
+        room = most - self._size if most is not None and self._rewritable else math.inf
         try:
             closing = (self._closing,) if self._rewritable else ()
             encoded = itertools.chain(self._encoded(pieces), closing)
-            written = sum(_write(self._fd, piece) for piece in _gathered(encoded))
+            written = 0
+            for piece in _gathered(encoded):
+                if written + len(piece) > room:
+                    self._take_back()
+                    return False
+                written += _write(self._fd, piece)
             if self._rewritable and self._size:
                 os.pwrite(self._fd, self._blank, self._size - len(self._closing))
         except BaseException:
             self._take_back()
             raise
         self._size += written
+        return True
 
     def close(self) -> None:
         """Ends the file; without effect where nothing was written. Raises OSError when the system refuses."""
@@ -114,7 +131,7 @@ class StreamedFile:
                 os.ftruncate(self._fd, self._size)
 
     def _member(self, data: bytes) -> bytes:
-        if not self._compressed:
+        if not self._compressed or not data:
             return data
         stored = zlib.compressobj(0, wbits=GZIP_FORMAT)
         return stored.compress(data) + stored.flush()
@@ -149,6 +166,18 @@ def _held_by_another(fd: int) -> bool:
     except OSError:  # file systems without locks: then there is no telling
         return False
     return False
+
+
+def is_held(path: str) -> bool:
+    """Whether somebody writes the file now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _held_by_another(fd)
+    finally:
+        os.close(fd)
 
 
 def _write(fd: int, data: bytes) -> int:

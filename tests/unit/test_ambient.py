@@ -143,6 +143,28 @@ def test_an_entry_goes_after_the_next_whole_drain(table, tracer):
     assert table.size == 0
 
 
+def test_tables_that_follow_at_once(table, tracer):
+    """Whoever is asked, all of them learn of a span and of its end; one that comes later knows what was there before."""
+    other = AmbientTable()
+    table.follow()
+    try:
+        with tracer.start_as_current_span("first") as first:
+            table.resolve()
+            other.follow()
+            with tracer.start_as_current_span("second") as second:
+                assert other.resolve() == 2
+            for number, span in ((1, first), (2, second)):
+                assert table.get(number).span_context == other.get(number).span_context == span.get_span_context()
+        del first, second, span
+        gc.collect()
+        for each in (table, other):
+            drain(each)
+            assert each.size == 0
+    finally:
+        other.unfollow()
+        table.unfollow()
+
+
 def test_an_entry_stays_for_open_events(table, tracer):
     """Events that are open at a drain come with a later one: the numbers that they have stay until then."""
     with tracer.start_as_current_span("span"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,6 +77,24 @@ def test_spans_of_one_thread(table, tracer):
     ]
 
 
+def test_a_span_of_an_earlier_recording_goes(tracer):
+    """What ends of an earlier recording's span takes nothing away from a later one that has given the same number."""
+    earlier, later = AmbientTable(), AmbientTable()
+    earlier.follow()
+    with tracer.start_as_current_span("old") as old:
+        assert earlier.resolve() == 1
+    earlier.unfollow()
+    later.follow()
+    with tracer.start_as_current_span("new"):
+        assert later.resolve() == 1
+        del old
+        gc.collect()
+        later.begin_drain()
+        later.end_drain()
+        assert later.get(1) is not None
+    later.unfollow()
+
+
 def test_tasks_that_take_turns(table, tracer):
     """Tasks of one thread that take turns within their spans each get their own events."""
 
@@ -147,16 +166,17 @@ def test_not_sampled(table):
 
 
 def test_another_table(table, tracer):
-    """A table that takes over gives its own numbers, also to a span that the other one knew and that is still current."""
-    with tracer.start_as_current_span("first"):
-        table.resolve()
+    """A second recording does not change the numbers that the first one knows the spans by, neither by coming nor by going."""
+    other = AmbientTable()
+    with following() as events, tracer.start_as_current_span("first"):
+        label("one")
+        other.follow()
+        label("two")
         with tracer.start_as_current_span("second"):
-            other = AmbientTable()
-            with following() as events:
-                label("one")
-                other.follow()
-                label("two")
-    assert events == [("one", 2), ("two", 1)]
+            label("three")
+            other.unfollow()
+            label("four")
+    assert events == [("one", 1), ("two", 1), ("three", 2), ("four", 2)]
 
 
 def test_a_busy_interpreter(table, tracer):

@@ -1,0 +1,43 @@
+"""``otel-torchprof doctor``: what is on, what is off and why, and the fix; without a secret."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ._doctor import NOTE, PROBLEM, checks
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is on, what is off and why, and the fix",
+        description="Looks at everything that recording and exporting need in this environment, and says what to do about "
+        "what is missing. Changes nothing, sends nothing (it only connects to the receiver), prints no header, credential "
+        "or resource attribute. Exit status 1: something that was asked for is off.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of name, state, text and fix")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints it; 0 where all that was asked for is on, else 1."""
+    found = []
+    for check in checks():
+        found.append(check)
+        if not options.json:
+            sys.stdout.write(f"{'' if check.state == NOTE else check.state:<8} {check.name}: {check.text}\n")
+            if check.fix:
+                sys.stdout.write(f"{'':<8}   fix: {check.fix}\n")
+            sys.stdout.flush()
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(check) for check in found], indent=1) + "\n")
+    problems = sum(check.state == PROBLEM for check in found)
+    if not options.json:
+        sys.stdout.write(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}\n")
+    return 1 if problems else 0

@@ -1,0 +1,109 @@
+"""``stream`` and ``otel-torchprof run`` around a training loop."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._trace_reading import read  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Loop:
+    """A small training loop."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model(torch.ones(2, 4)).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def test_hours_in_small(tmp_path):
+    """After ten times as many steps no more is held, each step is in one of the files, and the averages know all of them."""
+    loop = Loop()
+    exporter = otp.ChromeTraceExporter(tmp_path / "t.json", steps_per_file=50)
+    with otp.stream(exporter) as streamed:
+        held = []
+        tracemalloc.start()
+        try:
+            for rounds in (2, 20):
+                for _ in range(rounds):
+                    loop.run(10)
+                    assert streamed.flush()
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert streamed.steps == 220
+    assert held[1] - held[0] < 150_000  # the ids of some steps, for what may still come of them
+    counts = {row.key: row.count for row in streamed.key_averages()}
+    assert counts["aten::addmm"] == 220
+    numbers, operators = [], 0
+    for file in exporter.files:
+        sums, _ = read(file)
+        numbers += [step.number for step in sums.steps]
+        operators += next((row.calls for row in sums.averages() if row.name == "aten::addmm"), 0)
+    assert numbers[:220] == list(range(220))
+    assert operators == 220
+    assert len(exporter.files) in {5, 6}
+
+
+def test_a_script_with_stacks(tmp_path):
+    """An untouched script: its operators are inside of its functions, and its steps are listed."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def train():\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "for _ in range(4):\n"
+        "    train()\n"
+    )
+    command = [sys.executable, "-m", "otel_torchprof.cli", "run", "--stacks", "--table", "-o", "t.json", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "aten::addmm" in done.stderr
+    assert ", 4 steps, " in done.stderr
+    sums, note = read(str(tmp_path / "t.json"))
+    calls = {row.name: row.calls for row in sums.averages()}
+    assert (note, calls["aten::addmm"], calls["train.py(4): train"]) == ("", 4, 4)
+    assert [step.number for step in sums.steps][:4] == [0, 1, 2, 3]
+    json.loads((tmp_path / "t.json").read_text())
+
+
+def test_a_script_of_which_some_steps_are_told(tmp_path):
+    """``--schedule`` and ``--every`` say which steps have their operators in the file; the others have their span only."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "weight = torch.ones(4, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "for _ in range(6):\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    options = ["-o", "t.jsonl", "--schedule", "wait=1,active=2", "--every", "2"]
+    command = [sys.executable, "-m", "otel_torchprof.cli", "run", *options, "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_EVERY": "3"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    sums, _ = read(str(tmp_path / "t.jsonl"))
+    steps = [step for step in sums.steps if not step.is_unfinished]
+    assert sorted(step.number for step in steps) == list(range(6))
+    assert {step.number for step in steps if sums.spans_of(step) > 1} == {2, 4}

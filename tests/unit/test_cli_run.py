@@ -1,0 +1,224 @@
+"""``otel-torchprof run``: the script runs as if Python had started it, and what it did is in a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import py_compile
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from chrome_files import events_in, slices
+
+from otel_torchprof import cli
+from otel_torchprof._progress import Progress, duration, size
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+SCRIPT = '''"""Its documentation."""
+import atexit, pickle, sys, threading
+import otel_torchprof as otp
+
+class Thing:
+    pass
+
+def main(how):
+    print(__name__, __doc__, __file__, sys.argv, sys.path[0], __spec__, __package__, type(__loader__).__name__)
+    print(sorted(name for name in globals() if name.startswith("__")))
+    assert type(pickle.loads(pickle.dumps(Thing()))) is Thing
+    atexit.register(print, "at exit")
+    with otp.record_function("work"):
+        if how == "error":
+            raise LookupError("of the script")
+        if how == "interrupt":
+            raise KeyboardInterrupt
+    sys.exit(3)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+'''
+
+
+def child(*command: str | Path, cwd: Path) -> tuple[int, str, str]:
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def label_names(path: Path) -> list[str]:
+    return [event["name"] for event in slices(events_in(path))]
+
+
+@pytest.mark.parametrize("how", ["error", "interrupt", "exit"])
+def test_as_python_would(tmp_path, how):
+    """What the script sees of itself, prints, leaves as a traceback and ends with is the same; what it did is recorded."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    expected = child("./script.py", how, cwd=tmp_path)
+    found = child("-m", "otel_torchprof.cli", "run", "-q", "-o", "t.json", "./script.py", how, cwd=tmp_path)
+    assert found == expected
+    assert label_names(tmp_path / "t.json") == ["work"]
+
+
+def test_a_module_with_processes_and_threads(tmp_path):
+    """``-m`` runs a package with its relative imports, its processes of every kind find it, and a pool that works on is waited for."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "run.py").write_text(
+        "import multiprocessing, sys, threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "import otel_torchprof as otp\n"
+        "from . import __name__ as package\n"
+        "def work(x):\n"
+        "    with otp.record_function('in a child'):\n"
+        "        return x * len(package)\n"
+        "def late(go):\n"
+        "    go.wait(60)\n"
+        "    with otp.record_function('late'):\n"
+        "        print('late')\n"
+        "if __name__ == '__main__':\n"
+        "    print(__spec__.name, __package__, sys.argv, sys.path[0])\n"
+        "    for kind in ('fork', 'spawn'):\n"
+        "        with multiprocessing.get_context(kind).Pool(1) as pool:\n"
+        "            print(pool.map(work, [1, 2]))\n"
+        "    go = threading.Event()\n"
+        "    ThreadPoolExecutor(1).submit(late, go)\n"
+        "    threading.Timer(0.05, go.set).start()\n"
+    )
+    expected = child("-W", "ignore", "-m", "package.run", "--x", cwd=tmp_path)
+    command = ("-W", "ignore", "-m", "otel_torchprof.cli", "run", "-qo", "t.json.gz", "-m", "package.run", "--x")
+    assert child(*command, cwd=tmp_path) == expected
+    assert expected[0] == 0
+    assert label_names(tmp_path / "t.json.gz") == ["late"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "t.json.gz"]
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A folder to run scripts in, within this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["otel-torchprof"])
+    monkeypatch.setattr(sys, "path", ["bin", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return tmp_path
+
+
+LABELS = "import otel_torchprof as otp\nfor _ in range(3):\n    with otp.record_function('work'): pass\n"
+
+
+def test_where_there_is_nothing_else_to_say(here, capsys):
+    """By default there is a file named after the script, and at the end it is said what was recorded and where it is."""
+    (here / "train.py").write_text(LABELS)
+    assert cli.main(["run", "train.py"]) == 0
+    found = capsys.readouterr()
+    assert label_names(here / "train.trace.json.gz") == ["work"] * 3
+    assert found.out == ""
+    assert "0 steps, 3 events, 0 dropped, " in found.err
+    assert f"wrote {here / 'train.trace.json.gz'}\n" in found.err
+
+
+def test_table_and_files(here, capsys):
+    """Averages are printed to stderr, sorted as asked; several outputs are written, one of them in parts."""
+    (here / "train.py").write_text(LABELS + "print('hello')\n")
+    options = ["-o", "a.json", "-o", "b.json.gz", "--max-bytes", "1", "--max-files", "2", "--table", "--sort", "count"]
+    assert cli.main(["run", *options, "--", "train.py", "-o"]) == 0
+    found = capsys.readouterr()
+    assert found.out == "hello\n"
+    row = next(line for line in found.err.splitlines() if line.strip().startswith("work"))
+    assert row.split()[-2] == "3"
+    names = sorted(path.name for path in here.iterdir())
+    assert names == ["a.000001.json", "a.000002.json", "b.000001.json.gz", "b.000002.json.gz", "train.py"]
+    assert "(2 files)" in found.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["run"], 1, "there is no script to run"),
+        (["run", "nowhere.py"], 2, "can't open file '{here}/nowhere.py': [Errno 2] No such file or directory"),
+        (["run", "-m", "no_such_package"], 1, "No module named no_such_package"),
+        (["run", "-m", "json"], 1, "No module named json.__main__; 'json' is a package and cannot be run"),
+        (["run", "."], 2, "can't find '__main__' module in '.'"),
+        (["run", "-o", "trace.txt", "x.py"], 1, "--output is 'trace.txt'; its name must end in .json"),
+        (["run", "-o", "no/t.json", "x.py"], 1, "create the folder first"),
+        (["run", "--max-bytes", "many", "x.py"], 1, "max_bytes is 'many'; allowed is a whole number"),
+        (["run", "--every", "other", "x.py"], 1, "every is 'other'; it must be a whole number above 0"),
+        (["run", "--schedule", "wait=5", "x.py"], 1, "schedule is 'wait=5'; it must say how many steps are active"),
+        (["run", "--keep", "slow", "x.py"], 1, "a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"),
+    ],
+)
+def test_what_cannot_be_run(here, capsys, words, status, said):
+    """The message says what is wrong, the status is Python's own for it, and no file is left."""
+    assert cli.main(words) == status
+    assert said.format(here=here) in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_folders_archives_and_bytecode(here, capsys):
+    """What Python takes for a script besides a source file runs too."""
+    (here / "folder").mkdir()
+    (here / "folder" / "__main__.py").write_text("import sys; print(__name__, sys.argv, sys.path[0], __file__)")
+    with zipfile.ZipFile(here / "archive.pyz", "w") as archive:
+        archive.write(here / "folder" / "__main__.py", "__main__.py")
+    py_compile.compile(str(here / "folder" / "__main__.py"), str(here / "compiled.pyc"))
+    for name, file in (
+        ("folder", "folder/__main__.py"),
+        ("archive.pyz", "archive.pyz/__main__.py"),
+        ("compiled.pyc", str(here / "compiled.pyc")),
+    ):
+        sys.modules.pop("__main__")
+        assert cli.main(["run", "-q", "-o", "none", name]) == 0
+        first = str(here) if name == "compiled.pyc" else name
+        printed = capsys.readouterr().out.replace(f"{here}/folder", "folder").replace(f"{here}/archive", "archive")
+        assert printed == f"__main__ {[name]} {first} {file}\n"
+
+
+def test_a_script_that_python_cannot_read(here, capsys):
+    """A syntax error is shown as Python shows it: without a traceback."""
+    (here / "bad.py").write_text("def\n")
+    with pytest.raises(SyntaxError) as caught:
+        cli.main(["run", "-q", "bad.py"])
+    sys.excepthook(SyntaxError, caught.value, caught.tb)
+    assert 'File "' + str(here / "bad.py") in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal():
+    """A line is written over once a second, the cursor goes back to its beginning, and at the end it is gone."""
+    now, terminal, texts = [0.0], Terminal(), iter(["one", "two"])
+    progress = Progress(lambda: next(texts), terminal, lambda: now[0])
+    assert progress.tell_if_due() == 1
+    for now[0] in (1.0, 1.5, 2.0):
+        progress.tell_if_due()
+    progress.stop()
+    assert terminal.getvalue() == "\r\x1b[2Kone\r\r\x1b[2Ktwo\r\r\x1b[2K\r"
+
+
+def test_progress_in_a_log():
+    """Elsewhere lines come more and more seldom, and a stream that is closed ends it quietly."""
+    now, log, told = [0.0], io.StringIO(), []
+    progress = Progress(lambda: told.append(now[0]) or "so far", log, lambda: now[0])
+    for now[0] in map(float, range(4_000)):
+        progress.tell_if_due()
+    assert told == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
+    assert log.getvalue() == "so far\n" * len(told)
+    log.close()
+    now[0] += 1_000
+    progress.tell_if_due()
+    progress.stop()
+
+
+def test_figures_in_words():
+    """Times and sizes are short enough for a line."""
+    assert [duration(seconds) for seconds in (0.04, 59.9, 65, 3_725)] == ["0.0 s", "59.9 s", "0:01:05", "1:02:05"]
+    assert [size(count) for count in (5, 1_500, 2_000_000, 3_210_000_000)] == ["5 B", "1.5 kB", "2.0 MB", "3.2 GB"]

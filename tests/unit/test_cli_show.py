@@ -1,0 +1,188 @@
+"""``otel-torchprof show``: the same averages from whichever file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+import otel_torchprof as otp
+from otel_torchprof import cli
+from otel_torchprof._trace_reading import read
+from otel_torchprof._trace_sums import TraceSums
+
+
+class Kept(SpanExporter):
+    def __init__(self) -> None:
+        self.spans = []
+
+    def export(self, spans):
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A recording of labels in two steps: its averages, its spans, and its Chrome trace."""
+    path, kept = tmp_path_factory.mktemp("show") / "t.json", Kept()
+    with otp.stream(otp.ChromeTraceExporter(path), kept, detail="modules") as streamed:
+        for _ in range(2):
+            for name in ("a", "b"):
+                with otp.record_function(name), otp.record_function("inside"):
+                    pass
+            streamed.step()
+    return {row.key: row for row in streamed.key_averages()}, kept.spans, path.read_bytes()
+
+
+def as_json_lines(spans) -> bytes:
+    """OTLP/JSON, a request in a line; its ids are hexadecimal, which protobuf's own JSON does not know."""
+    lines = []
+    for each in spans:
+        request = MessageToDict(encode_spans([each]))
+        [span] = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        span["spanId"], span["traceId"] = f"{each.context.span_id:016x}", f"{each.context.trace_id:032x}"
+        if each.parent is not None:
+            span["parentSpanId"] = f"{each.parent.span_id:016x}"
+        lines.append(json.dumps(request))
+    return "\n".join(lines).encode() + b"\n"
+
+
+def as_protobuf(spans) -> bytes:
+    """Two requests, one after the other."""
+    return b"".join(encode_spans(part).SerializeToString() for part in (spans[:3], spans[3:]))
+
+
+def as_delimited(spans) -> bytes:
+    """Likewise, each behind its length."""
+    messages = [encode_spans(part).SerializeToString() for part in (spans[:3], spans[3:])]
+    return b"".join(struct.pack(">I", len(message)) + message for message in messages)
+
+
+@pytest.mark.parametrize("form", ["chrome", "array", "gzip", "lines", "protobuf", "delimited"])
+def test_averages_are_those_of_the_recording(recorded, tmp_path, form):
+    """Counts, totals and own times of each name are what the recording itself said, to the nanosecond or Chrome's nanosecond."""
+    averages, spans, chrome = recorded
+    data = {
+        "chrome": lambda: chrome,
+        "array": lambda: json.dumps(json.loads(chrome)["traceEvents"], indent=1).encode(),
+        "gzip": lambda: gzip.compress(chrome),
+        "lines": lambda: as_json_lines(spans),
+        "protobuf": lambda: as_protobuf(spans),
+        "delimited": lambda: as_delimited(spans),
+    }[form]()
+    (tmp_path / "file").write_bytes(data)
+    sums, note = read(str(tmp_path / "file"))
+    assert note == ""
+    found = {row.name: row for row in sums.averages()}
+    for name in ("a", "b", "inside"):
+        assert found[name].calls == averages[name].count
+        assert found[name].total == pytest.approx(averages[name].cpu_time_total * 1000, abs=5)
+        assert found[name].own == pytest.approx(averages[name].self_cpu_time_total * 1000, abs=10)
+    assert "torch.job" not in found
+    assert found["torch.step"].calls == averages["torch.step"].count == 2
+    assert sums.spans_of(sums.steps[0]) == 5
+
+
+def test_what_it_prints(recorded, tmp_path, capsys):
+    """The table of averages as sorted and cut, and the table of steps."""
+    (tmp_path / "t.json").write_bytes(recorded[2])
+    assert cli.main(["show", str(tmp_path / "t.json"), "--sort", "count", "--rows", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split()[0] == "inside"
+    assert lines[3].split()[-2] == "4"
+    assert lines[-1].startswith("Self CPU time total: ")
+    assert cli.main(["show", str(tmp_path / "t.json"), "--steps", "--rows", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["Step", "Started", "Duration", "Spans"]
+    assert (lines[1].split()[0], lines[1].split()[-1]) == ("0", "5")
+    assert lines[2].endswith("more: --rows -1")
+
+
+def test_a_trace_of_torchs_profiler(tmp_path):
+    """Slices without ids are inside one another by time, track by track; kernels and the trace's own frame are left out."""
+
+    def slice_(name, ts, dur, tid=1, cat="cpu_op"):
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": {}}
+
+    events = [
+        slice_("aten::mm", 12.5, 2),
+        slice_("aten::linear", 10, 5.25),
+        slice_("aten::mm", 20, 1),
+        slice_("ProfilerStep#7", 9, 10, cat="user_annotation"),
+        slice_("backward", 11, 3, tid=2),
+        slice_("gemm", 12, 9, tid=7, cat="kernel"),
+        slice_("PyTorch Profiler (0)", 0, 99, tid="x", cat="Trace"),
+        {"ph": "M", "name": "process_name"},
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"deviceProperties": [{"id": 0}], "traceEvents": events}, indent=2))
+    sums, _ = read(str(tmp_path / "t.json"))
+    assert {row.name: row[2:5] for row in sums.averages()} == {
+        "aten::mm": (2, 3000, 3000),
+        "aten::linear": (1, 5250, 3250),
+        "ProfilerStep*": (1, 10000, 4750),
+        "backward": (1, 3000, 3000),
+    }
+    assert [(step.number, step.duration) for step in sums.steps] == [(7, 10000)]
+
+
+def test_what_had_not_ended():
+    """The job and a step that was cut off are in no average, as in those of the recording; the step is listed as such."""
+    sums = TraceSums()
+    sums.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
+    sums.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step": 7, "torch.unfinished": True})
+    sums.add_span("op", 0, 900, (3, 2, "t"), {})
+    assert [row.name for row in sums.averages()] == ["op"]
+    assert [(step.number, step.is_unfinished) for step in sums.steps] == [(7, True)]
+
+
+def test_spans_that_stand_for_many():
+    """A composite counts as what it was made of, for its own name and in its parent; what was folded has an entry of its own."""
+    sums = TraceSums()
+    sums.add_span("parent", 0, 1000, (1, 0, "t"), {"torch.folded.count": 3, "torch.folded.duration": 1e-7})
+    sums.add_span("op", 0, 900, (2, 1, "t"), {"torch.composite.count": 5, "torch.composite.duration": 4e-7})
+    assert {row.name: row[2:5] for row in sums.averages()} == {
+        "parent": (1, 1000, 500),
+        "op": (5, 400, 400),
+        "(folded into others)": (3, 100, 100),
+    }
+
+
+def test_files_that_end_too_early(recorded, tmp_path, capsys):
+    """What is there is counted, and it is said that there is no more."""
+    _, spans, chrome = recorded
+    forms = (
+        chrome[: len(chrome) * 2 // 3],
+        gzip.compress(chrome)[:-20],
+        as_protobuf(spans)[:-5],
+        as_json_lines(spans)[:-9],
+    )
+    for data in forms:
+        (tmp_path / "cut").write_bytes(data)
+        assert cli.main(["show", str(tmp_path / "cut")]) == 0
+        found = capsys.readouterr()
+        assert "cut short, or damaged" in found.err
+        assert "torch.step" in found.out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "has no span that can be read"),
+        (b"print('hello')", "has no span that can be read"),
+        (b'{"a": 1}', "has no span that can be read"),
+        (b'{"traceEvents": []}', "has no span that can be read"),
+        (b'{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2,"pid":1,"tid":1}]}', "the file tells of no steps"),
+    ],
+)
+def test_what_is_no_trace(tmp_path, capsys, content, said):
+    """One message, and status 1."""
+    if content is not None:
+        (tmp_path / "t").write_bytes(content)
+    assert cli.main(["show", "--steps", str(tmp_path / "t")]) == 1
+    assert said in capsys.readouterr().err

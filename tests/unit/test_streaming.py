@@ -1,0 +1,196 @@
+"""``stream``: what was recorded goes out while it is recorded, and nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from chrome_files import events_in, slices
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import otel_torchprof as otp
+from otel_torchprof._native.recorder import CHUNK_BYTES, Session, recorder_stats
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No test leaves a recording."""
+    yield
+    assert recorder_stats().sessions == 0
+
+
+def label(name: str) -> None:
+    with otp.record_function(name):
+        pass
+
+
+def test_what_is_recorded_is_in_the_file_at_the_end(tmp_path):
+    """Labels of a block are slices of the trace and rows of the averages; after the block nothing is recorded."""
+    with otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json"), detail="modules") as streamed:
+        for name in ("a", "b", "a"):
+            label(name)
+        assert streamed.health.sources["recording"] == "on"
+    label("late")
+    assert sorted(event["name"] for event in slices(events_in(tmp_path / "t.json"))) == ["a", "a", "b"]
+    assert {average.key: average.count for average in streamed.key_averages()} == {"a": 2, "b": 1}
+    health = streamed.health
+    assert (health.sources["recording"], health.sources["labels"]) == ("off: stopped", "on")
+    assert (health.recorded, dict(health.dropped)) == (3, {})
+
+
+def test_steps_of_the_program(tmp_path):
+    """Each step() ends a trace, and a flush sends those that have ended."""
+    exporter = InMemorySpanExporter()
+    with otp.stream(exporter) as streamed:
+        for _ in range(3):
+            label("forward")
+            streamed.step()
+        assert streamed.flush()
+        assert streamed.steps == 3
+        spans = [span for span in exporter.get_finished_spans() if span.name == "torch.step"]
+        assert [span.attributes["torch.step"] for span in spans] == [0, 1, 2]
+        assert len({span.context.trace_id for span in spans}) == 3
+
+
+def test_an_exception_leaves_a_whole_file(tmp_path):
+    """What was recorded until then is written, the label that it left is marked, and the exception goes on."""
+    recording = otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json"))
+    with pytest.raises(ZeroDivisionError), recording, otp.record_function("failing"):
+        1 / 0  # noqa: B018
+    [event] = slices(events_in(tmp_path / "t.json"))
+    assert event["name"] == "failing"
+    assert event["args"]["status"] == "ERROR"
+
+
+def held_after(streamed: otp.stream, rounds: int) -> int:
+    """Bytes that Python and numpy hold once so many rounds of labels have been sent."""
+    for _ in range(rounds):
+        for number in range(2_000):
+            label(f"operator {number % 10}")
+        streamed.step()
+        assert streamed.flush()
+    assert streamed._processor.figures().buffer_bytes <= 2 * CHUNK_BYTES
+    assert all(stats.waiting_spans == 0 for stats in streamed.health.exporters.values())
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_memory_does_not_grow(tmp_path):
+    """After ten times as many events no more is held: nowhere in Python or numpy, in the recorder, or in a queue."""
+    tracemalloc.start()
+    try:
+        exporter = otp.ChromeTraceExporter(tmp_path / "t.json", steps_per_file=2, max_files=2)
+        with otp.stream(exporter) as streamed:
+            before = held_after(streamed, 3)
+            grown = held_after(streamed, 30) - before
+            assert streamed.health.recorded == 66_000
+    finally:
+        tracemalloc.stop()
+    assert grown < 60_000  # a byte per event
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_beside_an_instrumented_service():
+    """Both have every label of a request under the request's span, before, while and after the stream runs."""
+    exporter, streamed = InMemorySpanExporter(), InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(otp.TorchSpanProcessor(exporter))
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="modules", skip_dep_check=True)
+    with provider.get_tracer("app").start_as_current_span("request") as request:
+        label("before")
+        with otp.stream(streamed, detail="modules"), otp.profile(operators=False) as prof:
+            label("while")
+        label("after")
+    provider.shutdown()
+    assert [event.name for event in prof.events()] == ["while"]
+    for found, expected in ((exporter, ["before", "while", "after"]), (streamed, ["while"])):
+        spans = found.get_finished_spans()
+        assert [span.name for span in spans] == expected
+        assert {span.parent.span_id for span in spans} == {request.get_span_context().span_id}
+
+
+def test_calls_from_the_start_where_there_is_no_torch(monkeypatch):
+    """Python's calls are recorded without waiting for a torch that is not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exporter = InMemorySpanExporter()
+    with otp.stream(exporter, detail="frames", frames=otp.FrameFilter(include=[__name__])) as streamed:
+        label("x")
+    *_, outer, inner = exporter.get_finished_spans()
+    assert (outer.name.endswith(": label"), inner.name, inner.parent) == (True, "x", outer.context)
+    assert streamed.health.sources["frames"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [
+        ({"OTEL_TORCHPROF_ENABLED": "false"}, "off: OTEL_TORCHPROF_ENABLED is false"),
+        ({"OTEL_SDK_DISABLED": "true"}, "off: the SDK is switched off"),
+    ],
+)
+def test_switched_off(monkeypatch, tmp_path, variable, reason):
+    """The switches switch it off, and its health says which."""
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    with otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json")) as streamed:
+        label("x")
+        streamed.step()
+        assert streamed.health.sources == {"recording": reason}
+    assert streamed.key_averages() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_and_starts():
+    """A bad argument is named; a stream is started once; a start that fails leaves nothing, and its exporters are shut down."""
+    with pytest.raises(ValueError, match="detail is 'metrics'; it must be one of 'steps'"):
+        otp.stream(detail="metrics")
+    with pytest.raises(TypeError, match="is no SpanExporter"):
+        otp.stream("trace.json")
+    streamed = otp.stream()
+    assert streamed.health.sources == {"recording": "off: not started"}
+    with streamed, pytest.raises(otp.TorchProfError, match="make another"):
+        streamed.start()
+    sessions = [Session(CHUNK_BYTES) for _ in range(16)]
+    for session in sessions:
+        session.start()
+    exporter = InMemorySpanExporter()
+    with pytest.raises(otp.NativeError, match="16 recordings"):
+        otp.stream(exporter).start()
+    assert exporter._stopped
+    for session in sessions:
+        session.stop()
+        session.drain()
+
+
+FORKS = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import otel_torchprof as otp
+with otp.stream(otp.ChromeTraceExporter(sys.argv[1]), detail="modules") as streamed:
+    with otp.record_function("parent"):
+        pass
+    if os.fork() == 0:
+        with otp.record_function("child"):
+            pass
+        assert streamed.health.sources["recording"].startswith("off"), streamed.health
+        streamed.step()
+        sys.exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_a_forked_child_is_not_recorded(tmp_path):
+    """A child that leaves the block too, and ends as programs end, writes nothing and does no harm to the parent's file."""
+    path = tmp_path / "t.json"
+    done = subprocess.run([sys.executable, "-c", FORKS, path], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [event["name"] for event in slices(events_in(path))] == ["parent"]
+    assert list(tmp_path.iterdir()) == [path]
+    json.loads(path.read_text())
