@@ -13,6 +13,7 @@ from ._columns.frame_facts import (
 from ._cycles import ProfilerAction, schedule
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
+from ._export.otlp_file import OTLPFileExporter
 from ._tensorboard import tensorboard_trace_handler
 from .activities import ProfilerActivity, kineto_available, supported_activities
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
@@ -33,7 +34,10 @@ from .processor import TorchSpanProcessor
 from .profiler import _KinetoProfile as _KinetoProfile
 from .profiler import profile
 from .ranges import emit_itt, emit_nvtx
+from .ranks import rank_resource, step_context
+from .span_policy import SpanPolicy
 from .steps import KinetoStepTracker
+from .streaming import stream
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -66,6 +70,7 @@ __all__ = [
     "ModuleFacts",
     "NativeError",
     "OTLPExporter",
+    "OTLPFileExporter",
     "OptimizerFacts",
     "ParameterFacts",
     "ParameterGroupFacts",
@@ -73,6 +78,7 @@ __all__ = [
     "ProfilerAction",
     "ProfilerActivity",
     "ProfilerStats",
+    "SpanPolicy",
     "StringTable",
     "TensorFacts",
     "TorchInstrumentor",
@@ -88,8 +94,11 @@ __all__ = [
     "load_nvprof",
     "parse_nvprof_trace",
     "profile",
+    "rank_resource",
     "record_function",
     "schedule",
+    "step_context",
+    "stream",
     "supported_activities",
     "tensorboard_trace_handler",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._after_import import when_imported
 from ._ambient import AmbientTable
+from ._collective_source import CollectiveSource
 from ._compile_events import CompileEvents
 from ._live_device_source import LiveDeviceSource
 from ._live_recording import LiveRecording
@@ -23,6 +24,7 @@ from .errors import TorchLibraryError
 from .frame_filter import ALL_FRAMES
 from .function_labels import label_by_environment, notes_of_environment
 from .health import ON
+from .span_policy import SpanPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ._live_device_source import DeviceChoice
     from ._native.torch_library import Observation, TorchLibrary
     from ._operator_metrics import TorchMetrics
+    from ._ranks import Ranks
     from .frame_filter import FrameFilter
     from .processor import TorchSpanProcessor
 
@@ -55,6 +58,10 @@ class Instrumentation:
         frame_filter: which of Python's calls are recorded, where calls are.
         device: what is timed on devices; None for nothing.
         metrics: that tell of the steps and of the recording, if any do.
+        ranks: what is known of the other processes of the run, if there are any.
+        policy: which steps are told in detail, and how much of them.
+        calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
+            nothing: there may be nothing else.
     """
 
     def __init__(
@@ -67,8 +74,14 @@ class Instrumentation:
         frame_filter: FrameFilter = ALL_FRAMES,
         device: DeviceChoice | None = None,
         metrics: TorchMetrics | None = None,
+        ranks: Ranks | None = None,
+        policy: SpanPolicy | None = None,
+        calls_at_once: bool = False,
     ) -> None:
         self._metrics = metrics
+        self._ranks = ranks
+        self._policy = policy or SpanPolicy()
+        self._calls_at_once = calls_at_once
         self._provider = provider
         self._processor = processor
         self._detail = detail
@@ -91,8 +104,9 @@ class Instrumentation:
             self._sources |= {"devices": _WAITING, "energy": _WAITING}
         self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
-        # The sampler has to be asked before a step begins, if it may refuse one whose events would be recorded.
-        self._asks_at_once = detail != "steps" and not provider.samples_everything
+        # It has to be known before a step begins whether its events are recorded, if they may not be.
+        chooses = not (provider.samples_everything and self._policy.choice().is_all)
+        self._asks_at_once = detail != "steps" and chooses
         self._begin()
 
     def _begin(self) -> None:
@@ -107,6 +121,11 @@ class Instrumentation:
         if self._asks_at_once:
             self._take_marks()
 
+    def keep_step(self) -> None:
+        """The step that runs keeps its detail, whatever the policy would say. Some microseconds."""
+        self._take_marks()
+        self._recording.keep_step()
+
     def _new_recording(self) -> LiveRecording:
         self._ambient = AmbientTable()
         return LiveRecording(
@@ -120,7 +139,10 @@ class Instrumentation:
             budget_bytes=self._processor.memory_limit,
             inputs=self._record_shapes,
             shortest_call=self._frame_filter.min_duration,
+            keeps_bare_calls=self._calls_at_once,
             devices=self._device is not None and self._device.is_timed,
+            policy=self._policy,
+            ranks=self._ranks,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
         )
 
@@ -128,9 +150,13 @@ class Instrumentation:
         """Records from now on; torch's part as soon as torch is imported."""
         if self._sources["labels"] == ON:
             label_by_environment(is_early=True)
+        if self._ranks is not None:
+            self._ranks.start()
         with self._lock:
             self._running = True
             self._attach()
+            if self._detail == "frames" and self._calls_at_once:
+                self._trace_calls()
         self._call_off = when_imported("torch", self._on_torch)
 
     @property
@@ -157,17 +183,38 @@ class Instrumentation:
             if self._observation is not None:
                 self._observation.stop()
                 self._observation = None
+            if self._recording.collectives is not None:
+                self._recording.collectives.stop()
             self._ambient.unfollow()
             self._call_off()
+            if self._ranks is not None:
+                self._ranks.stop()
         if self._sources["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
         if self._metrics is not None:
+            self._metrics.end()
             self._metrics.recorder.source = None
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended, as far as the recorder was drained."""
+        return self._steps.number
+
+    def leave_in_child(self) -> None:
+        """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
+        self._lock = threading.RLock()
+        self._running = False
+        self._modules.remove()
+        self._compilations.remove()
+        self._optimizers.remove()
+        self._call_off()
 
     def restart_in_child(self) -> None:
         """Goes on in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
         self._lock = threading.RLock()
+        if self._ranks is not None:
+            self._ranks.after_fork()
         if not self._running:
             return
         self._tracing = self._pauses = None  # the parent's
@@ -175,6 +222,8 @@ class Instrumentation:
         if self._sources["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
+        if self._sources["operators"] == ON:
+            self._recording.collectives = CollectiveSource(torch_library.load(), self._recording.session)
         self._time_devices()
         if self._sources["frames"] == ON:
             self._trace_calls()
@@ -187,9 +236,13 @@ class Instrumentation:
         self._processor.attach(self._recording, self.stop, self._sources, self._notes)
         if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
+            # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
+            self._metrics.refresh = self._processor.refresh
 
     def _notes(self) -> list[str]:
         notes = notes_of_environment()
+        if self._ranks is not None:
+            self._sources |= self._ranks.state()
         if not self._contexts_are_cheap:
             notes.append(_SLOW_CONTEXTS)
         if self._tracing is not None:
@@ -197,6 +250,8 @@ class Instrumentation:
         if self._recording.devices is not None:
             self._sources |= self._recording.devices.states()
             notes += self._recording.devices.notes()
+        if self._recording.collectives is not None:
+            notes += self._recording.collectives.notes()
         if errors := python_sources.errors():
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
@@ -216,7 +271,7 @@ class Instrumentation:
             if self._detail in {"ops", "frames"}:
                 self._observe_operators()
             self._time_devices()
-            if self._detail == "frames":
+            if self._detail == "frames" and self._tracing is None:
                 self._trace_calls()
 
     def _install_modules(self) -> None:
@@ -228,7 +283,9 @@ class Instrumentation:
             wants = Wants.INPUTS if self._record_shapes else Wants(0)
             if self._device is not None and self._device.events in {"ops", "leaves"}:
                 wants |= Wants.DEVICES
-            self._observation = torch_library.load().observe(self._recording.session, wants)
+            library = torch_library.load()
+            self._observation = library.observe(self._recording.session, wants)
+            self._recording.collectives = CollectiveSource(library, self._recording.session)
             self._sources["operators"] = ON
         except TorchLibraryError as error:
             self._sources["operators"] = f"off: {error}"
@@ -249,7 +306,7 @@ class Instrumentation:
         self._recording.devices = devices
 
     def _trace_calls(self) -> None:
-        """Only once torch is there: what calls its import makes nobody asked for."""
+        """As a rule only once torch is there: what calls its import makes nobody asked for."""
         tracing = frames.Tracing(self._recording.session)
         try:
             tracing.start(self._recording.session, self._frame_filter)
@@ -271,6 +328,8 @@ class Instrumentation:
     def _before_drain(self) -> None:
         if self._sources["labels"] == ON and self._running:
             label_by_environment(is_early=True)
+        if self._ranks is not None:
+            self._ranks.look()
         self._take_marks()
 
     def _take_marks(self) -> None:

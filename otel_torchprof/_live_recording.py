@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -12,18 +13,23 @@ import numpy as np
 from ._columns.schema import Kind
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
+from ._export.quiet import LimitedLog
 from ._export.sdk import instrumentation_scope
+from ._model.collectives import LiveCollectives
 from ._model.frame_spans import with_plain_names
 from ._model.input_words import InputKept, kept
+from ._model.jobs import Job
 from ._model.limits import limited
 from ._model.listed_devices import ListedTimes, listed_times
 from ._model.live import LiveTrees
 from ._model.live_table import Flows, live_table
 from ._model.modules import outermost_modules
+from ._model.pending import PendingSpans, Pieces
 from ._model.steps import Steps
 from ._model.tree import torch_view
 from ._model.units import STEP_NAME
 from ._native.recorder import Session, now_ns
+from .span_policy import SpanPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,13 +37,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from ._ambient import AmbientTable
+    from ._collective_source import CollectiveSource
     from ._columns.frame_facts import FrameFacts
     from ._export.provider import Provider
     from ._live_device_source import LiveDeviceSource
+    from ._model.collectives import Ranks
     from ._model.live import Placed
     from ._model.running import RunningAverages
     from ._model.steps import Step, StepSpan
     from ._model.tree import TreeView
+    from ._model.units import SpanTable
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     "steps": (Kind.MODULE,),
@@ -52,11 +61,16 @@ class Drained(NamedTuple):
     """What one drain brought."""
 
     spans: SpanList
+    """All that came, for exporters that take whole traces."""
+    sent: SpanList
+    """What the policy lets through now, for all others."""
     events: int
     dropped: Mapping[str, int]
     """By reason, see ``Health``."""
     inside: Mapping[int, int]
     """Time of what ran directly inside spans of the application, ns, by span id."""
+    policy: Mapping[str, int]
+    """What the policy did since the last drain: see :attr:`PendingSpans.figures`."""
 
 
 class LiveRecording:
@@ -75,7 +89,10 @@ class LiveRecording:
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         shortest_call: seconds; calls of functions that take less are left out.
+        keeps_bare_calls: keep those that are in no step, no span and nothing else.
         devices: whether its events are to be timed on devices.
+        policy: which steps are told in detail, and how much of them.
+        ranks: the other processes of the run, if there are any: its collectives link to theirs.
         on_steps: told of the spans of steps that have ended, with every drain that brought any.
     """
 
@@ -92,7 +109,10 @@ class LiveRecording:
         budget_bytes: int,
         inputs: bool,
         shortest_call: float = 0.0,
+        keeps_bare_calls: bool = False,
         devices: bool = False,
+        policy: SpanPolicy | None = None,
+        ranks: Ranks | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
     ) -> None:
         self.provider = provider
@@ -103,23 +123,39 @@ class LiveRecording:
         self._before_drain = before_drain
         self._has_marks = has_marks
         self._on_steps = on_steps
+        self._log = LimitedLog()
         self._lock = threading.Lock()
         self._control = threading.RLock()
         self._roots_muted = False
         self._unreported: Counter[str] = Counter()
-        self.steps = Steps(provider.new_trace, provider.new_span_id, self._surroundings)
+        policy = policy or SpanPolicy()
+        self._choice = policy.choice()
+        self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
+        self.steps = Steps(
+            provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
+        )
+        self._told: Counter[str] = Counter()
+        self._pending = PendingSpans(
+            policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
+        )
         self._flows = Flows()
+        self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
-            key=provider.new_span_id(),
+            # The generator may give every rank the same: the SDK's asks Python's random numbers, which programs seed.
+            key=provider.new_span_id() ^ secrets.randbits(64),
             steps=self.steps,
             new_trace=provider.new_trace,
             surroundings=self._surroundings,
             shortest_call=shortest_call,
+            collectives=self._links,
+            keeps_bare_calls=keeps_bare_calls,
         )
         self.frame_facts: Callable[[], FrameFacts | None] = _nothing
         """What is known of Python's calls so far; whoever traces them sets it."""
         self.devices: LiveDeviceSource | None = None
         """What times devices; whoever has it made sets it."""
+        self.collectives: CollectiveSource | None = None
+        """What tells of collectives; whoever has it made sets it."""
         self.session = Session(
             budget_bytes,
             keep_newest=True,
@@ -130,6 +166,10 @@ class LiveRecording:
             devices=devices,
         )
         self._is_recording = False
+
+    def now(self) -> int:
+        """The time by which the job's span is ended and begun, Unix ns."""
+        return now_ns()
 
     def start(self) -> None:
         """Records from now on: whoever is asked for contexts is there already.
@@ -142,10 +182,15 @@ class LiveRecording:
 
     def boundary(self, number: int, now: int, context: int, thread: int) -> None:
         """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
+        self._job.begin(now)
         recorded = self.steps.boundary(number, now, context, thread)
         if recorded == self._roots_muted:
             self._roots_muted = not recorded
             self.session.mute_roots(not recorded)
+
+    def keep_step(self) -> None:
+        """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
+        self._pending.verdicts.ask(self.steps.running)
 
     def holds(self, size: int) -> bool:
         """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
@@ -161,6 +206,8 @@ class LiveRecording:
                 return self._drained(ended, final)
             except BaseException:
                 self.steps.put_back(ended)
+                lost, self._pending.lost = self._pending.lost, 0
+                self._unreported["failed"] += lost
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
@@ -169,18 +216,23 @@ class LiveRecording:
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
         batch = replace(batch, frame_facts=self.frame_facts())
+        if self.collectives is not None:
+            batch = self.collectives.added_to(batch)
         if self.devices is not None:
             batch = self.devices.added_to(batch, self.session)
         dropped = self._unreported + Counter(batch.dropped)
         self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
             # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
-            self.steps.begin(int(batch["start"].min(initial=now_ns())))
+            earliest = int(batch["start"].min(initial=now_ns()))
+            self._job.begin(earliest)
+            self.steps.begin(earliest)
         placed = self._trees.place(batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
-            ended += self.steps.take_ended(everything=True)
+            ended = ended + self.steps.take_ended(everything=True)
         step_spans = [span for step in ended for span in step.spans.values()]
-        spans = self._spans(placed, step_spans)
+        self._job.note(step_spans)
+        spans, sent = self._spans(placed, step_spans, self._job.ended(self.now(), final=final), final=final)
         self._add_up(placed, step_spans)
         inside = self._inside(placed, step_spans)
         self._ambient.end_drain(still_open=batch.opens.context.tolist())
@@ -188,7 +240,8 @@ class LiveRecording:
         self._unreported.clear()
         if self._on_steps is not None and step_spans:
             self._on_steps(step_spans)
-        return Drained(spans, len(batch), dropped, inside)
+        told, self._told = self._told, Counter(self._pending.figures)
+        return Drained(spans, sent, len(batch), dropped, inside, self._told - told)
 
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
@@ -198,16 +251,39 @@ class LiveRecording:
                 self.session.stop()
 
     def finish(self) -> Drained:
-        """After the stop: takes the rest, the step that is not finished among it."""
-        return self.drain(final=True)
+        """After the stop: takes the rest, the step that is not finished among it.
+
+        Where that fails it is tried again: what was held has not failed with the last events.
+        """
+        try:
+            return self.drain(final=True)
+        except Exception as error:  # noqa: BLE001 - the events that it took are counted as failed by the second
+            self._log.warning("the last events were lost: %s: %s", type(error).__name__, error)
+            return self.drain(final=True)
 
     def _surroundings(self, context: int) -> tuple[SpanContext, int | None] | None:
         found = self._ambient.get(context)
         return None if found is None else (found.span_context, found.start_ns)
 
-    def _spans(self, placed: Placed, ended: Sequence[StepSpan]) -> SpanList:
-        table = live_table(placed, ended, self._flows, events_of_steps=self.detail != "steps")
-        roots = np.flatnonzero(table.parent_span_id == 0)
+    def _wants(self, step: int, trace_id: int) -> bool:
+        """Whether a step is to be recorded in detail; the schedule may be somebody's code."""
+        try:
+            return self.detail == "steps" or self._choice.wants(step, trace_id)
+        except Exception as error:  # noqa: BLE001 - it must not stop a training job
+            self._log.warning(
+                "the schedule failed on step %d, which is recorded: %s: %s", step, type(error).__name__, error
+            )
+            return True
+
+    def _spans(
+        self, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+    ) -> tuple[SpanList, SpanList]:
+        """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
+        synthetic = [*ended, *jobs]
+        table = live_table(
+            placed, synthetic, self._flows, events_of_steps=self.detail != "steps", collectives=self._links
+        )
+        roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
         table = add_attributes(
             with_plain_names(table, placed.batch),
             placed.batch,
@@ -215,6 +291,33 @@ class LiveRecording:
             self_time=placed.own_times() if placed.inside.any() else None,
             device_times=placed.devices,
         )
+        sent = self._pending.decide(self._pieces(placed, table, ended, jobs, final=final))
+        whole = self._listed(table)
+        return whole, whole if sent is table else self._listed(sent)
+
+    def _pieces(
+        self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+    ) -> Pieces:
+        of_steps = [unit.step for unit in placed.units if unit.step is not None]
+        exported = [span for span in (*ended, *jobs) if span.trace.exported]
+        is_event = table.row >= 0
+        unit = table.span_id.copy()
+        unit[is_event] = placed.root[table.row[is_event]]
+        return Pieces(
+            table,
+            unit,
+            placed.open_roots,
+            np.array(
+                [u.parent_span_id if u.step is None else _around(u.step) for u in placed.units]
+                + [_around(span) for span in exported],
+                dtype=np.uint64,
+            ),
+            {span.span_id: span for span in (*of_steps, *ended)},
+            ended,
+            final,
+        )
+
+    def _listed(self, table: SpanTable) -> SpanList:
         limits = self.provider.limits
         table = limited(
             table,
@@ -245,6 +348,11 @@ class LiveRecording:
             if step.parent is not None and not step.parent.is_remote:
                 inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
         return inside
+
+
+def _around(step: StepSpan) -> int:
+    """The span of the application that a step is below; 0 for none."""
+    return step.parent.span_id if step.parent is not None and step.is_surrounded else 0
 
 
 def _nothing() -> None:

@@ -13,22 +13,23 @@ import numpy as np
 from ._caller_warnings import warn_caller
 from ._columns.joined import without
 from ._columns.schema import Kind
-from ._encode import chrome, otlp
+from ._encode import chrome, otlp, otlp_json
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export import file, sdk
 from ._model.frame_spans import DETAILS, shown, with_plain_names
-from ._model.limits import limited
 from ._model.listed_devices import remaining_times
 from ._model.tree import STEP_PREFIX
 from ._model.units import SpanTable, Step, span_table
 from ._profile_options import of_config
 from ._profile_steps import StepMarks
+from ._sent_spans import within_budget, within_limits
 from ._shown_activities import shown_devices, shown_events
 from ._trace_metadata import TraceMetadata
 from .errors import TorchProfError
 from .events import EventList
 from .health import ProfilerStats
+from .span_policy import checked_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ._stretches import Stretches
     from .activities import ProfilerActivity
     from .function_event_avg import FunctionEventAvg
+    from .span_policy import SpanPolicy
 
 Path = str | os.PathLike[str]
 
@@ -116,6 +117,11 @@ class ProfileResults:
     def energy(self) -> Mapping[str, Array] | None:
         """Readings of GPUs' energy counters, as numpy arrays by name: see ``docs/columns.md``. None where there are none."""
         return self._batch().energy
+
+    @property
+    def collectives(self) -> Mapping[str, Array] | None:
+        """Groups, numbers and sizes of collectives, as numpy arrays by name: see ``docs/columns.md``. None without operators."""
+        return self._batch().collectives
 
     @property
     def modules(self) -> tuple[ModuleFacts, ...]:
@@ -272,21 +278,26 @@ class ProfileResults:
         file.write(path, pieces)
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
-        """Writes the spans as one OTLP protobuf message, gzipped where the name ends in ``.gz``.
+        """Writes the spans as one OTLP protobuf message, or as lines of OTLP/JSON where the name ends in ``.json`` or ``.jsonl``.
 
-        It is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
+        Gzipped where ``.gz`` comes after that. ``otel-torchprof send`` delivers either form. The message is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
         ``detail``: as in :meth:`spans`.
 
         Raises:
             ExportError: the file cannot be written.
             ValueError: another detail.
         """
+        if otlp_json.is_json(os.fspath(path)):
+            found, scope = resource or sdk.current_resource(), sdk.instrumentation_scope()
+            lines = otlp_json.encode_counted(self._span_table(detail), resource=found, scope=scope)
+            file.write(path, (line for line, _ in lines))
+            return
         file.write(path, self.to_otlp(resource=resource, detail=detail))
 
     def to_otlp(
         self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES, detail: str = "ops"
     ) -> Iterator[bytes]:
-        """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 4 MiB (or ``max_bytes``).
+        """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 1 MiB (or ``max_bytes``).
 
         ``resource`` defaults to that of the TracerProvider in use. ``detail``: as in :meth:`spans`.
 
@@ -297,7 +308,7 @@ class ProfileResults:
         table = self._span_table(detail)
         return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
-    def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> Sequence[ReadableSpan]:
+    def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> SpanList:
         """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us).
 
         ``detail`` says how much of what was recorded becomes spans, as that of the instrumentation: ``"modules"``: modules and
@@ -311,17 +322,30 @@ class ProfileResults:
         found = resource or sdk.current_resource()
         return SpanList(self._span_table(detail), resource=found, scope=sdk.instrumentation_scope())
 
-    def export(self, exporter: SpanExporter, *, batch_size: int = 512, detail: str = "ops") -> int:
-        """Sends all spans to a SpanExporter; returns their number. The exporter stays open.
+    def export(
+        self,
+        exporter: SpanExporter,
+        *,
+        batch_size: int = 512,
+        detail: str = "ops",
+        policy: SpanPolicy | None = None,
+    ) -> int:
+        """Sends the spans to a SpanExporter; returns how many. The exporter stays open.
 
-        :class:`OTLPExporter` and :class:`ChromeTraceExporter` take them as columns, any other as objects, ``batch_size`` at a time.
-        ``detail``: as in :meth:`spans`.
+        Each trace is brought within the budget of ``policy`` first (5,000 spans and 4 MB by default, or as the environment says;
+        ``docs/spans.md``), of which nothing else applies to a profile; all are sent to an exporter that takes whole traces, as
+        :class:`ChromeTraceExporter` does. :class:`OTLPExporter` and that one take them as columns, any other as objects,
+        ``batch_size`` at a time. ``detail``: as in :meth:`spans`.
+        With ``OTEL_SDK_DISABLED=true`` none are sent, and the answer is 0.
 
         Raises:
             ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
             ValueError: another detail.
         """
-        return sdk.export(self.spans(detail=detail), exporter, batch_size=batch_size)
+        spans = self.spans(detail=detail)
+        if not sdk.takes_whole_traces(exporter):
+            spans = within_budget(spans, checked_policy(policy))
+        return sdk.export(spans, exporter, batch_size=batch_size)
 
     # ---- within ----
 
@@ -398,18 +422,14 @@ class ProfileResults:
             trace_ids=trace_ids,
             span_ids=span_ids,
         )
-        limits = sdk.span_limits()
-        return limited(
+        return within_limits(
             add_attributes(
                 with_plain_names(table, batch),
                 batch,
                 with_flops=self.with_flops,
                 callers=callers,
                 device_times=remaining_times(whole, batch),
-            ),
-            max_attributes=limits.max_span_attributes,
-            max_links=limits.max_links,
-            max_attribute_length=limits.max_span_attribute_length,
+            )
         )
 
     def _step_labels(self) -> npt.NDArray[np.bool_]:

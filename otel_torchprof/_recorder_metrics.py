@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
 
+from ._export.queue_stats import QUEUE_FULL
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 NAME = "otel.component.name"
 TYPE = "otel.component.type"
 ERROR = "error.type"
+REDUCTION = "torch.reduction"
+DECISION = "torch.decision"
+_REDUCTIONS = ("merged", "folded", "shrunk_away")
+_DECISIONS = ("kept", "shrunk")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class RecorderFigures:
     share: float | None = None
     """Of the time that recording cost; None where that is not measured."""
     exporters: Sequence[ExporterFigures] = field(default=())
+    policy: Mapping[str, int] = field(default_factory=dict)
+    """What was done to spans before they were sent; see ``ProcessorHealth.policy``."""
 
 
 def exporter_figures(queues: Sequence[ExportQueue], capacity: int) -> list[ExporterFigures]:
@@ -71,6 +79,13 @@ class RecorderMetrics:
             ("otel_torchprof.events.recorded", "{event}", self._recorded, "Events taken from the recorder."),
             ("otel_torchprof.events.dropped", "{event}", self._dropped, "Events that were lost, by reason."),
             (
+                "otel_torchprof.spans.reduced",
+                "{span}",
+                self._reduced,
+                "Spans that a policy merged, folded, or left out with the detail of their step.",
+            ),
+            ("otel_torchprof.steps.decided", "{step}", self._decided, "Steps that kept their detail, or shrank."),
+            (
                 "otel.sdk.exporter.span.exported",
                 "{span}",
                 self._exported,
@@ -88,17 +103,27 @@ class RecorderMetrics:
             ("otel_torchprof.buffer.usage", "By", self._buffer, "Memory that the recorder holds for events."),
             ("otel_torchprof.buffer.limit", "By", self._limit, "Memory that it may hold."),
             ("otel.sdk.processor.span.queue.size", "{span}", self._waiting, "Spans that wait for an exporter."),
+            (
+                "otel_torchprof.queue.usage",
+                "By",
+                self._waiting_bytes,
+                "Memory that spans hold which wait for an exporter.",
+            ),
             ("otel.sdk.processor.span.queue.capacity", "{span}", self._capacity, "Spans that may wait for it."),
         ):
             meter.create_observable_up_down_counter(
                 name, [self._observing(observe)], unit=unit, description=description
             )
-        meter.create_observable_gauge(
-            "otel_torchprof.overhead",
-            [self._observing(self._share)],
-            unit="1",
-            description="Share of the time that recording cost, as measured.",
-        )
+        for name, unit, observe, description in (
+            ("otel_torchprof.overhead", "1", self._share, "Share of the time that recording cost, as measured."),
+            (
+                "otel_torchprof.exporter.outage",
+                "s",
+                self._outage,
+                "For how long its receiver has taken nothing; 0 while it does.",
+            ),
+        ):
+            meter.create_observable_gauge(name, [self._observing(observe)], unit=unit, description=description)
 
     def _observing(self, observe: Callable[[RecorderFigures], list[Observation]]) -> Callable[[Any], list[Observation]]:
         def observed(_options: Any) -> list[Observation]:
@@ -114,6 +139,14 @@ class RecorderMetrics:
     @staticmethod
     def _dropped(figures: RecorderFigures) -> list[Observation]:
         return [Observation(count, {ERROR: reason}) for reason, count in figures.dropped.items()]
+
+    @staticmethod
+    def _reduced(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(figures.policy[how], {REDUCTION: how}) for how in _REDUCTIONS if how in figures.policy]
+
+    @staticmethod
+    def _decided(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(figures.policy[how], {DECISION: how}) for how in _DECISIONS if how in figures.policy]
 
     @staticmethod
     def _buffer(figures: RecorderFigures) -> list[Observation]:
@@ -142,12 +175,24 @@ class RecorderMetrics:
         for each in figures.exporters:
             about = _queue_of(each)
             found.append(Observation(each.stats.exported_spans + each.stats.failed_spans, about))
-            found.append(Observation(each.stats.dropped_spans, {**about, ERROR: "queue_full"}))
+            # The reason of the conventions is there from the beginning, the others when there is something to tell.
+            for reason, count in {QUEUE_FULL: 0, **each.stats.dropped}.items():
+                found.append(Observation(count, {**about, ERROR: reason}))
         return found
 
     @staticmethod
     def _waiting(figures: RecorderFigures) -> list[Observation]:
         return [Observation(each.stats.waiting_spans, _queue_of(each)) for each in figures.exporters]
+
+    @staticmethod
+    def _waiting_bytes(figures: RecorderFigures) -> list[Observation]:
+        return [Observation(each.stats.waiting_bytes, _queue_of(each)) for each in figures.exporters]
+
+    @staticmethod
+    def _outage(figures: RecorderFigures) -> list[Observation]:
+        return [
+            Observation(each.stats.outage_seconds, {NAME: each.name, TYPE: each.type}) for each in figures.exporters
+        ]
 
     @staticmethod
     def _capacity(figures: RecorderFigures) -> list[Observation]:

@@ -234,7 +234,8 @@ class Recording:
             return Batch.of({"start": []}, [""])
         with self._lock:
             if self._batch is None:
-                whole = with_waiting(self._session.final_batch(), self._waiting, self.times())
+                drained = self._sources.with_collectives(self._session.final_batch())
+                whole = with_waiting(drained, self._waiting, self.times())
                 devices = not_before(whole, self._sources.device_times())
                 whole = replace(whole, devices=devices, energy=self._sources.energy())
                 self._batch = self._with_frame_facts(self._own_facts(whole))
@@ -258,7 +259,7 @@ class Recording:
         """
         if self._session is None:
             return Batch.of({"start": []}, [""])
-        batch = self._session.drain()
+        batch = self._sources.with_collectives(self._session.drain())
         batch = replace(batch, devices=not_before(batch, self._sources.take_device_times()))
         return self._with_frame_facts(self._short_frames.without(batch))
 

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_hooks, config, frame_filter
+from ._collective_source import CollectiveSource
 from ._compile import leave_uncompiled
 from ._compile_events import CompileEvents
 from ._device_source import BYTES_OF_A_TIME, DeviceSource
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ._columns.batch import Batch
     from ._columns.frame_facts import FrameFacts
     from ._columns.waiting import WaitingStack
     from ._native.device_timing import Times
@@ -57,6 +59,7 @@ class Sources:
         self._memory: torch_library.MemoryObservation | None = None
         self._facts: FrameFacts | None = None
         self._devices: DeviceSource | None = None
+        self._collectives: CollectiveSource | None = None
         if library is not None and wanted.device is not None:
             most = memory_limit // BYTES_OF_A_TIME
             self._devices = DeviceSource(library, wanted.device, wanted.device_events, most)
@@ -105,6 +108,8 @@ class Sources:
                 )
         if self._operators:
             self._stops.append(self._library.observe(session, self._wanted.asks()).stop)
+            self._collectives = CollectiveSource(self._library, session)
+            self._stops.append(self._collectives.stop)
         if self._devices is not None:
             self._stops.append(self._devices.stop)
             self._devices.start(session)
@@ -149,6 +154,10 @@ class Sources:
     def take_device_times(self) -> Times | None:
         """The times of devices that were not taken before; None where none are recorded."""
         return None if self._devices is None else self._devices.take()
+
+    def with_collectives(self, batch: Batch) -> Batch:
+        """A batch that was just drained, with what is known of the collectives among its events."""
+        return batch if self._collectives is None else self._collectives.added_to(batch)
 
     def state_of_devices(self) -> str:
         """``on``, or ``off: `` and the reason."""
@@ -196,6 +205,8 @@ class Sources:
             )
         if self._devices is not None:
             self.notes += self._devices.notes()
+        if self._collectives is not None:
+            self.notes += self._collectives.notes()
         self._frames = self._memory = None
 
     def _has_nothing_included(self) -> bool:

@@ -23,15 +23,33 @@ OTEL_TORCHPROF_ENABLED = "OTEL_TORCHPROF_ENABLED"
 
 OTEL_TORCHPROF_BUILD_DIR = "OTEL_TORCHPROF_BUILD_DIR"
 """Folder for the library that records torch's operators, instead of the user's cache folder (container images, read-only
-homes). Nothing is loaded from a folder that others can write to."""
+homes). Nothing is loaded from a folder that others can write to. Default: the user's cache folder."""
 
 OTEL_TORCHPROF_CHROME_TRACE = "OTEL_TORCHPROF_CHROME_TRACE"
 """File that ``ChromeTraceExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=chrome`` for one; ``{pid}`` in it
 is replaced by the process id, and a name that ends in ``.gz`` is compressed. Default ``trace-{pid}.json`` in the working
 directory."""
 
+OTEL_TORCHPROF_CHROME_MAX_BYTES = "OTEL_TORCHPROF_CHROME_MAX_BYTES"
+"""Size on the disk, in bytes, ``K``, ``M`` or ``G``, up to which ``ChromeTraceExporter`` fills a file before it begins the
+next. Default: one file, of any size."""
+
+OTEL_TORCHPROF_CHROME_STEPS_PER_FILE = "OTEL_TORCHPROF_CHROME_STEPS_PER_FILE"
+"""Steps after which it begins the next file. Default: any number."""
+
+OTEL_TORCHPROF_CHROME_MAX_FILES = "OTEL_TORCHPROF_CHROME_MAX_FILES"
+"""How many files it keeps, where it begins new ones; the oldest go. Default: all."""
+
 OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
 """Memory that one recording may hold in the recorder, in bytes, ``K``, ``M`` or ``G``. Default ``512M``."""
+
+OTEL_TORCHPROF_MAX_QUEUE_BYTES = "OTEL_TORCHPROF_MAX_QUEUE_BYTES"
+"""Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, ``K``, ``M`` or
+``G``. Default ``256M``."""
+
+OTEL_TORCHPROF_OTLP_FILE = "OTEL_TORCHPROF_OTLP_FILE"
+"""File that ``OTLPFileExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=otlp_file`` for one; the name says the
+form, see there. Default ``trace-{pid}.otlp`` in the working directory."""
 
 OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
 """What ``TorchInstrumentor`` records: ``off``, ``metrics``, ``steps``, ``modules``, ``ops`` or ``frames``. Default ``steps``."""
@@ -47,7 +65,7 @@ OTEL_TORCHPROF_HIDDEN_ATTRIBUTES = "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES"
 
 OTEL_TORCHPROF_NVTX_LIBRARY = "OTEL_TORCHPROF_NVTX_LIBRARY"
 """NVTX library that ``emit_nvtx`` uses instead of looking for one: a file with ``nvtxRangePushA``, ``nvtxRangePop`` and
-``nvtxMarkA``."""
+``nvtxMarkA``. Default: torch's own or an installed one."""
 
 OTEL_TORCHPROF_FRAMES_INCLUDE = "OTEL_TORCHPROF_FRAMES_INCLUDE"
 """Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas. Default: all.
@@ -70,7 +88,7 @@ OTEL_TORCHPROF_FRAMES_MODULES_ONLY = "OTEL_TORCHPROF_FRAMES_MODULES_ONLY"
 """``true``: of all calls only those of ``torch.nn.Module`` objects. Default ``false``."""
 
 OTEL_TORCHPROF_LABELS = "OTEL_TORCHPROF_LABELS"
-"""File that lists functions to be labelled, a dotted name in each line; read when the first recording starts."""
+"""File that lists functions to be labelled, a dotted name in each line; read when the first recording starts. Default: none."""
 
 OTEL_TORCHPROF_GPU_DEVICES = "OTEL_TORCHPROF_GPU_DEVICES"
 """Which GPUs are watched: ``visible``, those that CUDA shows to the process, ``all`` of the host, or ``none``, where nobody asks
@@ -82,8 +100,50 @@ OTEL_TORCHPROF_DEVICE = "OTEL_TORCHPROF_DEVICE"
 OTEL_TORCHPROF_DEVICE_EVENTS = "OTEL_TORCHPROF_DEVICE_EVENTS"
 """For which events: ``ops``, ``leaves``, ``labels`` or ``off``. Default ``ops``."""
 
+OTEL_TORCHPROF_RUN_ID = "OTEL_TORCHPROF_RUN_ID"
+"""What the run is called on all its ranks, instead of what the launcher says. Default: the launcher's, else one is made."""
+
+OTEL_TORCHPROF_RANKS = "OTEL_TORCHPROF_RANKS"
+"""``apart``: a trace per step and rank; ``together``: one per step for all ranks. Default ``apart``."""
+
+OTEL_TORCHPROF_EXPORT_RANKS = "OTEL_TORCHPROF_EXPORT_RANKS"
+"""Which ranks record and export: ``all``, ``node``, ``one``, or a share above 0, up to 1. Default ``all``."""
+
+OTEL_TORCHPROF_SCHEDULE = "OTEL_TORCHPROF_SCHEDULE"
+"""Which steps are recorded in detail: ``wait=5,warmup=1,active=3,repeat=2``. Default: all.
+
+This and the following are what ``SpanPolicy`` takes, and count where an instrumentation is given none."""
+
+OTEL_TORCHPROF_EVERY = "OTEL_TORCHPROF_EVERY"
+"""``n``: every n-th step is, from step 0 on. Default ``1``."""
+
+OTEL_TORCHPROF_RATIO = "OTEL_TORCHPROF_RATIO"
+"""Share of the steps that is, above 0, up to 1, chosen by trace id. Default ``1``."""
+
+OTEL_TORCHPROF_KEEP = "OTEL_TORCHPROF_KEEP"
+"""Whose detail is kept: ``all``, or ``slow``: of steps that are slow, that failed, or that were asked for. Default ``all``."""
+
+OTEL_TORCHPROF_SLOW_QUANTILE = "OTEL_TORCHPROF_SLOW_QUANTILE"
+"""Quantile of recent durations above which a step is slow. Default ``0.95``."""
+
+OTEL_TORCHPROF_SLOW_LIMIT = "OTEL_TORCHPROF_SLOW_LIMIT"
+"""Seconds from which on a step is slow. Default: none."""
+
+OTEL_TORCHPROF_MAX_SPANS = "OTEL_TORCHPROF_MAX_SPANS"
+"""Spans in a trace, at most. Default ``5000``."""
+
+OTEL_TORCHPROF_MAX_TRACE_BYTES = "OTEL_TORCHPROF_MAX_TRACE_BYTES"
+"""Bytes of a trace, at most. Default ``4000000``."""
+
+OTEL_TORCHPROF_SHORT = "OTEL_TORCHPROF_SHORT"
+"""Seconds below which spans may be merged and folded. Default: a step's duration divided by the spans of a trace."""
+
+OTEL_TORCHPROF_JOB_INTERVAL = "OTEL_TORCHPROF_JOB_INTERVAL"
+"""Seconds after which the span of the job is ended and the next begun; 0: no such spans. Default ``600``."""
+
 GPU_DEVICES = ("visible", "all")
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
+DEFAULT_OTLP_FILE = "trace-{pid}.otlp"
 DEFAULT_MEMORY_LIMIT = 512 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -91,6 +151,11 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 @functools.cache
 def _warn_once(name: str, value: str, allowed: str) -> None:
     _logger.warning("%s=%r is ignored: %s", name, value, allowed)
+
+
+def forget_warnings() -> None:
+    """Lets bad values be warned of again."""
+    _warn_once.cache_clear()
 
 
 def value_of(name: str, parse: Callable[[str], T]) -> T | None:
@@ -129,14 +194,22 @@ def enabled() -> bool:
 
 def memory_limit() -> int:
     """Bytes that a recording may hold when nobody says otherwise."""
-    value = os.environ.get(OTEL_TORCHPROF_MEMORY_LIMIT, "").strip()
-    number, unit = (value[:-1], value[-1].lower()) if value[-1:].isalpha() else (value, "")
-    if not value:
-        return DEFAULT_MEMORY_LIMIT
+    return value_of(OTEL_TORCHPROF_MEMORY_LIMIT, byte_size) or DEFAULT_MEMORY_LIMIT
+
+
+def byte_size(value: object) -> int:
+    """A number of bytes; a str may end in K, M or G.
+
+    Raises:
+        ValueError: it is none, or not above 0.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
     if number.isdecimal() and unit in _UNITS and int(number) > 0:
         return int(number) * _UNITS[unit]
-    _warn_once(OTEL_TORCHPROF_MEMORY_LIMIT, value, "allowed is a whole number of bytes, or one with K, M or G, above 0")
-    return DEFAULT_MEMORY_LIMIT
+    raise ValueError("allowed is a whole number of bytes, or one with K, M or G, above 0")
 
 
 def detail(allowed: Sequence[str]) -> str:
@@ -198,6 +271,12 @@ def chrome_trace() -> str:
     """The file for a Chrome trace when nobody says otherwise; may hold ``{pid}``."""
     value = os.environ.get(OTEL_TORCHPROF_CHROME_TRACE, "").strip()
     return os.path.expanduser(value) or DEFAULT_CHROME_TRACE  # noqa: PTH111 - Path raises where there is no home
+
+
+def otlp_file() -> str:
+    """The file for OTLP when nobody says otherwise; may hold ``{pid}``."""
+    value = os.environ.get(OTEL_TORCHPROF_OTLP_FILE, "").strip()
+    return os.path.expanduser(value) or DEFAULT_OTLP_FILE  # noqa: PTH111 - Path raises where there is no home
 
 
 def build_dir() -> Path | None:

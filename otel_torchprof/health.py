@@ -91,7 +91,8 @@ class ProcessorHealth:
     """
 
     sources: Mapping[str, str]
-    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``, ``frames``."""
+    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``, ``frames``; ``ranks`` where this is one of
+    several: whether ids are derived that other ranks know."""
     recorded: int
     """Events taken from the recorder so far."""
     dropped: Mapping[str, int]
@@ -102,17 +103,30 @@ class ProcessorHealth:
     """What became of the spans, by exporter."""
     notes: tuple[str, ...] = field(default=())
     """Anything else a reader of the figures should know, a sentence each."""
+    policy: Mapping[str, int] = field(default_factory=dict)
+    """What the :class:`SpanPolicy` did: spans that were ``merged``, ``folded``, or ``shrunk_away`` with the detail of their step;
+    steps (or what is a step where there are none) whose detail was ``kept`` and that were ``shrunk``, where that is decided;
+    ``parts``, traces that others were split into."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
         sources = "; ".join(f"{name} {state}" for name, state in self.sources.items())
         lines = [f"{sources}; {self.recorded} events recorded, dropped: {lost}"]
-        lines += [
-            f"{name}: {stats.exported_spans} spans sent, {stats.waiting_spans} waiting, {stats.failed_spans} failed, "
-            f"{stats.dropped_spans} dropped"
-            for name, stats in self.exporters.items()
-        ]
+        lines += [f"{name}: {_queue_line(stats)}" for name, stats in self.exporters.items()]
+        if self.policy:
+            lines.append("policy: " + ", ".join(f"{count} {what}" for what, count in self.policy.items()))
         return "\n".join((*lines, *self.notes))
+
+
+def _queue_line(stats: QueueStats) -> str:
+    dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in stats.dropped.items()) or "0 dropped"
+    line = (
+        f"{stats.exported_spans} spans sent, {stats.waiting_spans} waiting ({stats.waiting_bytes / 2**20:.1f} MiB), "
+        f"{stats.failed_spans} failed, {dropped}"
+    )
+    if stats.outage_seconds:
+        line += f"; nothing was delivered for {stats.outage_seconds:.0f} s, it is tried again: {stats.last_error}"
+    return line
 
 
 @dataclass(frozen=True)

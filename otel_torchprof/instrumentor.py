@@ -8,41 +8,38 @@ import os
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from . import _operator_metrics, config
-from ._device_source import checked_device_events, checked_events
 from ._export.from_environment import exporters_from_environment
 from ._export.provider import Provider, is_sdk_provider
+from ._export.sdk import OTEL_SDK_DISABLED, is_disabled
+from ._gpu_pass import NOT_OPENED
+from ._instrument_options import checked_options
 from ._instrumentation import Instrumentation
-from ._live_device_source import DeviceChoice
-from ._live_recording import KINDS
 from ._metrics_instrumentation import MetricsInstrumentation
 from ._native import frames, gc_pauses
-from ._operator_metrics import DEFAULT_OPERATORS, metrics_of
+from ._operator_metrics import has_sdk, is_heard, metrics_of
+from ._ranks import Ranks
 from ._recording import checked_memory_limit
 from ._relay import processors_of, relay
-from .frame_filter import ALL_FRAMES, checked_filter
 from .health import ON, ProcessorHealth
 from .metrics import GpuMetrics
 from .processor import TorchSpanProcessor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
-    from .frame_filter import FrameFilter
+    from ._instrument_options import Options
     from .health import GpuHealth
 
 _logger = logging.getLogger("otel_torchprof")
 
-T = TypeVar("T")
-
 _NOT_INSTRUMENTED = "not instrumented"
-_OVERHEAD = 0.01
-"""Share of the time that metrics may cost when nobody says otherwise."""
+_SDK_DISABLED = f"{OTEL_SDK_DISABLED} is true"
 _WORKER_SECONDS = 3.0
 """What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
 _LOOK_SECONDS = 0.5
@@ -57,8 +54,8 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
     - ``detail``: ``"off"``, ``"metrics"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
       ``OTEL_TORCHPROF_DETAIL`` says. ``"metrics"`` makes no spans and needs no TracerProvider.
-    - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators,
-      and then it is the global one by default, also when that is set later.
+    - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators;
+      by default the global one, also when that is set later.
     - ``overhead``: share of the time that ``"metrics"`` may cost, above 0, up to 1, by which every step is recorded; by
       default as ``OTEL_TORCHPROF_OVERHEAD`` says, else 0.01.
     - ``max_operators``: how many operators have series of their own with ``"metrics"``; by default as
@@ -68,10 +65,18 @@ class TorchInstrumentor(BaseInstrumentor):
       (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
     - ``device_events``: for which events, as for :class:`profile`; by default as ``OTEL_TORCHPROF_DEVICE_EVENTS`` says, else
       ``"ops"``.
-    - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, unless
+    - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, where somebody reads them, unless
       ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
     - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
       says (``OTEL_TORCHPROF_FRAMES_*``), else all.
+    - ``export_ranks``: which ranks of a distributed program record and export: ``"all"`` (default), ``"node"``, the first of each
+      node, ``"one"``, or a share above 0, up to 1; by default as ``OTEL_TORCHPROF_EXPORT_RANKS`` says. The others record
+      nothing. ``"metrics"`` is not affected.
+    - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
+      ``OTEL_TORCHPROF_RANKS`` says.
+
+    - ``policy``: which steps are told in detail, and how much of each: a :class:`SpanPolicy`; by default as the environment
+      says.
 
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
     exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
@@ -85,6 +90,8 @@ class TorchInstrumentor(BaseInstrumentor):
     _processor: TorchSpanProcessor | None = None
     _own: TorchSpanProcessor | None = None
     _gpus: GpuMetrics | None = None
+    _ranks: Ranks | None = None
+    _sessions = 0
     _off = _NOT_INSTRUMENTED
     """Why nothing is recorded, where nothing is."""
     _lock = threading.RLock()
@@ -113,11 +120,19 @@ class TorchInstrumentor(BaseInstrumentor):
         if self._running is not None:
             self._running.step()
 
+    def keep_step(self) -> None:
+        """Keeps the detail of the step that runs, where the policy keeps that of slow steps only: somebody saw something odd.
+
+        Does nothing where no spans are made. Costs some 10 us; any thread.
+        """
+        if isinstance(self._running, Instrumentation):
+            self._running.keep_step()
+
     @property
     def health(self) -> ProcessorHealth:
         """What is on, what is off and why; with ``detail="metrics"`` also how many steps are recorded, and what that costs.
 
-        With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics were asked for, ``gpus`` among
+        With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics are read, ``gpus`` among
         the sources says of them what :attr:`GpuMetrics.health` does.
         """
         gpus = self._gpus
@@ -127,19 +142,27 @@ class TorchInstrumentor(BaseInstrumentor):
             found = self._processor.health
         else:
             return ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
-        return found if gpus is None else _with_gpus(found, gpus.health)
+        if gpus is None or (state := gpus.health).sources["nvml"] == NOT_OPENED:  # nobody has read them yet
+            return found
+        return _with_gpus(found, state)
 
     def _instrument(self, **kwargs: Any) -> None:
-        options = _checked_options(kwargs)
+        options = checked_options(kwargs)
         if not config.enabled() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.enabled() else f"{config.OTEL_TORCHPROF_ENABLED} is false")
             return
         if options.detail == "metrics":
             self._start_metrics(options)
             return
+        self._sessions += 1
+        self._ranks = Ranks(options.export_ranks, options.ranks, session=self._sessions, on_silence=self._fall_silent)
+        if self._is_silent():
+            return
         provider = options.tracer_provider or trace.get_tracer_provider()
         if is_sdk_provider(provider):
             self._start(provider, options)
+        elif options.tracer_provider is None and is_disabled():
+            self._stay_off(_SDK_DISABLED)
         elif options.tracer_provider is None:
             self._wait_for_provider(options)
         else:
@@ -159,7 +182,7 @@ class TorchInstrumentor(BaseInstrumentor):
             self._waiting = None
         if self._running is not None:
             self._running.stop()
-        self._running = self._processor = None
+        self._running = self._processor = self._ranks = None
         if self._gpus is not None:
             self._gpus.stop()
             self._gpus = None
@@ -170,10 +193,13 @@ class TorchInstrumentor(BaseInstrumentor):
             if provider is not None:
                 relay(provider, None)
 
-    def _start_metrics(self, options: _Options) -> None:
+    def _start_metrics(self, options: Options) -> None:
         meters = options.meter_provider or metrics.get_meter_provider()
         if isinstance(meters, metrics.NoOpMeterProvider) or getattr(meters, "_disabled", False):
             self._stay_off("the MeterProvider is switched off")
+            return
+        if is_disabled() and not has_sdk(meters):
+            self._stay_off(_SDK_DISABLED)
             return
         processor = _processor_of(options.tracer_provider or trace.get_tracer_provider())
         found = metrics_of(options.meter_provider)
@@ -193,8 +219,10 @@ class TorchInstrumentor(BaseInstrumentor):
             self._uninstrument()
             raise
 
-    def _start(self, tracer_provider: Any, options: _Options) -> None:
-        provider = Provider(tracer_provider)
+    def _start(self, tracer_provider: Any, options: Options) -> None:
+        if self._is_silent():
+            return
+        provider = Provider(tracer_provider, self._ranks)
         if provider.disabled:
             self._stay_off("the TracerProvider is switched off")
             return
@@ -212,21 +240,46 @@ class TorchInstrumentor(BaseInstrumentor):
                 record_shapes=options.record_shapes,
                 frame_filter=options.frame_filter,
                 device=options.device,
-                metrics=None if options.meter_provider is None else metrics_of(options.meter_provider),
+                metrics=metrics_of(options.meter_provider),
+                ranks=self._ranks,
+                policy=options.policy,
             )
             self._running.start()
         except BaseException:
             self._uninstrument()
             raise
-        if options.meter_provider is not None:
-            self._watch_gpus(options)
+        self._watch_gpus(options)
         _watch_worker_processes(self)
 
-    def _watch_gpus(self, options: _Options) -> None:
-        if options.gpu_metrics:
-            self._gpus = GpuMetrics(options.meter_provider).start()
+    def _is_silent(self) -> bool:
+        """Whether this is a rank that does not export, as far as is known: then nothing is begun."""
+        if self._ranks is None:
+            return False
+        self._ranks.look()
+        if (why := self._ranks.silence) is not None:
+            self._stay_off(why)
+        return why is not None
 
-    def _wait_for_provider(self, options: _Options) -> None:
+    def _fall_silent(self) -> None:
+        """It turns out now, in the middle of the program's ``init_process_group``."""
+        ranks, running = self._ranks, self._running
+
+        def stop() -> None:
+            with self._lock:
+                if ranks is None or running is None or self._running is not running:
+                    return
+                self._uninstrument()
+                self._ranks = ranks
+                self._stay_off(ranks.silence or _NOT_INSTRUMENTED)
+
+        threading.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
+
+    def _watch_gpus(self, options: Options) -> None:
+        if options.gpu_metrics:
+            is_read = options.meter_provider is not None or is_heard(metrics.get_meter_provider())
+            self._gpus = GpuMetrics(options.meter_provider).start(look=is_read)
+
+    def _wait_for_provider(self, options: Options) -> None:
         """Many programs instrument first and configure the SDK later; until then nothing is recorded."""
         given_up = self._waiting = threading.Event()
         self._off = "no TracerProvider of opentelemetry-sdk is set yet"
@@ -245,7 +298,7 @@ class TorchInstrumentor(BaseInstrumentor):
         self._look = look
         threading.Thread(target=look, name="otel-torchprof-wait", daemon=True).start()
 
-    def _start_late(self, options: _Options) -> None:
+    def _start_late(self, options: Options) -> None:
         try:
             self._start(trace.get_tracer_provider(), options)
         except Exception:  # on a thread of our own nobody else would say so
@@ -267,97 +320,12 @@ class TorchInstrumentor(BaseInstrumentor):
             threading.Thread(target=self._look, name="otel-torchprof-wait", daemon=True).start()
 
 
-class _Options:
-    """The arguments of ``instrument()``, checked.
-
-    Raises:
-        TypeError, ValueError: naming the argument, its value and what is allowed.
-    """
-
-    def __init__(
-        self,
-        *,
-        tracer_provider: Any = None,
-        meter_provider: Any = None,
-        detail: str | None = None,
-        record_shapes: bool = False,
-        frames: FrameFilter | None = None,
-        overhead: float | None = None,
-        max_operators: int | None = None,
-        use_device: str | None = None,
-        device_events: str | None = None,
-        gpu_metrics: bool | None = None,
-    ) -> None:
-        allowed = ("off", "metrics", *KINDS)
-        if detail is not None and detail not in allowed:
-            raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, allowed))}")
-        if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
-            raise TypeError(f"meter_provider is {meter_provider!r}; it must be a MeterProvider")
-        self.overhead = _setting("overhead", overhead, config.OTEL_TORCHPROF_OVERHEAD, config.share) or _OVERHEAD
-        self.max_operators = (
-            _setting("max_operators", max_operators, config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number)
-            or DEFAULT_OPERATORS
-        )
-        self.device = _device_choice(use_device, device_events)
-        if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
-            raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
-        self.gpu_metrics = config.gpu_devices() != "none" if gpu_metrics is None else gpu_metrics
-        self.tracer_provider = tracer_provider
-        self.meter_provider = meter_provider
-        self.detail = config.detail(allowed) if detail is None else detail
-        self.record_shapes = bool(record_shapes)
-        wanted = self.detail == "frames" or frames is not None
-        self.frame_filter = checked_filter(frames) if wanted else ALL_FRAMES
-
-
-def _checked_options(given: dict[str, Any]) -> _Options:
-    """The arguments of ``instrument()``.
-
-    Raises:
-        TypeError, ValueError: one is wrong, or there is none of that name.
-    """
-    allowed = _Options.__init__.__kwdefaults__ or {}
-    for name in given:
-        if name not in allowed:
-            raise TypeError(f"{name} is no argument of instrument(); allowed are {', '.join(allowed)}")
-    return _Options(**given)
-
-
 def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:
     """With the state of the GPU metrics: ``gpus`` in a word, and a note where a GPU lacks one."""
     states = {name: state for name, state in gpus.sources.items() if state != ON and name != "nvml"}
     notes = () if gpus.sources["nvml"] != ON else tuple(f"{name} {state}" for name, state in states.items())
     sources = {**health.sources, "gpus": gpus.sources["nvml"]}
     return replace(health, sources=sources, notes=(*health.notes, *notes, *gpus.notes))
-
-
-def _device_choice(device: str | None, events: str | None) -> DeviceChoice | None:
-    """What is timed on devices, as given, else as the environment says.
-
-    Raises:
-        TypeError, ValueError: ``use_device`` is no name, ``device_events`` is nothing that can be timed.
-    """
-    if device is not None and not isinstance(device, str):
-        raise TypeError(f"use_device is {device!r}; it must be the name of a type of device, such as 'cuda', or None")
-    chosen = _setting("use_device", device, config.OTEL_TORCHPROF_DEVICE, config.type_of_device)
-    found = checked_device_events(events, 1)
-    if events is None:
-        found = config.value_of(config.OTEL_TORCHPROF_DEVICE_EVENTS, checked_events) or found
-    return DeviceChoice(chosen, found) if chosen else None
-
-
-def _setting(name: str, value: object, variable: str, parse: Callable[[Any], T]) -> T | None:
-    """The keyword, else the variable; None where there is neither.
-
-    Raises:
-        ValueError: the keyword is wrong.
-    """
-    if value is None:
-        return config.value_of(variable, parse)
-    try:
-        return parse(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {value!r}; {error}") from None
 
 
 def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
@@ -377,6 +345,12 @@ def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
         util.Finalize(None, inherited._at_end_of_worker, exitpriority=0)  # noqa: SLF001 - our own
 
     util.register_after_fork(instrumentor, in_worker)
+
+
+def running_ranks() -> Ranks | None:
+    """What this process knows of its ranks, while torch is instrumented."""
+    instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
+    return None if instance is None else instance._ranks  # noqa: SLF001 - our own
 
 
 def _running_metrics() -> MetricsInstrumentation | None:

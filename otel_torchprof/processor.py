@@ -17,7 +17,7 @@ from ._averages_list import averages_list
 from ._export.chrome import ChromeTraceExporter
 from ._export.queue import Deadline, ExportQueue, QueueSettings
 from ._export.quiet import LimitedLog
-from ._export.sdk import suppressed
+from ._export.sdk import suppressed, takes_whole_traces
 from ._model.listed_devices import device_name
 from ._model.running import RunningAverages
 from ._recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
@@ -79,6 +79,8 @@ class TorchSpanProcessor(SpanProcessor):
         memory_limit: bytes that the recorder may hold, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``); beyond it the
             oldest events go, and are counted.
         max_queue_size: spans that may wait per exporter; beyond it the oldest go, and are counted (``OTEL_BSP_MAX_QUEUE_SIZE``).
+        max_queue_bytes: memory that spans may wait in, per exporter, by default 256 MiB (``OTEL_TORCHPROF_MAX_QUEUE_BYTES``). While a
+            backend is down this is what bounds how much of it is made up for, at some 120 bytes per span.
         schedule_delay_millis: time between two exports (``OTEL_BSP_SCHEDULE_DELAY``).
         max_export_batch_size: spans per call of an exporter that takes objects (``OTEL_BSP_MAX_EXPORT_BATCH_SIZE``).
         export_timeout_millis: for one call of an exporter (``OTEL_BSP_EXPORT_TIMEOUT``).
@@ -95,6 +97,7 @@ class TorchSpanProcessor(SpanProcessor):
         sdk_spans: bool | None = None,
         memory_limit: int | None = None,
         max_queue_size: int | None = None,
+        max_queue_bytes: int | None = None,
         schedule_delay_millis: float | None = None,
         max_export_batch_size: int | None = None,
         export_timeout_millis: float | None = None,
@@ -103,6 +106,7 @@ class TorchSpanProcessor(SpanProcessor):
         self.memory_limit = checked_memory_limit(memory_limit)
         self._settings = QueueSettings.from_environment(
             max_queue_size=max_queue_size,
+            max_queue_bytes=max_queue_bytes,
             schedule_delay_millis=schedule_delay_millis,
             max_export_batch_size=max_export_batch_size,
             export_timeout_millis=export_timeout_millis,
@@ -129,6 +133,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._inside: dict[int, int] = {}
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
+        self._policy: Counter[str] = Counter()
 
     # ---- what the SDK calls ----
 
@@ -203,6 +208,7 @@ class TorchSpanProcessor(SpanProcessor):
                 for number, (name, queue) in enumerate(zip(names, self._queues, strict=True))
             },
             notes,
+            dict(self._policy),
         )
 
     # ---- what the instrumentor calls ----
@@ -217,8 +223,17 @@ class TorchSpanProcessor(SpanProcessor):
         attached = self._attached
         held = 0 if attached is None else attached.recording.session.stats().bytes_held
         return RecorderFigures(
-            self._recorded, dict(self._dropped), held, self.memory_limit, exporters=self.exporter_figures
+            self._recorded,
+            dict(self._dropped),
+            held,
+            self.memory_limit,
+            exporters=self.exporter_figures,
+            policy=dict(self._policy),
         )
+
+    def refresh(self) -> None:
+        """Takes what has been recorded so far, unless another thread is at it; any thread. Before metrics are read."""
+        self._drain(Deadline.after(0))
 
     @property
     def is_shut_down(self) -> bool:
@@ -306,9 +321,11 @@ class TorchSpanProcessor(SpanProcessor):
         if drained is not None:
             self._recorded += drained.events
             self._dropped.update(drained.dropped)
-            if len(drained.spans):
-                for queue in self._queues:
-                    queue.put(drained.spans, drained.spans.table.nbytes)
+            self._policy.update(drained.policy)
+            for queue in self._queues:
+                spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
+                if len(spans):
+                    queue.put(spans, spans.nbytes)
         sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
         if sampled:
             for queue in self._sdk_queues:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from pathlib import Path
@@ -10,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof._columns.schema import (
+    COLLECTIVE_COLUMNS,
     COLUMNS,
     DEVICE_COLUMNS,
     ENERGY_COLUMNS,
     MEMORY_COLUMNS,
     OPTIONAL,
+    CollectiveFlag,
     Column,
     Flag,
     Kind,
     MemoryFlag,
 )
 from otel_torchprof._encode.attributes import attributes_markdown
-from otel_torchprof._export.variables import variables_markdown
+from otel_torchprof._export.standard_variables import standard_variables_markdown
 from otel_torchprof._gpu_quantities import gpu_metrics_markdown
 from otel_torchprof._native import build
 
@@ -89,7 +92,7 @@ def column_page() -> str:
     def row(column: Column) -> str:
         return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |"
 
-    def members(enum: type[Kind | Flag | MemoryFlag]) -> str:
+    def members(enum: type[Kind | Flag | MemoryFlag | CollectiveFlag]) -> str:
         return ", ".join(f"{member.name} {int(member)}" for member in enum)
 
     return "\n".join(
@@ -130,6 +133,15 @@ def column_page() -> str:
             "| --- | --- | --- | --- |",
             *(row(column) for column in ENERGY_COLUMNS),
             "",
+            "`prof.collectives` holds what is known of the collectives, sends and receives of `torch.distributed`: one row per",
+            "event that is one, in no order ([collectives.md](collectives.md)).",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in COLLECTIVE_COLUMNS),
+            "",
+            f"Flags: {members(CollectiveFlag)}.",
+            "",
         ]
     )
 
@@ -142,11 +154,42 @@ def test_column_page_is_up_to_date():
     assert page.read_text() == column_page()
 
 
+def own_variables() -> dict[str, str]:
+    """What otel_torchprof/config.py says of each of this package's own variables, below its name."""
+    body = ast.parse((ROOT / "otel_torchprof" / "config.py").read_text()).body
+    found = {}
+    for statement, text in itertools.pairwise(body):
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]).startswith("OTEL_TORCHPROF_"):
+            assert isinstance(text, ast.Expr), ast.unparse(statement)
+            found[ast.literal_eval(statement.value)] = ast.literal_eval(text.value)
+    return found
+
+
+def own_variables_markdown() -> str:
+    """The table of them."""
+    lines = ["", "## Of this package", "", "| Variable | Default | Meaning |", "| --- | --- | --- |"]
+    for variable, text in own_variables().items():
+        said = " ".join(text.partition("\n\n")[0].split()).replace("``", "`")
+        meaning, _, default = said.partition(" Default")
+        lines.append(
+            f"| `{variable}` | {default.removeprefix(':').removesuffix('.').strip()} | {meaning.removesuffix('.')} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def test_every_variable_of_ours_is_in_the_table():
+    """A variable that is named anywhere in the package is one that config.py has, and says something of, its default too."""
+    name = re.compile(r"OTEL_TORCHPROF_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_*])")
+    sources = [path.read_text() for path in (ROOT / "otel_torchprof").rglob("*.py")]
+    assert {found for source in sources for found in name.findall(source)} == set(own_variables())
+    assert [variable for variable, text in own_variables().items() if "Default" not in text] == []
+
+
 @pytest.mark.parametrize(
     ("page", "marker", "table"),
     [
         ("spans.md", "attributes", attributes_markdown),
-        ("instrumentation.md", "variables", variables_markdown),
+        ("variables.md", "variables", lambda: standard_variables_markdown() + own_variables_markdown()),
         ("metrics.md", "gpu metrics", gpu_metrics_markdown),
     ],
 )

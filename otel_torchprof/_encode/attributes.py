@@ -1,11 +1,12 @@
 """The one table of span attributes: which field of an event becomes which attribute, of which type, and when it is there.
 
-The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`.
+The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
+traces have is in :data:`~otel_torchprof._encode.reduction_attributes.REDUCTIONS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,15 +17,15 @@ from otel_torchprof._columns.schema import Flag
 from otel_torchprof._model.input_words import InputKind
 from otel_torchprof._model.units import AttributeColumn, AttributeType, SpanTable, extend_names
 
+from . import collective_attributes as collectives
 from . import device_attributes as devices
 from . import event_attributes as events
 from . import frame_attributes as frames
 from . import memory_attributes as memory
-from .attribute_source import Source, Values
+from .attribute_source import Attribute, Source
+from .reduction_attributes import REDUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._model.devices import DeviceTimes
 
@@ -34,19 +35,6 @@ _TYPE_NAMES = {
     AttributeType.BOOL: "boolean",
     AttributeType.NAME: "string",
 }
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One line of the table."""
-
-    key: str
-    type: AttributeType
-    meaning: str
-    present: str
-    """When it is there, in words."""
-    compute: Callable[[Source], Values | None]
-    """Its values and where they are present; None when no span can have it."""
 
 
 def add_attributes(
@@ -111,7 +99,11 @@ def add_attributes(
 def attributes_markdown() -> str:
     """The table of attributes for the documentation."""
     lines = ["| Attribute | Type | Present | Meaning |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{a.key}` | {_TYPE_NAMES[a.type]} | {a.present} | {a.meaning} |" for a in ATTRIBUTES]
+    rows = [(a.key, a.type, a.present, a.meaning) for a in ATTRIBUTES]
+    lines += [
+        f"| `{key}` | {_TYPE_NAMES[kind]} | {present} | {meaning} |"
+        for key, kind, present, meaning in (*rows, *REDUCTIONS)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -222,6 +214,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "with `with_flops`, where there are any",
         events.flops,
     ),
+    *collectives.ATTRIBUTES,
     Attribute(
         "torch.label.args",
         _NAME,

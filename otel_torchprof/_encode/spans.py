@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from otel_torchprof._model.units import AttributeColumn, SpanTable
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_OBJECT_BYTES = 5_000
+"""The arrays and columns of a table as objects, whatever is in them (measured: 4.2 to 4.7 KB)."""
 
 
 class SpanList(Sequence[ReadableSpan]):
@@ -65,6 +67,11 @@ class SpanList(Sequence[ReadableSpan]):
     def scope(self) -> InstrumentationScope:
         """The instrumentation scope of all of them."""
         return self._scope
+
+    @property
+    def nbytes(self) -> int:
+        """What it keeps in memory, in bytes: all of its table, whichever rows these are, and some objects around it."""
+        return self._table.nbytes + self._link_rows.nbytes + _OBJECT_BYTES
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -6,12 +6,15 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 
 from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
+
+from .variables import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +28,14 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
+OTEL_SDK_DISABLED = "OTEL_SDK_DISABLED"
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that the attribute names follow."""
+
+
+def is_disabled() -> bool:
+    """Whether ``OTEL_SDK_DISABLED`` switches OpenTelemetry off, understood as the SDK does. A provider that is there knows better."""
+    return os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true"
 
 
 def current_resource() -> Resource:
@@ -118,10 +127,16 @@ def suppressed() -> Iterator[None]:
         context.detach(token)
 
 
+def takes_whole_traces(exporter: Any) -> bool:
+    """Whether an exporter wants everything that was recorded, as it comes, and not what fits into a trace store."""
+    return getattr(exporter, "takes_whole_traces", False) is True
+
+
 def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size: int) -> int:
     """Hands spans to an exporter, ``batch_size`` at a time, or all at once to one that takes them so; returns their number.
 
-    With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending.
+    With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending. Where
+    ``OTEL_SDK_DISABLED`` is true nothing is handed over, which is warned of once: whoever set it wants no telemetry.
 
     Raises:
         TypeError: no exporter.
@@ -132,6 +147,9 @@ def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size:
         raise TypeError(f"exporter is {exporter!r}; it must be a SpanExporter, such as otel_torchprof.OTLPExporter()")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    if is_disabled():
+        warn_once(f"{OTEL_SDK_DISABLED} is true: spans are not handed to exporters")
+        return 0
     if getattr(exporter, "takes_span_lists", False):
         batch_size = max(len(spans), 1)
     with suppressed():

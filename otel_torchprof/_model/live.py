@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from .collectives import LiveCollectives
     from .devices import DeviceTimes
     from .steps import Steps
 
@@ -57,6 +58,10 @@ class Placed(NamedTuple):
     is_outermost: npt.NDArray[np.bool_]
     inside: npt.NDArray[np.int64]
     """Time of direct children that came in earlier drains, ns."""
+    root: npt.NDArray[np.uint64]
+    """Span id of the unit's root: of the step, or of the outermost event."""
+    open_roots: frozenset[int]
+    """Those that are events and of whose trees something goes on: mostly they themselves."""
     devices: DeviceTimes | None = None
     """How long devices worked, with what came in earlier drains."""
 
@@ -81,6 +86,8 @@ class LiveTrees:
         new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
         surroundings: the span that a context stands for, and when it began.
         shortest_call: seconds; calls of functions that take less are left out.
+        collectives: what is known of them.
+        keeps_bare_calls: keep those that are in no step, no span and nothing else: of a program that is nothing but calls.
     """
 
     def __init__(
@@ -91,14 +98,19 @@ class LiveTrees:
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
         shortest_call: float = 0.0,
+        collectives: LiveCollectives | None = None,
+        keeps_bare_calls: bool = False,
     ) -> None:
         self._key = key
+        self._collectives = collectives
         self._steps = steps
         self._new_trace = new_trace
         self._surroundings = surroundings
         self._shortest_call = round(shortest_call * 1e9)
+        self._keeps_bare_calls = keeps_bare_calls
         self._decided = Decided()
         self._places: dict[int, Unit] = {}
+        self._root_of: dict[int, int] = {}
         self._inside: dict[int, int] = {}
         self._devices = LiveDevices()
 
@@ -117,10 +129,12 @@ class LiveTrees:
         unit = unit[trees.outermost]
         inside = self._times(trees, batch)
         self._remember(trees, units, unit)
-        ids = event_span_ids(trees.id, self._key)
+        if self._collectives is not None:
+            batch = self._collectives.place(batch, trees, units, unit)
+        ids = self._span_ids(trees.id)
         parent, beyond = trees.parent[:rows], trees.beyond[:rows]
         above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
-        outer = np.where(beyond != 0, event_span_ids(beyond, self._key), above[unit[:rows]])
+        outer = np.where(beyond != 0, self._span_ids(beyond), above[unit[:rows]])
         own = _with_parents(batch, trees)
         placed = Placed(
             own,
@@ -130,12 +144,17 @@ class LiveTrees:
             np.where(parent >= 0, ids[parent], outer) if rows else np.empty(0, np.uint64),
             (parent < 0) & (beyond == 0),
             inside,
+            *self._roots(trees, ids, units, unit),
             self._devices.times(own, trees),
         )
         self._widen_steps(placed, trees.start, unit)
         self._add_shares(placed, trees.parent)
         self._steps.settle()
         return placed
+
+    def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        own = event_span_ids(events, self._key)
+        return own if self._collectives is None else self._collectives.span_ids(events, own)
 
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step]) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
@@ -148,6 +167,7 @@ class LiveTrees:
             lasting=lambda times, context: self._lasting(steps, times, context),
             is_foreign=is_foreign,
             shortest=self._shortest_call,
+            keeps_bare=self._keeps_bare_calls,
         )
 
     def _note_stepping_contexts(self, batch: Batch) -> None:
@@ -252,6 +272,20 @@ class LiveTrees:
         trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         return Unit(trace, parent.span_id, parent.is_remote)
 
+    def _roots(
+        self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array
+    ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
+        """For each row the span id of its unit's root, and the roots that are events below which something is open."""
+        of_unit = np.array([0 if u.step is None else u.step.span_id for u in units], dtype=np.uint64)[unit]
+        top = ids.copy()
+        # Where the parent ended in an earlier drain, the root did too, maybe.
+        for node in np.flatnonzero(trees.beyond).tolist():
+            top[node] = self._root_of.get(int(trees.id[node]), top[node])
+        root = np.where(of_unit != 0, of_unit, top[trees.outermost])
+        is_open = np.flatnonzero(of_unit[trees.rows :] == 0) + trees.rows
+        self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
+        return root[: trees.rows], frozenset(root[is_open].tolist())
+
     # ---- from one drain to the next ----
 
     def _remember(self, trees: Forest, units: Sequence[Unit], unit: Array) -> None:
@@ -294,6 +328,7 @@ def _with_parents(batch: Batch, trees: Forest) -> Batch:
         batch.threads,
         inputs=batch.inputs,
         devices=batch.devices,
+        collectives=batch.collectives,
         dropped=batch.dropped,
         frame_facts=batch.frame_facts,
     )

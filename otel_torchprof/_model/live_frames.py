@@ -42,6 +42,7 @@ def without_loose_calls(
     lasting: Callable[[Array, Array], Array],
     is_foreign: Callable[[Array], Mask],
     shortest: int = 0,
+    keeps_bare: bool = False,
 ) -> Batch:
     """A drained batch without the calls that belong to nothing; itself where it has no calls.
 
@@ -54,6 +55,7 @@ def without_loose_calls(
             more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
         is_foreign: of contexts, whether they are spans of the service that are no part of steps.
         shortest: ns; shorter calls go too.
+        keeps_bare: keep those that are in no step, no span and nothing else.
     """
     kind = np.concatenate((batch["kind"], batch.opens.kind))
     is_frame = kind == Kind.FRAME
@@ -69,7 +71,7 @@ def without_loose_calls(
     in_step = last >= 0
     loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
     bare = is_frame & ~in_step & ~is_foreign(context)
-    if bare.any():
+    if bare.any() and not keeps_bare:
         loose |= bare & ~_inside_of_others(around, is_frame, context, start, end)
     loose |= (end - start < shortest) | module_calls(batch.names)[name]
     return without_nodes(batch, ids, around, loose & is_frame & ~np.isin(ids, told))

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import Flag
 
 from .flows import Numbered, numbered_events, pair
-from .units import LINK, STEP_NAME, AttributeColumn, AttributeType, SpanTable, extend_names
+from .units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .collectives import LiveCollectives
     from .live import Placed
     from .steps import StepSpan
 
@@ -66,19 +67,30 @@ class Flows:
         return rows, _Ends(ends.trace_id[forward], ends.span_id[forward])
 
 
-def live_table(placed: Placed, ended: Sequence[StepSpan], flows: Flows, *, events_of_steps: bool) -> SpanTable:
+def live_table(
+    placed: Placed,
+    ended: Sequence[StepSpan],
+    flows: Flows,
+    *,
+    events_of_steps: bool,
+    collectives: LiveCollectives | None = None,
+) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
-    What a sampler refused is left out; without ``events_of_steps`` so is all that hangs under a step.
+    What a sampler refused is left out; so is what hangs under a step that is not told in detail, or under any without
+    ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's.
     """
     batch, units = placed.batch, placed.units
-    wanted_unit = np.array([u.trace.exported and (events_of_steps or u.step is None) for u in units], dtype=np.bool_)
+    wanted_unit = np.array(
+        [u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in units],
+        dtype=np.bool_,
+    )
     wanted = wanted_unit[placed.unit]
     rows = np.flatnonzero(wanted)
     steps = [step for step in ended if step.trace.exported]
     traces = [unit.trace for unit in units] + [step.trace for step in steps]
     trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
-    name = len(batch.names)
+    step_names = list(dict.fromkeys([step.name for step in steps]))
     position = np.full(len(batch), -1, dtype=np.int64)
     position[rows] = np.arange(len(rows)) + len(steps)
     is_remote = np.array([unit.is_remote for unit in units], dtype=np.uint8)
@@ -89,7 +101,7 @@ def live_table(placed: Placed, ended: Sequence[StepSpan], flows: Flows, *, event
 
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
     table = SpanTable(
-        name=column([name] * len(steps), batch["name"]),
+        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"]),
         start=column([step.start for step in steps], batch["start"]),
         end=column([step.end for step in steps], batch["end"]),
         trace=column([len(units) + i for i in range(len(steps))], placed.unit.astype(np.uint32)),
@@ -104,16 +116,30 @@ def live_table(placed: Placed, ended: Sequence[StepSpan], flows: Flows, *, event
         error=column([0] * len(steps), error),
         row=column([-1] * len(steps), np.arange(len(batch))),
         step=column([step.number for step in steps], np.full(len(batch), -1, dtype=np.int64)),
-        links=_links(steps, position, *flows.links(placed, wanted, trace_ids)),
-        names=extend_names(batch.names, [STEP_NAME]),
+        links=_links(steps, position, *_of_events(flows.links(placed, wanted, trace_ids), placed, collectives)),
+        names=extend_names(batch.names, step_names),
     )
     return with_attributes(table, _own_attributes(placed, steps, position))
 
 
+def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
+    """The links of events: those of backward functions, and those to other ranks. As :meth:`Flows.links`."""
+    if collectives is None:
+        return flows
+    (rows, ends), others = flows, collectives.links(placed)
+    more = _Ends(np.concatenate((ends.trace_id, others.trace_id)), np.concatenate((ends.span_id, others.span_id)))
+    return np.concatenate((rows, others.row)), more
+
+
 def _links(steps: Sequence[StepSpan], position: Array, rows: Array, ends: _Ends) -> Array:
-    """Each step to the one before, each backward function to its forward operator; by rising row."""
-    linking = [(i, *step.link) for i, step in enumerate(steps) if step.link is not None]
-    here = rows >= 0
+    """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
+    linking = [
+        (i, *link)
+        for i, step in enumerate(steps)
+        for link in (step.link, *step.trace.links, step.job)
+        if link is not None
+    ]
+    here = (rows >= 0) & (position[rows] >= 0)
     links = np.zeros(len(linking) + int(here.sum()), dtype=LINK)
     for i, (row, trace_id, span_id) in enumerate(linking):
         links[i]["row"], links[i]["span_id"] = row, span_id
@@ -128,7 +154,7 @@ def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) 
     found: dict[int, dict[str, Any]] = {}
     names = {thread.ident: thread.name for thread in threading.enumerate()} if steps else {}
     for i, step in enumerate(steps):
-        found[i] = dict(step.trace.attributes)
+        found[i] = {**step.trace.attributes, **step.attributes}
         if step.thread is not None:
             found[i]["thread.id"] = step.thread
             if name := names.get(step.thread):

@@ -37,6 +37,12 @@ class Trace(NamedTuple):
     trace_state: str = ""
     attributes: Mapping[str, Any] = {}
     """What the sampler adds to its root."""
+    span_id: int = 0
+    """Of the span that stands for it in this process, where that is decided already."""
+    parent: SpanContext | None = None
+    """What that span hangs under: one of another process."""
+    links: tuple[tuple[int, int], ...] = ()
+    """Trace and span ids to which that span links."""
 
 
 _UNSAMPLED = Trace(0, False, False)
@@ -58,6 +64,13 @@ class StepSpan:
     link: tuple[int, int] | None
     """Trace and span id of the step before."""
 
+    job: tuple[int, int] | None = None
+    """Trace and span id of the section of the job that it began in."""
+    name: str = STEP_NAME
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of its own."""
+    is_detailed: bool = True
+    """Whether what happened in it becomes spans."""
     thread: int | None = None
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     inside: int = 0
@@ -71,6 +84,11 @@ class StepSpan:
     """When the last event of the loop's own threads ended."""
     shares: Shares | None = None
     """What ran in compiled regions, so far; None where the program has none."""
+
+    @property
+    def is_surrounded(self) -> bool:
+        """Whether it is in a span of the application; below another rank's step it is in none."""
+        return self.parent is not self.trace.parent
 
     def widen(self, start: int, end: int, own_end: int, inside: int) -> None:
         """Takes in events."""
@@ -90,7 +108,17 @@ class Step:
     trace: Trace | None = None
     """Its own; asked for when something of it happens outside of any context, or is about to."""
     link: tuple[int, int] | None = None
+    job: tuple[int, int] | None = None
     spans: dict[int, StepSpan] = field(default_factory=dict)
+
+
+def _all(_step: int, _trace_id: int) -> bool:
+    """Every step is recorded in detail."""
+    return True
+
+
+def _none() -> None:
+    """There is no span of the job."""
 
 
 class Steps:
@@ -100,6 +128,8 @@ class Steps:
         new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
         new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
         surroundings: the span that a context stands for, and when it began (Unix ns) where that is known.
+        wants: whether the step of that number, in the trace of that id, is recorded in detail.
+        job: trace and span id of what the steps of this time link to.
     """
 
     def __init__(
@@ -107,10 +137,15 @@ class Steps:
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         new_span_id: Callable[[], int],
         surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        *,
+        wants: Callable[[int, int], bool] = _all,
+        job: Callable[[], tuple[int, int] | None] = _none,
     ) -> None:
         self._new_trace = new_trace
         self._new_span_id = new_span_id
         self._surroundings = surroundings
+        self._wants = wants
+        self._job = job
         self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
         self._steps: list[Step] = []
         self._ended: list[Step] = []
@@ -124,6 +159,12 @@ class Steps:
         return bool(self._steps)
 
     @property
+    def running(self) -> int:
+        """The number of the step that runs; 0 before the first has ended. Any thread."""
+        steps = self._steps
+        return steps[-1].number if steps else 0
+
+    @property
     def begun(self) -> bool:
         """Whether it is known when the first step began."""
         return bool(self._steps) and not self._steps[0].starts_earlier
@@ -132,7 +173,7 @@ class Steps:
         """The first step began then, whether it has ended yet or not."""
         with self._lock:
             if not self._steps:
-                self._steps.append(Step(0, earliest))
+                self._steps.append(Step(0, earliest, job=self._job()))
             first = self._steps[0]
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, earliest), False
@@ -147,7 +188,7 @@ class Steps:
         with self._lock:
             self.threads.add(thread)
             if not self._steps:
-                self._steps.append(Step(number - 1, now, starts_earlier=True))
+                self._steps.append(Step(number - 1, now, starts_earlier=True, job=self._job()))
             step = self._steps[-1]
             now = step.end = max(now, step.start)  # of several threads, one may read the clock first and tell last
             main = self._span(step, context)
@@ -156,10 +197,14 @@ class Steps:
             if context:
                 self._contexts.add(context)
             self._ended.append(step)
-            following = Step(number, now, link=(main.trace.trace_id, main.span_id) if main.trace.exported else None)
+            link = (main.trace.trace_id, main.span_id) if main.trace.exported else None
+            following = Step(number, now, link=link, job=self._job())
             self._steps.append(following)
             del self._steps[:-_MOST], self._ended[:-_MOST]
-            return context != 0 or self._trace_of(following).recorded
+            if context:
+                return True
+            trace = self._trace_of(following)
+            return trace.recorded and self._wants(number, trace.trace_id)
 
     def known(self) -> Sequence[Step]:
         """The steps to which what is drained now can belong, in order: the running one, those taken last, and new ones."""
@@ -236,10 +281,16 @@ class Steps:
         found, start = self._around(context), self._start(step, context)
         if found is None:
             trace = _UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
-            return StepSpan(step.number, trace, self._new_span_id(), start, start, None, step.link)
-        parent, _ = found
-        trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
-        return StepSpan(step.number, trace, self._new_span_id(), start, start, parent, step.link)
+            parent = trace.parent
+        else:
+            parent = found[0]
+            trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        is_taken = any(span.span_id == trace.span_id for span in step.spans.values())
+        span_id = self._new_span_id() if is_taken or not trace.span_id else trace.span_id
+        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link)
+        made.job = None if made.is_surrounded else step.job
+        made.is_detailed = self._wants(step.number, trace.trace_id)
+        return made
 
     def _start(self, step: Step, context: int) -> int:
         """Not before the span that it is in."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 
 import pytest
 
@@ -99,6 +101,15 @@ def test_the_file_is_one_message(trained, tmp_path):
     data = TracesData.FromString((tmp_path / "trace.otlp").read_bytes())
     spans = [s.span_id for r in data.resource_spans for scope in r.scope_spans for s in scope.spans]
     assert sorted(spans) == sorted(span.span_id for span in decoded(trained))
+
+
+def test_the_file_as_json(trained, tmp_path):
+    """By its name the file is OTLP/JSON, with the same spans."""
+    trained.export_otlp(tmp_path / "trace.json.gz")
+    lines = gzip.decompress((tmp_path / "trace.json.gz").read_bytes()).splitlines()
+    found = [json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"] for line in lines]
+    ids = [bytes.fromhex(span["spanId"]) for spans in found for span in spans]
+    assert sorted(ids) == sorted(span.span_id for span in decoded(trained))
 
 
 def test_messages_stay_small(trained):

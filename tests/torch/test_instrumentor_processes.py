@@ -123,7 +123,7 @@ def test_a_forked_child_counts_its_own_steps(tmp_path, detail):
         steps = [span for span in spans if span["name"] == "torch.step"]
         finished = [span for span in steps if "torch.unfinished" not in span["attributes"]]
         assert [span["attributes"]["torch.step"] for span in finished] == [0, 1, 2]
-        assert [len(span["links"]) for span in finished] == [0, 1, 1]
+        assert [len(span["links"]) for span in finished] == [1, 2, 2]
 
 
 def test_a_forked_child_sees_modules_though_its_parent_has_trained(tmp_path):
@@ -144,7 +144,7 @@ def test_a_forked_child_sees_modules_though_its_parent_has_trained(tmp_path):
         os.waitpid(pid, 0)
         """,
     )
-    assert by_first_name(processes) == [["Child"], ["torch.step"]]
+    assert by_first_name(processes) == [["Child"], ["torch.step", "torch.job"]]
 
 
 def test_a_fork_in_the_middle_of_a_drain(tmp_path):
@@ -335,7 +335,7 @@ def configured_by_the_sdk(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, ["torch.step"] * 3),
+        ({}, ["torch.step"] * 3 + ["torch.job"]),
         ({"OTEL_TORCHPROF_DETAIL": "off"}, []),
         ({"OTEL_TORCHPROF_ENABLED": "false"}, []),
         ({"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "torch"}, []),

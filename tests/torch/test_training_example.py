@@ -32,8 +32,8 @@ def trained(example, detail):
 
 
 def steps_of(spans):
-    """The roots of the traces, which are all steps, by number."""
-    roots = [span for span in spans if span.parent is None]
+    """The roots of the traces, which are all steps but for the job's, by number."""
+    roots = [span for span in spans if span.parent is None and span.name != "torch.job"]
     assert {root.name for root in roots} == {"torch.step"}
     return sorted(roots, key=lambda root: root.attributes["torch.step"])
 
@@ -49,15 +49,17 @@ def path(span, by_id):
 
 @pytest.mark.parametrize("detail", ["steps", "modules", "ops"])
 def test_steps_are_linked_traces(example, detail):
-    """Each step of the optimizer ends a trace, which is linked to the one before; what follows the last is one more."""
-    steps = steps_of(trained(example, detail))
+    """Each step of the optimizer ends a trace, linked to the one before and to the job; what follows the last is one more."""
+    spans = trained(example, detail)
+    steps = steps_of(spans)
+    (job,) = (span.context.span_id for span in spans if span.name == "torch.job")
     whole = steps[:STEPS]
     assert [step.attributes["torch.step"] for step in steps] == list(range(len(steps)))
     assert len(steps) <= STEPS + 1
     assert len(whole) == STEPS == len({step.context.trace_id for step in whole})
     assert [[link.context.span_id for link in step.links] for step in steps] == [
-        [],
-        *([step.context.span_id] for step in steps[:-1]),
+        [job],
+        *([step.context.span_id, job] for step in steps[:-1]),
     ]
     times = [(step.start_time, step.end_time) for step in steps]
     assert times == sorted(times)
@@ -85,5 +87,5 @@ def test_modules_have_their_full_names(example):
 
 
 def test_only_steps_by_default(example):
-    """What the default shows is the steps, and nothing else."""
-    assert {span.name for span in trained(example, None)} == {"torch.step"}
+    """What the default shows is the steps and the job, and nothing else."""
+    assert {span.name for span in trained(example, None)} == {"torch.step", "torch.job"}

@@ -193,15 +193,24 @@ def write(prof: otp.profile, folder: Path) -> None:
 def serve(folder: Path) -> None:
     """Instruments a provider, and takes it back."""
     provider = TracerProvider(shutdown_on_exit=False)
+    otp.OTLPFileExporter("trace-{pid}.json", max_bytes="100M", max_files=3).shutdown()
     exporter = otp.OTLPExporter("http://localhost:4317", headers={"team": "typed"}, timeout=1.5, compression="gzip")
     stats: otp.ExportStats = exporter.stats
     chrome = otp.ChromeTraceExporter(folder / "trace-{pid}.json.gz")
     processor = otp.TorchSpanProcessor(chrome, InMemorySpanExporter(), sdk_spans=True, schedule_delay_millis=100)
     provider.add_span_processor(processor)
+    assert otp.step_context(0, 0) is None
+    assert "torch.run.attempt" not in otp.rank_resource().attributes
     instrumentor = otp.TorchInstrumentor()
     mine = otp.FrameFilter(include=["my_service"], c_functions=False)
-    instrumentor.instrument(tracer_provider=provider, detail="modules", record_shapes=True, frames=mine)
+    policy = otp.SpanPolicy(
+        schedule=otp.schedule(wait=0, warmup=1, active=1), keep="slow", slow_limit=0.5, max_spans=100
+    )
+    instrumentor.instrument(
+        tracer_provider=provider, detail="modules", record_shapes=True, frames=mine, policy=policy, ranks="together"
+    )
     with otp.record_function("typed"):
+        instrumentor.keep_step()
         instrumentor.step()
     flushed: bool = provider.force_flush()
     averages: otp.EventList = processor.key_averages()
@@ -214,6 +223,20 @@ def serve(folder: Path) -> None:
     assert len(averages) > 0
     assert sources["recording"] == "on"
     assert stats.accepted_spans == 0
+
+
+def record_for_hours() -> None:
+    """Hands on what it records."""
+    with otp.stream(InMemorySpanExporter(), detail="modules", policy=otp.SpanPolicy(every=2)) as running:
+        with otp.record_function("typed"):
+            running.step()
+        flushed: bool = running.flush()
+        counts: Mapping[str, int] = running.health.policy
+    averages: otp.EventList = running.key_averages()
+    assert flushed
+    assert not counts
+    assert len(averages) > 0
+    assert running.steps == 1
 
 
 def show() -> None:
@@ -263,6 +286,7 @@ def main() -> str:
         write(prof, Path(folder))
         assert record_cycles(Path(folder)) == [1]
         serve(Path(folder))
+    record_for_hours()
     show()
     watch_gpus()
     fail()

@@ -45,7 +45,7 @@ class Recording:
         spans = SpanList(self.service.table(*events), resource=Resource({}), scope=instrumentation_scope())
         inside, self.inside = self.inside, {}
         self.drained.set()
-        return Drained(spans, len(events), {"evicted": 1} if events else {}, inside)
+        return Drained(spans, spans, len(events), {"evicted": 1} if events else {}, inside, {})
 
     def stop(self) -> None:
         self.stopped = True

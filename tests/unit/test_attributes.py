@@ -12,6 +12,7 @@ from span_tables import span_rows
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
+from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._model.units import AttributeColumn, AttributeType, Step, extend_names, span_table
 from otel_torchprof._native.ffi import lib
 
@@ -283,8 +284,9 @@ def test_types_are_those_of_the_c_header():
 def test_the_documentation_lists_every_attribute_once():
     """One line per attribute, with the cells of its row; keys follow OpenTelemetry's naming."""
     lines = attributes_markdown().splitlines()
-    assert len(lines) == len(ATTRIBUTES) + 2 == len({a.key for a in ATTRIBUTES}) + 2
-    for attribute, line in zip(ATTRIBUTES, lines[2:], strict=True):
-        assert line.startswith(f"| `{attribute.key}` | ")
+    keys = [a.key for a in ATTRIBUTES] + [key for key, *_ in REDUCTIONS]
+    assert len(lines) == len(keys) + 2 == len(set(keys)) + 2
+    for key, line in zip(keys, lines[2:], strict=True):
+        assert line.startswith(f"| `{key}` | ")
         assert line.count("|") == 5
-        assert attribute.key == attribute.key.lower()
+        assert key == key.lower()

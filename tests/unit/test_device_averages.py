@@ -158,7 +158,7 @@ def on_device(monkeypatch):
 
 @pytest.mark.usefixtures("on_device")
 def test_an_instrumented_program(monkeypatch):
-    """Spans that are sent while a label is open, its own span afterwards, and the averages' table all have device times."""
+    """What is drained while a label is open, its own span afterwards, and the averages' table all have device times."""
     monkeypatch.delenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", raising=False)
     exporter = InMemorySpanExporter()
     processor, provider = otp.TorchSpanProcessor(exporter), TracerProvider(shutdown_on_exit=False)
@@ -169,7 +169,7 @@ def test_an_instrumented_program(monkeypatch):
             with otp.record_function("inner"):
                 pass
             provider.force_flush()
-            assert [span.name for span in exporter.get_finished_spans()] == ["inner"]
+            assert not exporter.get_finished_spans()
         averages = processor.key_averages()
     finally:
         otp.TorchInstrumentor().uninstrument()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from live_batches import Event, Service, in_request
+from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._model.steps import Trace
@@ -256,3 +257,29 @@ def test_a_steps_span_tells_its_thread(service):
     table = service.table(Event("a", 10, 20))
     shown = {c.key: (c.values.tolist(), c.present.tolist()) for c in table.attributes}
     assert shown["thread.id"] == ([threading.get_ident(), 0], [1, 0])
+
+
+def test_a_step_whose_ids_are_decided_already(service):
+    """Where several ranks share a trace, the step has the span id, the parent and the links that its trace comes with.
+
+    The id is for one span: what else of the step has none of its own parent gets another.
+    """
+    elsewhere = SpanContext(77, 8, is_remote=True)
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    service.answers["torch.step"] = Trace(77, True, True, span_id=5, parent=elsewhere, links=((9, 9),))
+    service.boundary(2, 200, 0)
+    service.spans()
+    del service.answers["torch.step"]
+    service.boundary(3, 300, 0)
+    found = service.spans(Event("a", 210, 220))
+    step = found["torch.step 2"]
+    before = service.steps.known()[0].link
+    assert (step.trace, step.span_id, step.parent) == (77, 5, 8)
+    assert step.links == [before, (9, 9)]
+    assert (found["a"].trace, found["a"].parent) == (77, 5)
+    step_two = service.steps.known()[0]
+    assert service.steps.span(step_two, 3).span_id != 5
+    in_request(service, 4)
+    assert not service.steps.span(step_two, 0).is_surrounded
+    assert service.steps.span(step_two, 4).is_surrounded

@@ -192,6 +192,7 @@ def test_the_kill_switch(monkeypatch, tmp_path):
     prof.export_chrome_trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["schemaVersion"] == 1
     prof.export_otlp(tmp_path / "trace.otlp")
+    prof.export_otlp(tmp_path / "trace.json")
 
 
 def test_texts_of_a_profile():
