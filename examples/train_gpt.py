@@ -159,7 +159,7 @@ def report(prof: otp.profile, out: Path) -> None:
     print(
         "    It is an OTLP request in protobuf, ready to be sent to a Collector (collector-config.yaml) or a trace store:"
     )
-    print(f"    curl -H 'Content-Type: application/x-protobuf' --data-binary @{otlp} http://localhost:4318/v1/traces")
+    print(f"    otel-torchprof send {otlp} --endpoint http://localhost:4317")
 
 
 def send(prof: otp.profile) -> None:

@@ -1,0 +1,55 @@
+"""The dashboards of examples/observability, and the names that Prometheus gives to metrics that it gets by OTLP."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "observability"
+BOARDS = ("training", "one-step")
+
+_UNITS = {"s": "seconds", "By": "bytes", "W": "watts", "J": "joules", "Cel": "celsius"}
+
+
+def board(name: str) -> dict[str, Any]:
+    """One dashboard."""
+    return json.loads((EXAMPLE / "grafana" / "dashboards" / f"{name}.json").read_text("utf-8"))
+
+
+def _queries(key: str) -> Iterator[tuple[str, str]]:
+    for name in BOARDS:
+        for panel in board(name)["panels"]:
+            for target in panel.get("targets", []):
+                if key in target:
+                    yield f"{panel['title']} {target['refId']}", target[key]
+
+
+def promql(**variables: str) -> list[tuple[str, str]]:
+    """Panel and expression of every query to Prometheus, with variables put in: ``job="training"`` for ``$job``."""
+    return [(panel, _with(expression, variables)) for panel, expression in _queries("expr")]
+
+
+def traceql(**variables: str) -> list[tuple[str, str]]:
+    """The same of every query to Tempo."""
+    return [(panel, _with(query, variables)) for panel, query in _queries("query")]
+
+
+def _with(query: str, variables: dict[str, str]) -> str:
+    for name, value in variables.items():
+        query = query.replace(f"${name}", value)
+    return query
+
+
+def prometheus_name(metric: str, unit: str, kind: str) -> str:
+    """What Prometheus calls a metric (UnderscoreEscapingWithSuffixes): unit behind it, then what kind it is of."""
+    words = [re.sub(r"\W", "_", metric), _UNITS.get(unit, "")]
+    if kind == "gauge" and unit == "1":
+        words.append("ratio")
+    if kind == "counter":
+        words.append("total")
+    return "_".join(word for word in words if word)
