@@ -25,11 +25,11 @@ import otel_torchprof as otp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_SECONDS = 4.0
-"""Of a run: some tens of recorded steps."""
-_SETTLING = 2.0
-"""Before it, in which is learnt what an event costs."""
-_ROUNDS = 4
+_SECONDS = 2.0
+"""Of a run: some recorded steps. Runs are short and many, since a machine drifts by more than a percent within a minute."""
+_SETTLING = 1.0
+"""Before one with metrics, in which is learnt what an event costs."""
+_ROUNDS, _REQUEST_ROUNDS = 8, 3
 _LIMIT_PERCENT = 1.0
 
 
@@ -60,9 +60,12 @@ def measure(settings: Settings) -> list[Row]:
         }
         budget = {who: Budget(plus=_LIMIT_PERCENT) for who in contestants}
         table: list[Row] = []
-        for what, work in (("GPT-2 training step", gpt2_step()), ("request to a model of 4 modules", _request())):
+        for what, work, usual in (
+            ("GPT-2 training step", gpt2_step(), _ROUNDS),
+            ("request to a model of 4 modules", _request(), _REQUEST_ROUNDS),
+        ):
             run = functools.partial(_run, work, _SECONDS / (5 if settings.quick else 1))
-            added = in_abba(run, contestants, settings.rounds_or(_ROUNDS), percent=True)
+            added = in_abba(run, contestants, settings.rounds_or(usual), percent=True)
             limits = budget if what.startswith("GPT") else {}
             table += rows(f"{what}, left on, mean", "%", added, limits)
         meters.shutdown()
@@ -71,18 +74,19 @@ def measure(settings: Settings) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _instrumented(tracers: TracerProvider, meters: MeterProvider, detail: str) -> Iterator[None]:
+def _instrumented(tracers: TracerProvider, meters: MeterProvider, detail: str) -> Iterator[str]:
     otp.TorchInstrumentor().instrument(tracer_provider=tracers, meter_provider=meters, detail=detail)
     try:
-        yield
+        yield detail
     finally:
         otp.TorchInstrumentor().uninstrument()
 
 
 def _run(work: Callable[[], None], seconds: float, recorder: Recorder) -> float:
     """Mean of ns per piece of work."""
-    with recorder():
-        _repeated(work, min(_SETTLING, seconds))
+    with recorder() as recorded:
+        if recorded is not None:
+            _repeated(work, min(_SETTLING, seconds))
         return _repeated(work, seconds)
 
 

@@ -18,8 +18,11 @@ from children import Child, answer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OK, UNAVAILABLE, SILENT = "ok", "unavailable", "silent"
-"""How it answers: it takes everything; says that it cannot (HTTP 503, UNAVAILABLE); takes the connection and says nothing."""
+OK, UNAVAILABLE, SILENT, MOODY = "ok", "unavailable", "silent", "moody"
+"""How it answers: it takes everything; says that it cannot (HTTP 503, UNAVAILABLE); takes the connection and says nothing; as
+:meth:`Receiver.mood` says, by gRPC alone."""
+DEAD = "dead"
+"""A mood: nobody listens."""
 
 _THREADS = 4
 
@@ -47,6 +50,10 @@ class Receiver(Child):
         ports = self.said()
         self.grpc = f"http://127.0.0.1:{ports['grpc']}"
         self.http = f"http://127.0.0.1:{ports['http']}/v1/traces"
+
+    def mood(self, behaviour: str) -> None:
+        """How a moody one is from now on: one of the constants above."""
+        self.ask(behaviour)
 
     def take(self) -> Received:
         """Counts what has come since the last call, and forgets it."""
@@ -76,12 +83,17 @@ class _Messages:
         return Received(spans, len(ids), len(messages), sum(len(message) for message, _ in messages))
 
 
-def _serve_grpc(behaviour: str, keep: Callable[[bytes], None]) -> tuple[Any, int]:
+def _serve_grpc(
+    behaviour: str, keep: Callable[[bytes], None], port: int = 0, let_go: threading.Event | None = None
+) -> tuple[Any, int]:
     import grpc
+
+    let_go = let_go or threading.Event()
 
     def export(message: bytes, context: Any) -> bytes:
         if behaviour == SILENT:
-            threading.Event().wait()
+            let_go.wait()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         if behaviour == UNAVAILABLE:
             context.abort(grpc.StatusCode.UNAVAILABLE, "come back later")
         keep(message)
@@ -91,7 +103,7 @@ def _serve_grpc(behaviour: str, keep: Callable[[bytes], None]) -> tuple[Any, int
     service = "opentelemetry.proto.collector.trace.v1.TraceService"
     server = grpc.server(ThreadPoolExecutor(_THREADS))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     return server, port
 
@@ -118,8 +130,43 @@ def _serve_http(behaviour: str, keep: Callable[..., None]) -> tuple[Any, int]:
     return server, server.server_address[1]
 
 
+class _Moody:
+    """A gRPC server that changes; it keeps its port when it dies."""
+
+    def __init__(self, keep: Callable[[bytes], None]) -> None:
+        self._keep = keep
+        self.port = 0
+        self._server: Any = None
+        self._let_go = threading.Event()
+        self.be(OK)
+
+    def be(self, behaviour: str) -> None:
+        if self._server is not None:
+            # Those that it has kept waiting are told that it is gone.
+            self._let_go.set()
+            self._server.stop(None).wait()
+            self._server = None
+        if behaviour != DEAD:
+            self._let_go = threading.Event()
+            self._server, self.port = _serve_grpc(behaviour, self._keep, self.port, self._let_go)
+
+
+def _be_moody(messages: _Messages) -> None:
+    moody = _Moody(messages.add)
+    answer({"grpc": moody.port, "http": 0})
+    for line in sys.stdin:
+        if (wanted := line.strip()) == "count":
+            answer(messages.take()._asdict())
+        else:
+            moody.be(wanted)
+            answer(wanted)
+    os._exit(0)
+
+
 def _main(behaviour: str) -> None:
     messages = _Messages()
+    if behaviour == MOODY:
+        _be_moody(messages)
     (_grpc_server, grpc_port), (_http_server, http_port) = (
         serve(behaviour, messages.add) for serve in (_serve_grpc, _serve_http)
     )  # the servers are kept: one that nobody refers to stops

@@ -37,6 +37,7 @@ SUBJECTS = (
     "instrumented",
     "left_on",
     "tails",
+    "soak",
 )
 
 
