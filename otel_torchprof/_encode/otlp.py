@@ -15,6 +15,7 @@ from .lent_spans import LentSpans
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -74,6 +75,41 @@ def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
     return rows
 
 
+def encoded(lent: LentSpans, encode: Any, frame: Any, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """What one of the native encoders makes of the spans, piece by piece, each with the number of spans in it.
+
+    Args:
+        lent: the spans, and what ``frame`` refers to.
+        encode: ``otp_encode_otlp`` or another of its kind: returns the row to go on with, below 0 where there is no memory.
+        frame: what goes around the spans of each piece.
+        max_bytes: of a piece.
+    """
+    buffer = ffi.new("otp_buffer *")
+    row = lent.rows.start
+    try:
+        while row < lent.rows.stop:
+            buffer.size = 0
+            first = row
+            row = encode(lent.spans, frame, row, lent.rows.stop, max_bytes, buffer)
+            if row < 0:
+                raise MemoryError(f"no memory for spans of up to {max_bytes} bytes")
+            yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
+    finally:
+        lib.otp_buffer_free(buffer)
+
+
+def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTraceServiceRequest:
+    """A request as OpenTelemetry's own encoder makes it for this resource and scope, with a span that means nothing."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+    context = SpanContext(1, 1, is_remote=False)
+    span = ReadableSpan("", context, resource=resource, instrumentation_scope=scope, start_time=0, end_time=0)
+    found: ExportTraceServiceRequest = encode_spans([span])
+    return found
+
+
 class _Request(LentSpans):
     """A table, its resource and scope as C wants them; lends their memory to C for as long as this object lives."""
 
@@ -83,37 +119,14 @@ class _Request(LentSpans):
 
     def messages(self, max_bytes: int) -> Iterator[tuple[bytes, int]]:
         """See :func:`encode_counted`."""
-        buffer = ffi.new("otp_buffer *")
-        row = self.rows.start
-        try:
-            while row < self.rows.stop:
-                buffer.size = 0
-                first = row
-                row = lib.otp_encode_otlp(self.spans, self._common, row, self.rows.stop, max_bytes, buffer)
-                if row < 0:
-                    raise MemoryError(f"no memory for an OTLP message of up to {max_bytes} bytes")
-                yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
-        finally:
-            lib.otp_buffer_free(buffer)
+        return encoded(self, lib.otp_encode_otlp, self._common, max_bytes)
 
     def raw(self, data: bytes) -> Any:
         return {"data": self.keep(ffi.from_buffer("uint8_t[]", data)), "size": len(data)}
 
     def common(self, resource: Resource, scope: InstrumentationScope) -> Any:
         """``otp_otlp_common``: resource and scope as OpenTelemetry's own encoder serializes them."""
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import SpanContext
-
-        span = ReadableSpan(
-            "",
-            SpanContext(1, 1, is_remote=False),
-            resource=resource,
-            instrumentation_scope=scope,
-            start_time=0,
-            end_time=0,
-        )
-        resource_spans = encode_spans([span]).resource_spans[0]
+        resource_spans = empty_request(resource, scope).resource_spans[0]
         scope_spans = resource_spans.scope_spans[0]
         return self.keep(
             ffi.new(

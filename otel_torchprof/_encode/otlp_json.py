@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._native.ffi import ffi, lib
 
 from .lent_spans import LentSpans
-from .otlp import DEFAULT_MAX_BYTES, checked_rows
+from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,29 +59,12 @@ def _lines(
             },
         )
     )
-    buffer = ffi.new("otp_buffer *")
-    row = lent.rows.start
-    try:
-        while row < lent.rows.stop:
-            buffer.size = 0
-            first = row
-            row = lib.otp_encode_otlp_json(lent.spans, frame, row, lent.rows.stop, max_bytes, buffer)
-            if row < 0:
-                raise MemoryError(f"no memory for a line of up to {max_bytes} bytes")
-            yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
-    finally:
-        lib.otp_buffer_free(buffer)
+    return encoded(lent, lib.otp_encode_otlp_json, frame, max_bytes)
 
 
 def _around(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
     """What stands before the spans of a request, and what after them."""
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import SpanContext
-
-    context = SpanContext(1, 1, is_remote=False)
-    span = ReadableSpan("", context, resource=resource, instrumentation_scope=scope, start_time=0, end_time=0)
-    request = _as_dict(encode_spans([span]))
+    request = _as_dict(empty_request(resource, scope))
     # The spans last, so that the text can be cut where they belong; the order of members has no meaning.
     resource_spans = request["resourceSpans"][0]
     scope_spans = resource_spans.pop("scopeSpans")[0]

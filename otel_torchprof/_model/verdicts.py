@@ -19,6 +19,7 @@ class Verdicts:
     """One recording's. For one thread at a time, but for :meth:`ask`."""
 
     def __init__(self, rules: Rules) -> None:
+        self._keeps_all = rules.keep_all
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
         self._asked: set[int] = set()
         self.figures: Counter[str] = Counter()
@@ -26,7 +27,8 @@ class Verdicts:
 
     def ask(self, step: int) -> None:
         """The detail of a step is to be kept, whatever it turns out to be. Any thread."""
-        self._asked.add(step)
+        if not self._keeps_all:  # else nobody would ever look at what was asked for
+            self._asked.add(step)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
         """Whether each ended step keeps its detail, by unit. ``failed``: units in which something did.
