@@ -228,9 +228,12 @@ void FrameNames::decide_for(Code& code, uint32_t sessions) {
     bool wanted = of_torch || (modules_only & session) == 0;
     if (wanted && !of_torch && decide[bit] != nullptr) {
       PyObject* module = code.module == nullptr ? Py_None : code.module;
-      PyObject* answer = PyObject_CallFunctionObjArgs(decide[bit], code.object, module, nullptr);
+      PyObject* asked = decide[bit];
+      Py_INCREF(asked);  // another session may take its place meanwhile
+      PyObject* answer = PyObject_CallFunctionObjArgs(asked, code.object, module, nullptr);
       wanted = answer != Py_False;
       Py_XDECREF(answer);
+      Py_DECREF(asked);
       give_back_error();  // deciding raises nothing: it is of a handler of a signal
     }
     code.not_for = wanted ? code.not_for & ~session : code.not_for | session;

@@ -1,11 +1,18 @@
 // Calls up to Python 3.11: a C profile function on every thread of the interpreter, which turns calls into events.
 //
-// Each thread's function comes with an object, which holds what is open there. The interpreter lets go of that object
-// when the thread ends and when the profile function is taken away or displaced by another tool's; whichever it is,
-// what is open in the recorder then ends.
+// Each thread has one object, which holds what is open there and which the interpreter passes to the function. The
+// interpreter releases it when the thread ends and when the profile function is removed or displaced by another tool's;
+// whichever it is, what is open in the recorder then ends.
+//
+// That release must not free the object. Python 3.11 reads function and object, then makes the frame's object, and only
+// then calls: the allocation may start a garbage collection, whose finalizers (or another thread that gets the lock
+// meanwhile) may stop the tracer. So a released object is only marked; its thread gets it again when it is next traced,
+// and its memory is freed once the interpreter has no such thread any more.
 //
 // Python's lock is held in all of this.
 #include <new>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "python_monitoring.h"
 #include "python_profile_function.h"
@@ -17,20 +24,35 @@ namespace {
 
 enum What { kCall = 0, kReturn = 3, kFunctionCall = 4, kFunctionError = 5, kFunctionReturn = 6 };
 
-PyObject* g_type = nullptr;  // of ThreadFrames
+constexpr uint32_t kNoEpoch = 0;      // the tracer never has it
+constexpr size_t kFewestToReap = 64;  // objects of threads
+PyObject* g_type = nullptr;           // of ThreadFrames
+size_t g_reap_at = kFewestToReap;     // twice what the last reaping left: each object is looked at twice at most
 
 struct ThreadFrames {
   PyObject_HEAD ThreadCalls calls;
 };
 
+// Every object there is, by the number of its thread's state, which no other thread of the interpreter ever gets.
+// Never destroyed: the interpreter may release objects when the process ends.
+std::unordered_map<uint64_t, PyObject*>& g_threads = *new std::unordered_map<uint64_t, PyObject*>;
+
 ThreadCalls& calls_of(PyObject* object) { return reinterpret_cast<ThreadFrames*>(object)->calls; }
+
+bool is_released(PyObject* object) { return Py_REFCNT(object) == 0; }
+
+bool follows(PyThreadState* thread);
+ThreadCalls* here();
 
 // ---- what every call does ----
 
 // Where sessions have come or gone since the thread's last event, or the tracer is off: then this is the last one.
+// False: the event is not to be recorded.
 __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame, int what) {
+  if (is_released(self)) return false;
   if (g_tracer.names == nullptr) {
-    set_profile(PyThreadState_Get(), nullptr, nullptr);
+    // Another tool may have installed its function since the interpreter read this one.
+    if (here() != nullptr) set_profile(PyThreadState_Get(), nullptr, nullptr);
     return false;
   }
   Py_INCREF(self);
@@ -41,11 +63,17 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
     Py_INCREF(innermost);
   }
   follow_sessions(calls_of(self), innermost);
-  // Naming, and up to Python 3.11 making a frame's object, can let another thread run, which may stop the tracer and
-  // start it again: then the interpreter has let go of what this thread had, and has another one for it.
-  bool goes_on = g_tracer.names != nullptr && Py_REFCNT(self) > 1;
+  // Naming, and up to Python 3.11 making a frame's object, can run anything, which may stop the tracer and start it
+  // again: the next event then looks around anew.
+  bool is_current = g_tracer.names != nullptr && Py_REFCNT(self) > 1 && calls_of(self).epoch == g_tracer.epoch;
   Py_DECREF(self);
-  return goes_on;
+  return is_current;
+}
+
+// The tracer was restarted while the interpreter was about to report this call: what runs, the call among it, was begun
+// with the thread's first event since.
+inline bool is_begun(const ThreadCalls& thread, uintptr_t key) {
+  return !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
 }
 
 int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) try {
@@ -54,6 +82,7 @@ int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) tr
   auto key = reinterpret_cast<uintptr_t>(frame);
   switch (what) {
     case kCall:
+      if (__builtin_expect(is_begun(thread, key), 0)) break;
       enter(thread, key, code_of(frame), frame, Start::kUnknown);
       break;
     case kReturn:
@@ -78,14 +107,32 @@ int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) tr
 
 PyObject* take_over();
 
+// Nobody refers to it, but the interpreter may be about to call with it.
 void thread_dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
   ThreadCalls& thread = calls_of(self);
   if (!thread.open.empty() && g_tracer.sessions != 0 && g_tracer.process == getpid()) ++g_tracer.displaced;
   forget_thread(thread);
-  thread.~ThreadCalls();
-  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  thread.epoch = kNoEpoch;
+}
+
+void free_thread(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  calls_of(object).~ThreadCalls();
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
+}
+
+// Frees the released objects of threads that have ended.
+void reap_threads() {
+  std::unordered_set<uint64_t> alive;
+  for (PyThreadState* thread = first_thread(); thread != nullptr; thread = g_next_thread(thread))
+    alive.insert(PyThreadState_GetID(thread));
+  for (auto entry = g_threads.begin(); entry != g_threads.end();) {
+    bool over = is_released(entry->second) && alive.count(entry->first) == 0;
+    if (over) free_thread(entry->second);
+    entry = over ? g_threads.erase(entry) : std::next(entry);
+  }
+  g_reap_at = 2 * g_threads.size() + kFewestToReap;
 }
 
 // Called where somebody has given sys.setprofile() what sys.getprofile() gave: our function takes its place again.
@@ -102,18 +149,34 @@ PyType_Slot g_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(thread_dealloc)
                          {0, nullptr}};
 PyType_Spec g_spec = {"otel_torchprof._native._python.Frames", sizeof(ThreadFrames), 0, Py_TPFLAGS_DEFAULT, g_slots};
 
-// Of a thread, which is known by its first event. Null with an exception set.
-PyObject* new_thread() {
-  PyObject* thread = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(g_type), 0);
-  if (thread == nullptr) return nullptr;
-  new (&calls_of(thread)) ThreadCalls;
-  calls_of(thread).owner = thread;
-  return thread;
+// The thread's object as if it were new, with a reference; the interpreter does not use it now. Null with an exception
+// set.
+PyObject* thread_object(PyThreadState* state) try {
+  uint64_t number = PyThreadState_GetID(state);
+  if (g_threads.size() >= g_reap_at) reap_threads();
+  PyObject*& object = g_threads[number];
+  if (object == nullptr) {
+    object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(g_type), 0);  // runs no code
+    if (object == nullptr) {
+      g_threads.erase(number);
+      return nullptr;
+    }
+    new (&calls_of(object)) ThreadCalls;
+  } else {
+    forget_thread(calls_of(object));
+    calls_of(object) = ThreadCalls();
+    Py_SET_REFCNT(object, Py_REFCNT(object) + 1);  // from 0 perhaps
+  }
+  calls_of(object).owner = object;
+  calls_of(object).number = number;
+  return object;
+} catch (const std::bad_alloc&) {
+  return PyErr_NoMemory();
 }
 
 // Null with an exception set, or what the thread has from now on; borrowed.
 ThreadCalls* trace_thread(PyThreadState* state) {
-  PyObject* thread = new_thread();
+  PyObject* thread = thread_object(state);
   if (thread == nullptr) return nullptr;
   int status = g_set_profile(state, trace, thread);
   Py_DECREF(thread);

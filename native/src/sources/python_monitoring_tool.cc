@@ -1,6 +1,7 @@
 #include "python_monitoring_tool.h"
 
 #include <cstddef>
+#include <map>
 
 namespace otp_python {
 
@@ -47,12 +48,16 @@ PyType_Slot g_slots[] = {{Py_tp_call, reinterpret_cast<void*>(call_object)}, {Py
 PyType_Spec g_spec = {"otel_torchprof._native._python.Callback", sizeof(CallbackObject), 0,
                       Py_TPFLAGS_DEFAULT | kHasVectorcall, g_slots};
 
-PyObject* new_callback(Callback callback) {
+// One for each function, borrowed, and never freed: the interpreter holds no reference while it calls an object that is
+// unregistered meanwhile. Null with an exception set.
+PyObject* object_of(Callback callback) {
+  static auto& known = *new std::map<Callback, PyObject*>;
   static PyObject* type = PyType_FromSpec(&g_spec);
   if (type == nullptr) return PyErr_NoMemory();
-  auto* object = reinterpret_cast<CallbackObject*>(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0));
-  if (object != nullptr) object->callback = callback;
-  return reinterpret_cast<PyObject*>(object);
+  PyObject*& object = known[callback];
+  if (object == nullptr) object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0);
+  if (object != nullptr) reinterpret_cast<CallbackObject*>(object)->callback = callback;
+  return object;
 }
 
 // ---- sys.monitoring ----
@@ -126,10 +131,8 @@ bool set_callback(const EventCallback& entry, PyObject* callback) {
 
 bool set_callbacks() {
   for (size_t i = 0; i < g_count; ++i) {
-    PyObject* callback = new_callback(g_callbacks[i].callback);
-    bool set = callback != nullptr && set_callback(g_callbacks[i], callback);
-    Py_XDECREF(callback);
-    if (!set) return false;
+    PyObject* callback = object_of(g_callbacks[i].callback);
+    if (callback == nullptr || !set_callback(g_callbacks[i], callback)) return false;
   }
   return true;
 }

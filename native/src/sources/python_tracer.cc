@@ -25,6 +25,14 @@ __attribute__((noinline)) void release_retired() {
   }
 }
 
+// The sessions that have come since the thread last looked around.
+uint32_t newcomers_of(const ThreadCalls& thread) {
+  uint32_t found = 0;
+  for (uint32_t rest = g_tracer.sessions; rest != 0; rest &= rest - 1)
+    if (g_tracer.came_in[__builtin_ctz(rest)] > thread.epoch) found |= rest & -rest;
+  return found;
+}
+
 // ---- the long ways ----
 
 bool is_closed(const ThreadCalls& thread) { return !thread.open.empty() && (thread.open.back() & kClosed) != 0; }
@@ -153,6 +161,9 @@ void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFram
     name = names.of_call(code, frame.get());
     if (code.is_suspended && known != nullptr) names.keep_place(code, instruction_of(known), known);
   }
+  // Naming may have let sessions go, and others come in their place.
+  not_for |= newcomers_of(thread);
+  if ((thread.sessions & ~not_for) == 0) return;
   begin_kept(thread, key, name, identity, not_for);
   if (code.is_quiet) thread.open.back() |= kClosed;
   note_innermost(thread);
@@ -168,7 +179,8 @@ void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* co
   if (g_tracer.filtered != 0) not_for |= not_for_callees(code, frame);
   if ((thread.sessions & ~not_for) == 0) return;
   if (name == 0) name = g_tracer.names->of_function(function);
-  if (name != 0) begin_kept(thread, caller | kFunction, name, 0, not_for);
+  not_for |= newcomers_of(thread);  // see enter_slowpath
+  if (name != 0 && (thread.sessions & ~not_for) != 0) begin_kept(thread, caller | kFunction, name, 0, not_for);
 }
 
 namespace {
@@ -210,13 +222,6 @@ void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const cha
 
 namespace {
 
-uint32_t newcomers_of(const ThreadCalls& thread) {
-  uint32_t found = 0;
-  for (uint32_t rest = g_tracer.sessions; rest != 0; rest &= rest - 1)
-    if (g_tracer.came_in[__builtin_ctz(rest)] > thread.epoch) found |= rest & -rest;
-  return found;
-}
-
 // When what is on the stack has begun for the newcomers: at their start, if the thread was there then; else now (0).
 uint64_t beginning(uint32_t newcomers) {
   uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
@@ -235,6 +240,7 @@ void begin_running(ThreadCalls& thread, FrameNames& names, PyFrameObject* frame,
   event->name = nullptr;
   event->name_size = names.of_running(code, frame, PyFrame_GetLineNumber(frame));
   event->fwd_thread = code.is_suspended ? names.of_generator(key_of(key), false) : 0;
+  event->not_for |= newcomers_of(thread);  // see enter_slowpath
   thread.open.push_back(key);
   uint32_t id = g_api->begin(event);
   if (id == 0) thread.open.back() |= kNotTaken;
