@@ -22,6 +22,8 @@ Action = Callable[[Any], None]
 def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     """Runs ``action(module)`` once: now if the module is imported, else in the thread that imports it, right after.
 
+    An action that waits already waits once.
+
     Nothing that the action raises gets to the import, or to the caller: it is logged. A module that another thread is just
     importing is waited for. Thread-safe; until then it costs other imports a look into a dictionary each.
 
@@ -32,10 +34,12 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     Returns:
         Calls it off; without effect once the action has begun.
     """
-    entry = _Entry(action)
     with _lock:
         # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
-        _waiting[module_name] = [each for each in _waiting.get(module_name, ()) if each.action is not None] + [entry]
+        entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
+        # Whoever was interrupted here could not call it off, and asks for the same again.
+        entry = next((each for each in entries if each.action == action), None) or _Entry(action)
+        _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
         # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)

@@ -79,7 +79,8 @@ class EnergySource:
         else:
             self._read()
             self.state = self._counters.health
-            self._close()
+            self._counters.close()
+            self._close.detach()
         self._thread = None
 
     def columns(self) -> dict[str, npt.NDArray[Any]] | None:

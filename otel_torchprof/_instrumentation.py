@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._after_import import when_imported
 from ._ambient import AmbientTable
+from ._cleanup import CleanupStack, close_due
 from ._collective_source import CollectiveSource
 from ._compile_events import CompileEvents
 from ._live_device_source import LiveDeviceSource
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ._export.deadline import Deadline
     from ._export.provider import Provider
     from ._live_device_source import DeviceChoice
-    from ._native.torch_library import Observation, TorchLibrary
+    from ._native.torch_library import TorchLibrary
     from ._operator_metrics import TorchMetrics
     from ._ranks import Ranks
     from .frame_filter import FrameFilter
@@ -92,13 +93,12 @@ class Instrumentation:
             device = device._replace(events="off", untimed="detail is 'steps'")
         self._device = device
         self._tracing: frames.Tracing | None = None
-        self._pauses: GcPauses | None = None
         self._modules = ModuleHooks()
         self._compilations = CompileEvents()
         self._optimizers = OptimizerHooks()
         self._lock = threading.RLock()
-        self._observation: Observation | None = None
         self._running = False
+        self._cleanup = CleanupStack(self)
         self._sources = _sources(detail)
         if device is not None:
             self._sources |= {"devices": _WAITING, "energy": _WAITING}
@@ -148,12 +148,15 @@ class Instrumentation:
 
     def start(self) -> None:
         """Records from now on; torch's part as soon as torch is imported."""
+        close_due()
         if self._sources["labels"] == ON:
             label_by_environment(is_early=True)
         if self._ranks is not None:
+            self._cleanup.push(self._ranks.stop)
             self._ranks.start()
         with self._lock:
             self._running = True
+            self._push_hooks()
             self._attach()
             if self._detail == "frames" and self._calls_at_once:
                 self._trace_calls()
@@ -165,30 +168,18 @@ class Instrumentation:
         return self._running
 
     def stop(self, deadline: Deadline | None = None) -> None:
-        """Takes everything back, and hands the processor what was recorded, within 30 seconds."""
+        """Removes everything from torch, and hands the processor what was recorded, within 30 seconds.
+
+        A stop that was interrupted is done by the next one, of whatever.
+        """
         with self._lock:
             if not self._running:
+                close_due()
                 return
-            self._running = False
-            self._recording.stop()  # first: what were recorded without its context would be astray
-            if self._recording.devices is not None:
-                self._recording.devices.stop()
-            if self._pauses is not None:
-                self._pauses.stop()
-            if self._tracing is not None:
-                self._tracing.stop()
-            self._modules.remove()
-            self._compilations.remove()
-            self._optimizers.remove()
-            if self._observation is not None:
-                self._observation.stop()
-                self._observation = None
-            if self._recording.collectives is not None:
-                self._recording.collectives.stop()
-            self._ambient.unfollow()
             self._call_off()
-            if self._ranks is not None:
-                self._ranks.stop()
+            self._cleanup.close()
+            self._running = False
+        close_due()
         if self._sources["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
@@ -205,9 +196,8 @@ class Instrumentation:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
         self._lock = threading.RLock()
         self._running = False
-        self._modules.remove()
-        self._compilations.remove()
-        self._optimizers.remove()
+        self._push_hooks()
+        self._cleanup.close()
         self._call_off()
 
     def restart_in_child(self) -> None:
@@ -217,19 +207,24 @@ class Instrumentation:
             self._ranks.after_fork()
         if not self._running:
             return
-        self._tracing = self._pauses = None  # the parent's
+        self._tracing = None  # the parent's
         self._begin()
+        self._push_hooks()
+        if self._ranks is not None:
+            self._cleanup.push(self._ranks.stop)
         if self._sources["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
         if self._sources["operators"] == ON:
-            self._recording.collectives = CollectiveSource(torch_library.load(), self._recording.session)
+            self._tell_collectives(torch_library.load())
         self._time_devices()
         if self._sources["frames"] == ON:
             self._trace_calls()
 
     def _attach(self) -> None:
+        self._cleanup.push(self._ambient.unfollow)
         self._contexts_are_cheap = self._ambient.follow()
+        self._stop_recording_first()
         self._recording.start()
         if self._sources["labels"] == ON:
             self._compilations.install()
@@ -273,6 +268,7 @@ class Instrumentation:
             self._time_devices()
             if self._detail == "frames" and self._tracing is None:
                 self._trace_calls()
+            self._stop_recording_first()
 
     def _install_modules(self) -> None:
         self._modules.install(outermost_only=self._detail == "steps")
@@ -284,8 +280,8 @@ class Instrumentation:
             if self._device is not None and self._device.events in {"ops", "leaves"}:
                 wants |= Wants.DEVICES
             library = torch_library.load()
-            self._observation = library.observe(self._recording.session, wants)
-            self._recording.collectives = CollectiveSource(library, self._recording.session)
+            self._cleanup.push(library.observe(self._recording.session, wants).stop)
+            self._tell_collectives(library)
             self._sources["operators"] = ON
         except TorchLibraryError as error:
             self._sources["operators"] = f"off: {error}"
@@ -302,12 +298,27 @@ class Instrumentation:
             self._sources["devices"] = f"off: {error}"
             return
         devices = LiveDeviceSource(library, self._device, self._processor.memory_limit)
+        self._cleanup.push(devices.stop)
         devices.begin(self._recording.session)
         self._recording.devices = devices
+
+    def _tell_collectives(self, library: TorchLibrary) -> None:
+        collectives = CollectiveSource(library, self._recording.session)
+        self._cleanup.push(collectives.stop)
+        self._recording.collectives = collectives
+
+    def _push_hooks(self) -> None:
+        for remove in (self._modules.remove, self._compilations.remove, self._optimizers.remove):
+            self._cleanup.push(remove)
+
+    def _stop_recording_first(self) -> None:
+        """What is recorded while its sources stop, and without its contexts, belongs nowhere."""
+        self._cleanup.push(self._recording.stop)
 
     def _trace_calls(self) -> None:
         """As a rule only once torch is there: what calls its import makes nobody asked for."""
         tracing = frames.Tracing(self._recording.session)
+        self._cleanup.push(tracing.stop)
         try:
             tracing.start(self._recording.session, self._frame_filter)
         except frames.FramesError as error:
@@ -318,8 +329,10 @@ class Instrumentation:
             self._recording.frame_facts = tracing.facts
             self._sources["frames"] = ON
             if not self._frame_filter.modules_only:
-                self._pauses = GcPauses(self._recording.session)
-                self._pauses.start()
+                pauses = GcPauses(self._recording.session)
+                self._cleanup.push(pauses.stop)
+                pauses.start()
+        self._stop_recording_first()
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._marks.note(optimizer)

@@ -246,9 +246,9 @@ class LiveRecording:
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
         with self._control:
-            was, self._is_recording = self._is_recording, False
-            if was:
+            if self._is_recording:
                 self.session.stop()
+            self._is_recording = False
 
     def finish(self) -> Drained:
         """After the stop: takes the rest, the step that is not finished among it.

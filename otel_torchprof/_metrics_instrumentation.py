@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics as otel_metrics
 
 from ._after_import import when_imported
+from ._cleanup import CleanupStack, close_due
 from ._columns.schema import Kind
 from ._event_cost import event_cost
 from ._export.deadline import Deadline
@@ -88,6 +89,7 @@ class MetricsInstrumentation:
         self._device = device
         self._optimizers = OptimizerHooks()
         self._running = False
+        self._cleanup = CleanupStack(self)
         self._library: TorchLibrary | None = None
         self._observation: Observation | None = None
         self._event_cost: float | None = None
@@ -136,12 +138,15 @@ class MetricsInstrumentation:
 
     def start(self) -> None:
         """Begins; torch's part as soon as torch is imported."""
+        close_due()
         with self._lock:
             self._running = True
             self._attach()
         self._call_off = when_imported("torch", self._on_torch)
 
     def _attach(self) -> None:
+        for stop in (self._session.stop, self._optimizers.remove, self._unobserve):
+            self._cleanup.push(stop)
         self._session.start()
         self._metrics.times = lambda: self._sampler.times(time.monotonic())
         self._metrics.refresh = self.refresh
@@ -164,19 +169,18 @@ class MetricsInstrumentation:
         """Takes everything back, and adds what was recorded to the sums."""
         with self._lock:
             if not self._running:
+                close_due()
                 return
-            self._running = False
             self._take_marks()
             self._sampler.stop(time.monotonic())
             self._marks.ask_at = float("inf")
-            self._optimizers.remove()
             self._call_off()
+            self._cleanup.close()
+            self._running = False
+        close_due()
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
-        self._session.stop()
-        if self._devices is not None:
-            self._devices.stop()
         self._drain(Deadline.after(_STOP_SECONDS))
         self._metrics.end()
         self._metrics.recorder.source = None
@@ -253,6 +257,7 @@ class MetricsInstrumentation:
     def _time_devices(self) -> None:
         if self._device is not None and self._library is not None:
             self._devices = LiveDeviceSource(self._library, self._device, self._memory_limit, energy=False)
+            self._cleanup.push(self._devices.stop)
             self._devices.begin(self._session)
 
     def _may_record(self, cost: float | None) -> None:
@@ -262,13 +267,16 @@ class MetricsInstrumentation:
 
     def _switch(self, on: bool) -> None:
         """Registers the observer with torch, 3 us, or takes it away, 2 us (measured)."""
-        if self._observation is not None:
-            self._observation.stop()
-            self._observation = None
+        self._unobserve()
         self._session.mute_roots(not on)
         if on and self._library is not None:
             wants = Wants(0) if self._device is None else Wants.DEVICES
             self._observation = self._library.observe(self._session, wants)
+
+    def _unobserve(self) -> None:
+        if self._observation is not None:
+            self._observation.stop()
+            self._observation = None
 
     def _operators_are_off(self, error: Exception) -> None:
         self._sources["operators"] = f"off: {error}"

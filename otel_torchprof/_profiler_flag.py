@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ._after_import import when_imported
@@ -26,7 +25,7 @@ class _ProfilerFlag:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._running = 0
+        self._users: set[object] = set()
         self._holding = False
         self._torchs = False
         self._module: Any = None
@@ -34,33 +33,21 @@ class _ProfilerFlag:
         self._call_off: Callable[[], None] = lambda: None
         self._question = _Question()
 
-    def up(self) -> None:
+    def up(self, user: object) -> None:
         """A profile begins to record."""
         with self._lock:
-            self._running += 1
-            first = self._running == 1
+            first = not self._users
+            self._users.add(user)
         # Not under the lock: an import in another thread may hold the module's lock and wait for this one.
         if first:
             self._call_off = when_imported("torch.autograd.profiler", self._take)
             self._question.take()
 
-    def up_for(self, owner: object) -> Callable[[], object]:
-        """A profile begins to record; returns what to call, once or more often, when it has stopped.
-
-        Nobody may: a profile that nothing refers to any more has stopped too.
-        """
-        self.up()
-        return weakref.finalize(owner, self._down_in, os.getpid())
-
-    def _down_in(self, pid: int) -> None:
-        if pid == os.getpid():  # in a forked child nobody has begun
-            self.down()
-
-    def down(self) -> None:
-        """One that had begun has stopped."""
+    def down(self, user: object) -> None:
+        """One that had begun has stopped; again without effect."""
         with self._lock:
-            self._running -= 1
-            if self._running == 0:
+            self._users.discard(user)
+            if not self._users:
                 self._call_off()
                 self._question.give_back()
                 self._give_back()
@@ -68,13 +55,13 @@ class _ProfilerFlag:
     def forget(self) -> None:
         """Nobody runs any more (a forked child, which records nothing)."""
         self._lock = threading.RLock()
-        self._running = 0
+        self._users.clear()
         self._question.give_back()
         self._give_back()
 
     def _take(self, module: Any) -> None:
         with self._lock:
-            if self._running == 0 or self._holding:
+            if not self._users or self._holding:
                 return
             self._holding = True
             self._torchs = bool(module._is_profiler_enabled)  # noqa: SLF001 - torch's name
@@ -92,13 +79,13 @@ class _ProfilerFlag:
     def _give_back(self) -> None:
         if not self._holding:
             return
-        self._holding = False
         module = self._module
         module._is_profiler_enabled = self._torchs  # noqa: SLF001
         # Where somebody has put a function of their own around it since, it stays, and does what torch's does.
         if module._set_is_profiler_enabled == self._set:  # noqa: SLF001
             module._set_is_profiler_enabled = self._original  # noqa: SLF001
             self._module = None
+        self._holding = False  # last: what was interrupted is done again
 
 
 class _Question:
@@ -120,9 +107,10 @@ class _Question:
     def give_back(self) -> None:
         """Puts torch's back, unless somebody has put theirs there since."""
         self._call_off()
-        module, self._module = self._module, None
+        module = self._module
         if module is not None and module._profiler_enabled is _yes:  # noqa: SLF001
             module._profiler_enabled = self._original  # noqa: SLF001
+        self._module = None
 
 
 def _yes() -> bool:

@@ -5,13 +5,14 @@ What ``profile`` does between its start and its stop, without torch's names arou
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import config
+from ._cleanup import CleanupStack, close_due
 from ._columns.batch import Batch
 from ._columns.schema import Kind
 from ._model.devices import not_before
@@ -46,6 +47,8 @@ def checked_memory_limit(given: int | None) -> int:
         )
     return limit
 
+
+_logger = logging.getLogger("otel_torchprof")
 
 _OFF_BY_SWITCH = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
 
@@ -131,13 +134,17 @@ class Recording:
         self._batch: Batch | None = None
         self._waiting: list[WaitingStack] = []
         self._lock = threading.Lock()
-        self.running = False
+        self._started = self._stopped = False
+        self.cleanup = CleanupStack(self, _say_dropped)
+        """What stops it, and what else is to be undone then."""
         self._operators = self._state_of_operators(wanted.operators)
         self._library: torch_library.TorchLibrary | None = None
         if self._operators == ON or self._can_record_more():
             self._library = torch_library.load()
         self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
-        self._sources = Sources(wanted, self._library, operators=self._operators == ON, memory_limit=self._limit)
+        self._sources = Sources(
+            wanted, self.cleanup, self._library, operators=self._operators == ON, memory_limit=self._limit
+        )
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
@@ -163,13 +170,14 @@ class Recording:
             NativeError: 16 recordings run already.
             TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
         """
+        close_due()
         if not config.enabled():
             self._times = now_ns(), 0
-            self.running = True
+            self._started = True
             return
         label_by_environment()
         self._clock_steps = recorder_stats().clock_steps
-        self._session = Session(
+        self._session = session = Session(
             self._limit,
             all_threads=self.wanted.all_threads,
             inputs=self.wanted.facts() != 0,
@@ -179,15 +187,20 @@ class Recording:
         )
         try:
             self._sources.start_before()
-            self._session.start()
-            self._sources.start(self._session)
+            session.start()
+            self.cleanup.push(session.stop)
+            self._sources.start(session)
+            self.cleanup.push(session.stop)  # again, to be stopped first: what stops the sources is not recorded
         except BaseException:  # a KeyboardInterrupt too
-            self._sources.stop()
-            with contextlib.suppress(NativeError):  # where it has not started
-                self._session.stop()
             self._session = None
+            self.cleanup.close()
             raise
-        self.running = True
+        self._started = True
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and no stop of it has come to its end."""
+        return self._started and not self._stopped
 
     def time_devices(self, *, on: bool) -> None:
         """Goes on with the times of devices, or leaves them out."""
@@ -199,28 +212,26 @@ class Recording:
         return self._pid != os.getpid()
 
     def stop(self) -> None:
-        """Stops recording.
+        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
 
         Raises:
             NativeError: this process was forked while the parent recorded.
         """
-        with self._lock:
-            running, self.running = self.running, False
-        if not running:
+        if not self.running:
+            close_due()
             return
         if self._session is None:
             self._times = self._times[0], now_ns()
-            return
-        try:
-            self._waiting = self._sources.waiting_stacks()
-        finally:
-            self._stop_session(self._session)
-
-    def _stop_session(self, session: Session) -> None:
-        try:
-            session.stop()  # first: what is called to stop the sources is no part of the recording
-        finally:
-            self._sources.stop()
+        elif self.is_parents:
+            self._stopped = True
+            self._session.stop()  # says so
+        else:
+            try:
+                self._waiting = self._waiting or self._sources.waiting_stacks()
+            finally:
+                self.cleanup.close()
+        self._stopped = True
+        close_due()
 
     def batch(self) -> Batch:
         """All events; empty when nothing was recorded. The same object every time.
@@ -274,7 +285,7 @@ class Recording:
     def health(self) -> Health:
         """State and figures so far."""
         labels = ON if config.enabled() else _OFF_BY_SWITCH
-        notes = [*self._sources.notes, *notes_of_environment()]
+        notes = [*self._sources.notes(), *notes_of_environment()]
         devices, energy = self._sources.state_of_devices(), self._sources.state_of_energy()
         if not config.enabled():
             devices = _OFF_BY_SWITCH if self.wanted.device is not None else devices
@@ -306,6 +317,13 @@ class Recording:
             devices=devices,
             energy=energy,
         )
+
+
+def _say_dropped() -> None:
+    _logger.warning(
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep it "
+        "until it is stopped"
+    )
 
 
 def _entries(batch: Batch) -> int:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_hooks, config, frame_filter
@@ -20,10 +17,9 @@ from ._torch_hooks import ModuleHooks
 from .frame_filter import ALL_FRAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
+    from ._cleanup import CleanupStack
     from ._columns.batch import Batch
     from ._columns.frame_facts import FrameFacts
     from ._columns.waiting import WaitingStack
@@ -37,106 +33,101 @@ leave_uncompiled(*(m.__name__ for m in (_torch_hooks, module_names, frame_book, 
 
 
 class Sources:
-    """Started once, with a session that runs; stopped once, from any thread.
-
-    Where nothing refers to it any more and it was never stopped, everything is taken away all the same, and a warning is logged.
+    """Started once, with a session that runs; stopped by a cleanup stack, from any thread.
 
     Args:
         wanted: what the recording is to hold.
+        cleanup: gets what stops them. Those of Python's calls come last, and so stop first: what stops the others is not recorded.
         library: what records torch's memory and operators; None where neither is recorded.
         operators: whether operators are recorded.
         memory_limit: bytes that the recording may hold; the times of devices may take as much beside it.
     """
 
     def __init__(
-        self, wanted: Wanted, library: torch_library.TorchLibrary | None, *, operators: bool, memory_limit: int
+        self,
+        wanted: Wanted,
+        cleanup: CleanupStack,
+        library: torch_library.TorchLibrary | None,
+        *,
+        operators: bool,
+        memory_limit: int,
     ) -> None:
         self._wanted = wanted
+        self._cleanup = cleanup
         self._library = library
         self._operators = operators
-        self._stops: list[Callable[[], object]] = []
         self._frames: frames.Tracing | None = None
         self._memory: torch_library.MemoryObservation | None = None
-        self._facts: FrameFacts | None = None
         self._devices: DeviceSource | None = None
         self._collectives: CollectiveSource | None = None
         if library is not None and wanted.device is not None:
             most = memory_limit // BYTES_OF_A_TIME
             self._devices = DeviceSource(library, wanted.device, wanted.device_events, most)
         self._energy = EnergySource() if wanted.energy and config.enabled() else None
-        self.notes: list[str] = []
-        """What a reader of the recording should know of them, a sentence each."""
-        weakref.finalize(self, _stop_all, self._stops)
-        self._unstopped: weakref.finalize[..., Sources] | None = None
+        self._notes: list[str] = []
 
     def start_before(self) -> None:
         """Starts what has to be there before the session begins: readings that reach around it."""
         if self._energy is not None:
-            self._stops.append(self._energy.stop)
+            self._cleanup.push(self._energy.stop)
             self._energy.start()
 
     def start(self, session: Session) -> None:
-        """Lets the session have what it wants.
+        """Lets the session have what it wants. Where that fails, the cleanup stack has what was started.
 
         Raises:
-            TorchProfError: something stands in the way; nothing has been started then.
+            TorchProfError: something stands in the way.
         """
-        try:
-            self._start_library(session)
-            self._start_hooks()
-            if self._wanted.frames:
-                self._start_frames(session)
-            elif self._wanted.frame_filter != ALL_FRAMES:
-                self.notes.append("frames off: a filter of calls was given without with_stack=True")
-        except BaseException:  # a KeyboardInterrupt too
-            _stop_all(self._stops)
-            raise
-        self._unstopped = weakref.finalize(self, _say_dropped, os.getpid())
-        self._unstopped.atexit = False
+        self._start_library(session)
+        self._start_hooks()
+        if self._wanted.frames:
+            self._start_frames(session)
+        elif self._wanted.frame_filter != ALL_FRAMES:
+            self._notes.append("frames off: a filter of calls was given without with_stack=True")
 
     def _start_library(self, session: Session) -> None:
         if self._library is None:
             if self._wanted.memory:
-                self.notes.append("memory is not recorded: torch is not installed")
+                self._notes.append("memory is not recorded: torch is not installed")
             return
         if self._wanted.memory:
             self._memory = self._library.observe_memory(session)
-            self._stops.append(self._memory.stop)
+            self._cleanup.push(self._memory.stop)
             if self._wanted.all_threads:
-                self.notes.append(
+                self._notes.append(
                     "memory is recorded on the thread that started the profile and where torch carries its state, not on others"
                 )
         if self._operators:
-            self._stops.append(self._library.observe(session, self._wanted.asks()).stop)
+            self._cleanup.push(self._library.observe(session, self._wanted.asks()).stop)
             self._collectives = CollectiveSource(self._library, session)
-            self._stops.append(self._collectives.stop)
+            self._cleanup.push(self._collectives.stop)
         if self._devices is not None:
-            self._stops.append(self._devices.stop)
+            self._cleanup.push(self._devices.stop)
             self._devices.start(session)
 
     def _start_hooks(self) -> None:
         compilations = CompileEvents()
-        self._stops.append(compilations.remove)  # before it is begun, here and below: what begins it may be interrupted
+        self._cleanup.push(compilations.remove)
         compilations.install()
         if self._wanted.modules and torch_library.installed_torch() is not None:
             modules = ModuleHooks(survives_fork=False)
-            self._stops.append(modules.remove)
+            self._cleanup.push(modules.remove)
             modules.install(outermost_only=False)
 
     def _start_frames(self, session: Session) -> None:
         tracing = frames.Tracing(session)
-        self._stops.append(tracing.stop)
+        self._cleanup.push(tracing.stop)
         try:
             tracing.start(session, self._wanted.frame_filter)
         except frames.FramesError as error:
-            self.notes.append(f"frames off: {error}")
+            self._notes.append(f"frames off: {error}")
             _logger.warning("Python's calls are not recorded, and events have no stacks: %s", error)
             return
         self._frames = tracing
-        self.notes += notes_on_calls(tracing)
+        self._notes += notes_on_calls(tracing)
         if not self._wanted.frame_filter.modules_only:
             pauses = GcPauses(session)
-            self._stops.append(pauses.stop)
+            self._cleanup.push(pauses.stop)
             pauses.start()
 
     def time_devices(self, *, on: bool) -> None:
@@ -183,35 +174,35 @@ class Sources:
 
     def frame_facts(self) -> FrameFacts | None:
         """What is known of the functions, modules and optimizers of Python's calls so far; None where calls are not recorded."""
-        return self._facts if self._frames is None else self._frames.facts()
+        return None if self._frames is None else self._frames.facts()
 
-    def stop(self) -> None:
-        """Takes everything away; a second call does nothing."""
-        _stop_all(self._stops)
-        if self._unstopped is not None:
-            self._unstopped.detach()
-        self._facts = self.frame_facts()
+    def notes(self) -> list[str]:
+        """What a reader of the recording should know of them, a sentence each; all of it after the stop."""
+        notes = [*self._notes]
+        if not self._cleanup.is_empty:
+            return notes
         if self._frames is not None and self._has_nothing_included():
-            self.notes.append(
+            notes.append(
                 f"no function was called that include={list(self._wanted.frame_filter.include)} names; those of the script "
                 "itself are in the module __main__"
             )
         if self._frames is not None and self._frames.displaced:
-            self.notes.append(f"frames were cut short on {self._frames.displaced} threads: another tool profiled them")
+            notes.append(f"frames were cut short on {self._frames.displaced} threads: another tool profiled them")
         if self._memory is not None and self._memory.was_cut:
-            self.notes.append(
+            notes.append(
                 "memory was recorded in part only: torch's profiler was started meanwhile, refused, and started again, and "
                 "then torch takes its slot away from whoever is in it"
             )
         if self._devices is not None:
-            self.notes += self._devices.notes()
+            notes += self._devices.notes()
         if self._collectives is not None:
-            self.notes += self._collectives.notes()
-        self._frames = self._memory = None
+            notes += self._collectives.notes()
+        return notes
 
     def _has_nothing_included(self) -> bool:
         wanted = self._wanted.frame_filter
-        return bool(wanted.include) and not wanted.modules_only and not (self._facts and self._facts.functions)
+        facts = self.frame_facts()
+        return bool(wanted.include) and not wanted.modules_only and not (facts and facts.functions)
 
 
 def notes_on_calls(tracing: frames.Tracing) -> list[str]:
@@ -222,19 +213,3 @@ def notes_on_calls(tracing: frames.Tracing) -> list[str]:
     if tracing.passed_over:
         notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
     return notes
-
-
-def _stop_all(stops: list[Callable[[], object]]) -> None:
-    # Python's calls first, so that those of the others are not recorded. What is interrupted stays, to be called again.
-    while stops:
-        stops[-1]()
-        stops.pop()
-
-
-def _say_dropped(pid: int) -> None:
-    # In a forked child it is the parent's; an interpreter that ends drops everything.
-    if pid == os.getpid() and not sys.is_finalizing():
-        _logger.warning(
-            "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep "
-            "it until it is stopped"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import Counter
@@ -14,8 +15,6 @@ from ._recording import Recording
 from .errors import TorchProfError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ._columns.batch import Batch
     from ._recording import Wanted
     from .health import Health
@@ -41,7 +40,6 @@ class Stretches:
         self._times: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._take_flag_down: Callable[[], object] = lambda: None
 
     @property
     def is_parents(self) -> bool:
@@ -68,11 +66,13 @@ class Stretches:
         with self._lock:
             self.prepare()
             recording = self._next or Recording(self._wanted)
+            flag = object()
+            recording.cleanup.push(functools.partial(profiler_flag.down, flag))
             recording.start()
             self._pid = os.getpid()
             self._next, self._running = None, recording
             self._recordings.append(recording)
-        self._take_flag_down = profiler_flag.up_for(self)
+        profiler_flag.up(flag)
         return recording.times()[0]
 
     def time_devices(self, *, on: bool) -> None:
@@ -92,8 +92,6 @@ class Stretches:
             if running is not None:
                 running.stop()
                 self._running = None
-        if running is not None:
-            self._take_flag_down()
         return self.times()[1]
 
     def clear(self) -> None:

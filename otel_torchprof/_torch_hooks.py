@@ -101,7 +101,8 @@ class _SharedHooks:
 
     def remove(self, user: ModuleHooks) -> None:
         with self._lock:
-            if self._users.pop(user, None) is None:
+            self._users.pop(user, None)
+            if not self._handles:
                 return
             if self._users:
                 self._follow()

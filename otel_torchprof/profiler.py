@@ -159,7 +159,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self.execution_trace_observer = execution_trace_observer
         self.with_modules = with_modules
         self._active = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is called when a trace is ready may stop it
         self._step_label: record_function | None = None
         self._kineto_steps = ProfilerSteps()
         events = checked_device_events(device_events, device_events_every)
@@ -253,7 +253,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._begin_step_label()
 
     def stop(self) -> None:
-        """Stops recording; a second call does nothing. Events still open end now and are marked unfinished.
+        """Stops recording; a second call does nothing, but the rest of one that was interrupted. Events still open end now and are marked unfinished.
 
         Raises:
             RuntimeError: not started, or this process was forked from one that recorded.
@@ -261,12 +261,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         if not self.enabled:
             return
         with self._lock:
-            active, self._active = self._active, False
-        if active:
-            self._kineto_steps.end()
-            self._end_step_label()
-            self._cycles.end()
-        elif not self._started:
+            active = self._active
+            if active:
+                self._end()
+        if not active and not self._started:
             raise TorchProfError("the profile cannot be stopped: it was not started; use `with profile():` or start()")
 
     def step(self) -> None:
@@ -426,6 +424,16 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
 
     def _new_trace_id(self) -> str:
         return self.custom_trace_id_callback() if self.custom_trace_id_callback else f"{uuid.uuid4().int:032X}"
+
+    def _end(self) -> None:
+        try:
+            self._kineto_steps.end()
+            self._end_step_label()
+            self._cycles.end()
+        except Exception:
+            self._active = False
+            raise
+        self._active = False  # only now: a stop that was interrupted is to be called again
 
     def _begin_step_label(self) -> None:
         if self._labels_steps:

@@ -53,7 +53,7 @@ class _Emission:
         self.entered = True
         self._pid = os.getpid()
         _labels.start(ranges())
-        profiler_flag.up()
+        profiler_flag.up(self)
         if self.as_documented:
             self.mark("__start_profile")
         return self
@@ -75,7 +75,7 @@ class _Emission:
             handle, self._handle = self._handle, 0
             ranges().stop(handle)
             _labels.stop()
-            profiler_flag.down()
+            profiler_flag.down(self)
 
     def mark(self, name: str) -> None:
         """Shows an instant in the other profiler's trace; without effect while this is not running."""

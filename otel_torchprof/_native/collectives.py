@@ -51,7 +51,8 @@ class Collecting:
         if self._token == 0:
             raise TorchLibraryError("torch refused to tell of collectives")
         self._lost = 0
-        self._finalizer = weakref.finalize(self, _stop, native, self._token, os.getpid())
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, native, self._token, self._pid)
         self._finalizer.atexit = False
 
     def take(self) -> Collectives:
@@ -79,7 +80,8 @@ class Collecting:
         if not self._finalizer.alive:
             return no_collectives()
         rest, self._lost = self.take(), self.lost
-        self._finalizer()
+        _stop(self._native, self._token, self._pid)
+        self._finalizer.detach()
         return rest
 
 

@@ -282,10 +282,10 @@ class Session:
         return int(lib.otp_session_consumer(self._native))
 
     def stop(self) -> None:
-        """Stops recording, from any thread; events still open end now and are marked unfinished.
+        """Stops recording, from any thread; events still open end now and are marked unfinished. Again without effect.
 
         Raises:
-            NativeError: not running, or the session belongs to the parent of this forked process.
+            NativeError: it was not started, or the session belongs to the parent of this forked process.
         """
         check(lib.otp_session_stop(self._native), "stopping a recording")
         _thread_names.refresh()

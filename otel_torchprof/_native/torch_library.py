@@ -47,36 +47,43 @@ class Wants(enum.IntFlag):
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, library: Any, session: Session, wants: Wants, handle: int) -> None:
-        registration = session.consumer, session.all_threads, wants, handle
-        self._finalizer = weakref.finalize(self, _unobserve, library, registration, os.getpid())
+    def __init__(self, library: Any, session: Session, wants: Wants) -> None:
+        handle = ffi.new("uint64_t *")
+        self._parts = library, handle, os.getpid()
+        self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted
+        library.otp_torch_observe(session.consumer, session.all_threads, wants, ffi.cast("void *", handle))
+        if handle[0] == 0:
+            raise TorchLibraryError("torch refused to register an observer of its operators")
 
     def stop(self) -> None:
-        """Takes it away; does nothing in a forked child.
+        """Removes it; does nothing in a forked child, and when called again.
 
-        From another thread than the one that registered it, it is left to take itself away when that thread next runs an
+        From another thread than the one that registered it, it is left to remove itself when that thread next runs an
         operator; it records nothing meanwhile.
         """
-        self._finalizer()
+        _unobserve(*self._parts)
+        self._finalizer.detach()
 
 
-def _unobserve(library: Any, registration: tuple[int, bool, Wants, int], pid: int) -> None:
+def _unobserve(library: Any, handle: Any, pid: int) -> None:
     # A child that was forked while another thread held torch's lock would wait for it for ever.
     if os.getpid() == pid:
-        library.otp_torch_unobserve(*registration)
+        library.otp_torch_unobserve(handle[0])
 
 
 class MemoryObservation:
     """What is allocated and given back on a thread goes to a session, until :meth:`stop` or until nothing refers to it any more."""
 
     def __init__(self, library: Any, session: Session, token: int) -> None:
-        self._finalizer = weakref.finalize(self, _unobserve_memory, library, session.consumer, token, os.getpid())
+        self._parts = library, session.consumer, token, os.getpid()
+        self._finalizer = weakref.finalize(self, _unobserve_memory, *self._parts)
         self.was_cut = False
         """Whether it was found out at its stop that torch had ended it before."""
 
     def stop(self) -> None:
-        """Ends it, from any thread; does nothing in a forked child."""
-        self.was_cut |= self._finalizer() is False
+        """Ends it, from any thread; does nothing in a forked child, and when called again."""
+        self.was_cut |= not _unobserve_memory(*self._parts)
+        self._finalizer.detach()
 
 
 def _unobserve_memory(library: Any, consumer: int, token: int, pid: int) -> bool:
@@ -108,10 +115,7 @@ class TorchLibrary:
         """
         if wants is None:
             wants = Wants.INPUTS if session.inputs else Wants(0)
-        handle = int(self._native.otp_torch_observe(session.consumer, session.all_threads, wants))
-        if handle == 0:
-            raise TorchLibraryError("torch refused to register an observer of its operators")
-        return Observation(self._native, session, wants, handle)
+        return Observation(self._native, session, wants)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
         """Lets a running session have what is allocated and given back on the calling thread and where torch carries its state.
@@ -168,8 +172,8 @@ def _open(path: str) -> Any:
     loader.cdef("""
         int otp_torch_attach(const void *api);
         const char *otp_torch_version(void);
-        uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants);
-        void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants, uint64_t handle);
+        void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants, void *handle);
+        void otp_torch_unobserve(uint64_t handle);
         enum { OTP_TORCH_MEMORY_OCCUPIED = -1, OTP_TORCH_MEMORY_REFUSED = -2 };
         int64_t otp_torch_observe_memory(uint32_t consumer);
         int otp_torch_unobserve_memory(uint32_t consumer, int64_t token);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from test_instrumentor import Bench, Model, infer, no_optimizers, train  # noqa:
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native.ffi import python_sources  # noqa: E402
+from otel_torchprof._native.recorder import recorder_stats  # noqa: E402
 
 LONG = 60
 
@@ -208,3 +210,48 @@ def test_a_forked_child_goes_on(model, monkeypatch):
         with os.fdopen(read, "rb") as answer:
             assert answer.read() == b"right"
         assert os.waitpid(child, 0)[1] == 0
+
+
+def interrupted_uninstrument(at):
+    """Interrupts uninstrument() at a line of the package, counted from 0; where that was, empty where it came to its end."""
+    left, where = at, ""
+
+    def look(frame, event, _argument):
+        nonlocal left, where
+        path = frame.f_code.co_filename
+        if "otel_torchprof" not in path:
+            return None
+        if event == "line" and not linecache.getline(path, frame.f_lineno).strip().startswith("with "):
+            if left == 0:
+                left, where = -1, f"{path}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            left -= left > 0
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        otp.TorchInstrumentor().uninstrument()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return where
+
+
+def test_interrupt_at_any_line_of_uninstrument(model, monkeypatch):
+    """A KeyboardInterrupt at whatever line leaves nothing in the interpreter or in torch, once uninstrument() is called again."""
+    no_optimizers(monkeypatch)
+    at, where, wrong = 0, "somewhere", []
+    while where:
+        bench = Bench(detail="frames").__enter__()
+        serve(bench, model)
+        where = interrupted_uninstrument(at)
+        otp.TorchInstrumentor().uninstrument()
+        bench.provider.shutdown()
+        hooks = torch.nn.modules.module._global_forward_pre_hooks
+        if sys.getprofile() is not None or threading.getprofile() is not None or hooks or recorder_stats().sessions:
+            wrong.append(where)
+        at += 31  # every line would take two minutes; which ones these are changes with the code
+    assert wrong == []
+    assert at > 200

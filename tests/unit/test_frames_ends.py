@@ -205,16 +205,28 @@ _INTERRUPTED = """
         leaf()
     gc.collect()
     gc.freeze()  # collections are quick from here on
+    sys.unraisablehook = lambda unraisable: None  # where a finalizer is interrupted
     at, where = 0, "somewhere"
     while where:
         prof = profile()
-        if "MOMENT" == "stop":
+        if "MOMENT" != "start":
             prof.start()
-        where = interrupted(getattr(prof, "MOMENT"), at)
+        cycle = [prof] if "MOMENT" == "finalizer" else []
+        cycle.append(cycle)
+        method = gc.collect if "MOMENT" == "finalizer" else getattr(prof, "MOMENT")
+        if "MOMENT" == "finalizer":
+            del prof
+        del cycle
+        where = interrupted(method, at)
+        del method
         leaf()
-        del prof
-        gc.collect()
-        clean = (sys.getprofile(), threading.getprofile(), recorder_stats().sessions) == (None, None, 0)
+        if "THEN" in ("another", "again"):
+            prof.stop() if "THEN" == "again" else recorded(leaf)
+            clean = (sys.getprofile(), threading.getprofile()) == (None, None)
+        else:
+            del prof
+            gc.collect()
+            clean = (sys.getprofile(), threading.getprofile(), recorder_stats().sessions) == (None, None, 0)
         if not clean or tree(recorded(leaf), "leaf") != [".<built-in function len>"]:
             print("interrupted_at", where)
             break
@@ -223,10 +235,13 @@ _INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("moment", ["start", "stop"])
-def test_interrupt_at_any_line_of_a_start_or_stop(moment):
-    """A KeyboardInterrupt at whatever line of a start or a stop leaves, once the profile is dropped, nothing of it behind."""
-    assert printed(_INTERRUPTED.replace("MOMENT", moment)) == ["done"]
+@pytest.mark.parametrize(
+    ("moment", "then"),
+    [("start", "dropped"), ("stop", "dropped"), ("stop", "again"), ("finalizer", "another")],
+)
+def test_interrupt_at_any_line_of_a_start_or_stop(moment, then):
+    """A KeyboardInterrupt at whatever line leaves nothing, once the profile is dropped or stopped again, or another one has run."""
+    assert printed(_INTERRUPTED.replace("MOMENT", moment).replace("THEN", then)) == ["done"]
 
 
 def test_recording_that_is_dropped_says_so(caplog):

@@ -43,11 +43,13 @@ def torchs(monkeypatch, autograd):
 def test_up_and_down(torchs):
     """The flag is true from the first that runs to the last, and torch's function is its own again afterwards."""
     flag = _ProfilerFlag()
-    flag.up()
-    flag.up()
-    flag.down()
+    flag.up("one")
+    flag.up("another")
+    flag.up("another")
+    flag.down("one")
+    flag.down("one")
     assert torchs._is_profiler_enabled
-    flag.down()
+    flag.down("another")
     assert not torchs._is_profiler_enabled
     assert torchs._set_is_profiler_enabled is torchs.original
 
@@ -57,10 +59,13 @@ def test_up_and_down(torchs):
 )
 def test_beside_torchs(torchs, moves, shown):
     """Whatever the order in which ours (+ -) and torch's (o O) start and stop, the flag is true while one of them runs."""
-    flag, seen = _ProfilerFlag(), ""
-    for move in moves:
-        if move in "+-":
-            (flag.up if move == "+" else flag.down)()
+    flag, seen, running = _ProfilerFlag(), "", []
+    for number, move in enumerate(moves):
+        if move == "+":
+            running.append(number)
+            flag.up(number)
+        elif move == "-":
+            flag.down(running.pop())
         else:
             torchs._set_is_profiler_enabled(move == "o")
         seen += "01"[torchs._is_profiler_enabled]
@@ -71,28 +76,28 @@ def test_beside_torchs(torchs, moves, shown):
 def test_somebody_elses_function(torchs):
     """A function that somebody put around ours stays, and goes on to work, also with the next profile."""
     flag = _ProfilerFlag()
-    flag.up()
+    flag.up("one")
     inner = torchs._set_is_profiler_enabled
     torchs._set_is_profiler_enabled = lambda enable: inner(enable)  # noqa: PLW0108 - another function
-    flag.down()
+    flag.down("one")
     torchs._set_is_profiler_enabled(True)
     assert torchs._is_profiler_enabled
-    flag.up()
+    flag.up("one")
     torchs._set_is_profiler_enabled(False)
     assert torchs._is_profiler_enabled
-    flag.down()
+    flag.down("one")
     assert not torchs._is_profiler_enabled
 
 
 def test_forgotten(torchs):
     """A forked child forgets who ran; the flag is torch's again."""
     flag = _ProfilerFlag()
-    flag.up()
+    flag.up("one")
     flag.forget()
     assert not torchs._is_profiler_enabled
-    flag.up()
+    flag.up("one")
     assert torchs._is_profiler_enabled
-    flag.down()
+    flag.down("one")
     assert not torchs._is_profiler_enabled
 
 
@@ -100,10 +105,10 @@ def test_from_many_threads(torchs):
     """Profiles that start and stop on many threads at once leave the flag as it was."""
     flag = _ProfilerFlag()
 
-    def work(_):
-        flag.up()
+    def work(number):
+        flag.up(number)
         shown = torchs._is_profiler_enabled
-        flag.down()
+        flag.down(number)
         return shown
 
     with ThreadPoolExecutor(8) as pool:
@@ -115,11 +120,11 @@ def test_from_many_threads(torchs):
 def test_the_question(torchs, autograd):
     """torch.autograd._profiler_enabled() says yes while ours runs, is torch's own afterwards, and stays somebody else's."""
     flag = _ProfilerFlag()
-    flag.up()
+    flag.up("one")
     assert autograd._profiler_enabled()
-    flag.down()
+    flag.down("one")
     assert autograd._profiler_enabled is autograd.original
-    flag.up()
+    flag.up("one")
     autograd._profiler_enabled = theirs = lambda: False
-    flag.down()
+    flag.down("one")
     assert autograd._profiler_enabled is theirs

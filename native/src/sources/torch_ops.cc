@@ -12,6 +12,8 @@
 
 #include <atomic>
 #include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include "otel_torchprof/record_format.h"
 #include "torch_context.h"
@@ -38,6 +40,14 @@ const otp_api* g_api = nullptr;
 // into the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left
 // over.
 std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
+
+struct Observer {
+  uint32_t consumer;
+  bool all_threads;
+  uint32_t wants;
+};
+// By handle, with g_control. Never destroyed: Python may remove an observer when the process ends.
+std::unordered_map<uint64_t, Observer>& g_observers = *new std::unordered_map<uint64_t, Observer>;
 
 // Counts the wants of an observer that comes (by = 1) or goes (-1).
 void count_wants(uint32_t wants, int64_t by) {
@@ -81,7 +91,7 @@ bool carried_here(uint64_t handle) {
   return false;
 }
 
-// Around changes of the observers that torch has for all threads. Guards nothing of ours: see before_fork().
+// Around changes of the observers: see before_fork().
 std::mutex g_control;
 
 // Each thread keeps a copy of those observers. One whose copy is old makes a new one with its next operator, under a
@@ -281,34 +291,39 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
 
 __attribute__((visibility("default"))) const char* otp_torch_version(void) { return TORCH_VERSION; }
 
-__attribute__((visibility("default"))) uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants) {
+__attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants,
+                                                              uint64_t* handle) {
   at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
   callback.needsInputs((wants & (OTP_WANTS_INPUTS | OTP_WANTS_DEVICES)) != 0);
   otp::count_wants(wants, 1);
+  *handle = 0;
   try {
-    if (all_threads != 0) {
-      std::lock_guard<std::mutex> lock(otp::g_control);
-      return at::addGlobalCallback(callback);
-    }
-    uint64_t handle = at::addThreadLocalCallback(callback);
-    otp::g_handles[__builtin_ctz(consumer)].store(handle, std::memory_order_relaxed);
-    return handle;
+    std::lock_guard<std::mutex> lock(otp::g_control);
+    otp::g_observers.insert_or_assign(0, otp::Observer{consumer, all_threads != 0, wants});  // needs memory: first
+    *handle = all_threads != 0 ? at::addGlobalCallback(callback) : at::addThreadLocalCallback(callback);
+    auto observer = otp::g_observers.extract(0);
+    observer.key() = *handle;
+    otp::g_observers.insert(std::move(observer));
+    if (all_threads == 0) otp::g_handles[__builtin_ctz(consumer)].store(*handle, std::memory_order_relaxed);
   } catch (...) {
     otp::count_wants(wants, -1);
-    return 0;
+    *handle = 0;
   }
 }
 
-__attribute__((visibility("default"))) void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants,
-                                                                uint64_t handle) {
-  otp::count_wants(wants, -1);
+__attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle) {
+  std::lock_guard<std::mutex> lock(otp::g_control);
+  auto found = otp::g_observers.find(handle);
+  if (found == otp::g_observers.end()) return;
+  otp::Observer observer = found->second;
+  otp::g_observers.erase(found);
+  otp::count_wants(observer.wants, -1);
   // Only its own entry: a profile that nobody stopped goes when it is collected, and its bit may be another's by then.
   uint64_t own = handle;
-  otp::g_handles[__builtin_ctz(consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);
+  otp::g_handles[__builtin_ctz(observer.consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);
   // Torch would complain on stderr of a handle that it does not find here.
-  if (all_threads == 0 && !otp::carried_here(handle)) return;
+  if (!observer.all_threads && !otp::carried_here(handle)) return;
   try {
-    std::lock_guard<std::mutex> lock(otp::g_control);
     at::removeCallback(handle);
   } catch (...) {  // torch knows nothing of it any more: then there is nothing to take away
   }

@@ -31,12 +31,12 @@ enum otp_torch_wants {
 };
 
 /* Registers the observer for a running session: on the calling thread and wherever torch carries its thread-local state
- * (autograd, jit.fork), or on all threads. Returns a handle, or 0 when torch refused. */
-uint64_t otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants);
+ * (autograd, jit.fork), or on all threads. Writes its handle, which is never used again, or 0 when torch refused. */
+void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants, uint64_t* handle);
 
-/* Takes the observer away; from any thread, with the arguments of its registration. One that another thread still
- * carries takes itself away when it is called. */
-void otp_torch_unobserve(uint32_t consumer, int all_threads, uint32_t wants, uint64_t handle);
+/* Removes the observer; from any thread, any number of times. One that another thread still carries removes itself when
+ * it is called. */
+void otp_torch_unobserve(uint64_t handle);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,141 @@
+"""What a recording has to undo when it ends, whatever interrupts that."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import pytest
+
+from otel_torchprof._cleanup import CleanupStack, close_due
+
+
+class _Owner:
+    """Something that starts and stops."""
+
+
+class _Interrupted:
+    """A function that is cut off the first time."""
+
+    def __init__(self, done):
+        self.done, self.calls = done, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        self.done.append("interrupted")
+
+
+def test_last_pushed_is_called_first():
+    """Functions are called once each, in reverse order, and the stack is empty then."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+    for number in range(3):
+        stack.push(lambda number=number: done.append(number))
+    stack.close()
+    stack.close()
+    assert done == [2, 1, 0]
+    assert stack.is_empty
+
+
+def test_interrupted_close_is_completed_by_whatever_comes_next():
+    """The function that was cut off, and those behind it, are called when something else starts or stops."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+    stack.push(lambda: done.append("first"))
+    stack.push(_Interrupted(done))
+    close_due()
+    assert done == []
+    with pytest.raises(KeyboardInterrupt):
+        stack.close()
+    close_due()
+    assert done == ["interrupted", "first"]
+    assert stack.is_empty
+
+
+def test_interrupted_finalizer_is_completed_by_whatever_comes_next(monkeypatch):
+    """Python swallows an interrupt in a finalizer; what it left undone is done all the same."""
+    swallowed, dropped, done = [], [], []
+    monkeypatch.setattr("sys.unraisablehook", swallowed.append)
+    owner = _Owner()
+    stack = CleanupStack(owner, lambda: dropped.append(1))
+    stack.push(_Interrupted(done))
+    del owner
+    gc.collect()
+    assert ([each.exc_type for each in swallowed], dropped, done) == ([KeyboardInterrupt], [1], [])
+    close_due()
+    assert done == ["interrupted"]
+
+
+def test_error_of_one_function_keeps_no_other_from_being_called(caplog):
+    """The first error is raised once all are called, or logged where somebody else closes."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+
+    def fail():
+        raise ValueError("the reason")
+
+    stack.push(lambda: done.append("last"))
+    stack.push(fail)
+    with pytest.raises(ValueError, match="the reason"):
+        stack.close()
+    assert done == ["last"]
+    stack.push(fail)
+    stack.push(_Interrupted(done))
+    with pytest.raises(KeyboardInterrupt):
+        stack.close()
+    close_due()
+    assert "the reason" in caplog.text
+    assert stack.is_empty
+
+
+def test_close_inside_of_a_close():
+    """A function during which the stack is closed again, as a finalizer may do, is not called a third time."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+
+    def nested():
+        done.append("nested")
+        if len(done) == 1:
+            stack.close()
+
+    stack.push(lambda: done.append("first"))
+    stack.push(nested)
+    stack.close()
+    assert done == ["nested", "nested", "first"]
+
+
+def test_second_thread_waits_for_the_first():
+    """Whoever calls close() returns when everything is undone, and close_due() does not wait for a close that runs."""
+    owner, done = _Owner(), []
+    entered, go_on = threading.Event(), threading.Event()
+    stack = CleanupStack(owner)
+    stack.push(lambda: (entered.set(), go_on.wait(60), done.append("slow")))
+    first = threading.Thread(target=stack.close)
+    first.start()
+    assert entered.wait(60)
+    close_due()
+    assert done == []
+    second = threading.Thread(target=stack.close)
+    second.start()
+    go_on.set()
+    second.join(60)
+    first.join(60)
+    assert (done, stack.is_empty) == (["slow"], True)
+
+
+def test_forked_child_has_nothing_to_undo():
+    """What the parent has started is the parent's to stop; the child's own is stopped in the child."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+    stack.push(lambda: done.append("parent's"))
+    pid = os.fork()
+    if pid == 0:
+        stack.push(lambda: done.append("child's"))
+        stack.close()
+        os._exit(0 if done == ["child's"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    stack.close()
+    assert done == ["parent's"]
