@@ -122,6 +122,7 @@ def test_a_forked_child_counts_its_own_steps(tmp_path, detail):
     for spans in processes.values():
         steps = [span for span in spans if span["name"] == "torch.step"]
         finished = [span for span in steps if "torch.unfinished" not in span["attributes"]]
+        finished.sort(key=lambda span: span["attributes"]["torch.step"])  # a drain may send a step's span late
         assert [span["attributes"]["torch.step"] for span in finished] == [0, 1, 2]
         assert [len(span["links"]) for span in finished] == [1, 2, 2]
 
