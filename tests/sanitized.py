@@ -1,8 +1,9 @@
-"""Runs the tests of the tracer with both extension modules built under sanitizers: `make sanitized-test`.
+"""Builds copies of the tree under sanitizers, and runs the tracer's tests in them: `make sanitized-test`.
 
-In a copy of the tree, so that the ordinary build stays; what has not changed is not compiled again. The interpreter itself
-is not instrumented. Under TSan its lock is seen as any lock, so that what is reported is ours; tests that fork are left out
-there, since TSan's own threads do not survive a fork.
+A copy leaves the ordinary build alone; unchanged files are not compiled again. `make stress FLAVOUR=asan` uses the same copies. Both
+extension modules and the library for torch are instrumented, the interpreter and torch are not. TSan sees the interpreter's
+lock as any lock, so that what it reports is ours; tests that fork are left out there, since TSan's own threads do not survive a
+fork.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,16 +20,26 @@ OUT = ROOT / "build" / "sanitized"
 COPIED = ("otel_torchprof", "native", "tests", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 TESTS = ("test_frames.py", "test_frames_unwinding.py", "test_frame_threads.py", "test_frame_thread_lives.py")
 FLAVOURS = {
-    "asan": ("address,undefined -fno-sanitize-recover=all", ("libasan.so", "libubsan.so"), ""),
+    "asan": ("address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all", ("libasan.so", "libubsan.so"), ""),
     "tsan": ("thread", ("libtsan.so",), "not fork"),
 }
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:handle_abort=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "second_deadlock_stack=1:report_signal_unsafe=0",
-    "PYTHONMALLOC": "malloc",
+    "TSAN_OPTIONS": f"second_deadlock_stack=1:report_signal_unsafe=0:suppressions={ROOT}/tests/tsan.supp",
+    "PYTHONMALLOC": "malloc",  # so that ASan sees each object of Python's, and not the blocks that they share
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the tree with sanitized native parts, and how to run Python in it."""
+
+    place: Path
+    command: tuple[str, ...]
+    """What goes before the interpreter."""
+    environment: dict[str, str]
 
 
 def copied(flavour: str) -> Path:
@@ -43,33 +55,53 @@ def copied(flavour: str) -> Path:
     return place
 
 
-def built(place: Path, flags: str) -> None:
+def build(place: Path, flags: str) -> None:
     """Builds both extension modules there, where anything that they are made of is newer."""
     compiler = f"-fsanitize={flags} -fno-omit-frame-pointer -g1 -O1"
     environment = {**os.environ, "CFLAGS": compiler, "CXXFLAGS": compiler, "LDFLAGS": f"-fsanitize={flags}"}
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=place, env=environment, check=True)
 
 
-def tested(place: Path, libraries: tuple[str, ...], left_out: str) -> int:
-    """The status of pytest there, with the sanitizer's library loaded before all others."""
+def compiler_of_library(place: Path, flags: str) -> dict[str, str]:
+    """Variables with which the package builds its library for torch there, under the sanitizer too."""
+    script = place / "sanitized-c++"
+    # The sanitizer is loaded before the interpreter; the compiler would run under it too.
+    script.write_text(
+        "#!/bin/sh\nunset LD_PRELOAD\n"
+        f'exec "${{SANITIZED_CXX:-c++}}" -fsanitize={flags} -fno-omit-frame-pointer -g1 "$@" -O1\n'
+    )
+    script.chmod(0o755)
+    names = {"CXX": str(script), "OTEL_TORCHPROF_BUILD_DIR": str(place / "torch-library")}
+    return {**names, "SANITIZED_CXX": os.environ.get("CXX", "c++")}
+
+
+def sanitized_copy(flavour: str) -> Copy:
+    """The copy of that flavour, built where that is needed."""
+    flags, libraries, _ = FLAVOURS[flavour]
+    place = copied(flavour)
+    build(place, flags)
     found = [subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in libraries]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", left_out]
+    fixed = flavour == "tsan" and subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0
+    variables = {**OPTIONS, **compiler_of_library(place, flags), "PYTHONPATH": str(place)}
+    # see native/Makefile for setarch
+    return Copy(place, ("setarch", "-R") if fixed else (), {**variables, "LD_PRELOAD": " ".join(found)})
+
+
+def tested(flavour: str) -> int:
+    """The status of pytest in that copy."""
+    copy = sanitized_copy(flavour)
+    command = [*copy.command, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", FLAVOURS[flavour][2]]
     command += [f"tests/unit/{name}" for name in TESTS]
-    if "libtsan.so" in libraries and subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0:
-        command = ["setarch", "-R", *command]  # see native/Makefile
-    environment = {**os.environ, **OPTIONS, "PYTHONPATH": str(place), "LD_PRELOAD": " ".join(found)}
-    return subprocess.run(command, cwd=place, env=environment, check=False).returncode
+    return subprocess.run(command, cwd=copy.place, env={**os.environ, **copy.environment}, check=False).returncode
 
 
 def main() -> int:
     """Both flavours; the worse of their statuses."""
     status = 0
-    for flavour, (flags, libraries, left_out) in FLAVOURS.items():
+    for flavour in FLAVOURS:
         sys.stdout.write(f"  {flavour}\n")
         sys.stdout.flush()
-        place = copied(flavour)
-        built(place, flags)
-        status = max(status, tested(place, libraries, left_out))
+        status = max(status, tested(flavour))
     return status
 
 

@@ -1,0 +1,97 @@
+"""The instrumentation and streams with random options, and every exporter."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from profiles import frame_filter
+
+import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from world import Worker
+
+
+def exporter(worker: Worker) -> Any:
+    """Any exporter: to memory, files, or a receiver that accepts, refuses, hangs or hangs up."""
+    world, number = worker.world, worker.random.randrange(3)
+    made = [
+        InMemorySpanExporter,
+        lambda: otp.ChromeTraceExporter(world.folder / f"chrome{number}.json"),
+        lambda: otp.OTLPFileExporter(world.folder / f"spans{number}.otlp"),
+        lambda: otp.OTLPExporter(world.http_url, protocol="http/protobuf", timeout=1),
+        lambda: otp.OTLPExporter(world.grpc_url, timeout=1),
+    ]
+    return worker.random.choice(made)()
+
+
+def policy(worker: Worker) -> otp.SpanPolicy | None:
+    """Any policy."""
+    choose = worker.random.choice
+    if worker.chance(0.5):
+        return None
+    return otp.SpanPolicy(every=choose([1, 2]), keep=choose(["all", "slow"]), max_spans=choose([10, 5000]))
+
+
+def instrumented(worker: Worker) -> None:
+    """Instruments with another provider, or again, or not any more."""
+    instrumentor = otp.TorchInstrumentor()
+    if worker.chance(0.4):
+        instrumentor.uninstrument()
+    else:
+        processor = otp.TorchSpanProcessor(exporter(worker), schedule_delay_millis=50)
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(processor)
+        instrumentor.instrument(
+            tracer_provider=provider,
+            detail=worker.random.choice(["off", "metrics", "steps", "modules", "ops", "frames"]),
+            record_shapes=worker.chance(0.3),
+            frames=frame_filter(worker) if worker.chance(0.3) else None,
+            policy=policy(worker),
+        )
+        worker.world.providers.append(provider)
+        with provider.get_tracer("stress").start_as_current_span("request"):
+            worker.some(2)
+    instrumentor.step()
+
+
+def flushed(worker: Worker) -> None:
+    """Sends what there is, or ends a provider, also one that another thread uses."""
+    with contextlib.suppress(IndexError):
+        provider = worker.world.providers.popleft()
+        if worker.chance(0.5):
+            provider.shutdown()
+        else:
+            provider.force_flush(1000)
+            worker.world.providers.append(provider)
+
+
+def streamed(worker: Worker) -> None:
+    """A stream with steps."""
+    running = otp.stream(
+        exporter(worker),
+        detail=worker.random.choice(["steps", "modules", "ops", "frames"]),
+        record_shapes=worker.chance(0.3),
+        policy=policy(worker),
+    )
+    try:
+        running.start()
+    except otp.NativeError as error:
+        if "16" not in str(error):
+            raise
+        return
+    try:
+        for _ in range(worker.random.randint(0, 3)):
+            worker.act()
+            running.step()
+        if worker.chance(0.3):
+            running.flush(1.0)
+        running.key_averages()
+    finally:
+        running.stop(worker.random.choice([0.0, 1.0, 5.0]))
+
+
+ACTIONS = {"instrumented": instrumented, "flushed": flushed, "streamed": streamed}

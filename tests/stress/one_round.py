@@ -1,0 +1,222 @@
+"""One round of `make stress`: random actions on random threads for some seconds, then everything has to be off."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import gc
+import importlib.util
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import actions
+import exports
+import profiles
+from world import Worker, World, leaf_calls
+
+import otel_torchprof as otp
+from otel_torchprof._native.recorder import recorder_stats
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+JOIN_SECONDS = 120.0
+"""For what is on its way when a round is over."""
+
+
+def chosen_weights(world: World, rng: random.Random, names: list[str]) -> None:
+    """Everything is on, and each round has its favourites: faults that need few threads and one action are not drowned."""
+    for name in names:
+        world.weights[name] = rng.choice([0.2, 1.0, 1.0, 5.0])
+    world.weights["forked"] = 0.2 if world.forks else 0.0
+
+
+def interrupt(world: World, rng: random.Random, main: Worker, workers: dict[str, threading.Thread]) -> None:
+    """Raises KeyboardInterrupt somewhere, again and again."""
+    while not world.is_over:
+        time.sleep(rng.choice([0.001, 0.01, 0.1, 0.5]))
+        target = rng.choice(list(workers.values()) or [None])
+        if target is None or rng.random() < 0.3:
+            if main.is_acting:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif target.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(target.ident), ctypes.py_object(KeyboardInterrupt))
+
+
+def reap(world: World) -> None:
+    """Forgets the children that have ended, and notes those that did not end well or in time."""
+    for child in list(world.children):
+        status = child.status()
+        if status not in (None, 0):
+            world.fail(f"the forked child {child.pid} ended with status {status}")
+        elif status is None and time.monotonic() > child.deadline:
+            world.fail(f"the forked child {child.pid} does not end")
+            os.kill(child.pid, signal.SIGKILL)
+        elif status is None:
+            continue
+        world.children.remove(child)
+
+
+def acted(world: World, rng: random.Random, most: int) -> None:
+    """Acts on this thread and up to so many others, which are replaced when they end, until the round is over."""
+    main, workers = Worker(world, "main"), dict[str, threading.Thread]()
+    if world.interrupts:
+        signal.signal(signal.SIGINT, lambda *_: raise_interrupt() if main.is_acting else None)
+        threading.Thread(target=interrupt, args=(world, rng, main, workers), daemon=True, name="interrupts").start()
+    count = 0
+    while not world.is_over:
+        for name in [name for name, thread in workers.items() if not thread.is_alive()]:
+            del workers[name]
+        while len(workers) < most:
+            count += 1
+            name = f"worker{count}"
+            workers[name] = threading.Thread(target=Worker(world, name).run, name=name)
+            workers[name].start()
+        reap(world)
+        step = time.monotonic() + 0.5
+        while time.monotonic() < step and not world.is_over:
+            one_of_main(main)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def raise_interrupt() -> None:
+    """From a handler."""
+    raise KeyboardInterrupt
+
+
+def one_of_main(main: Worker) -> None:
+    """One action of the main thread, with whatever interrupts it."""
+    try:
+        main.run_one()
+    except KeyboardInterrupt:
+        main.is_acting = False
+
+
+def joined(world: World) -> bool:
+    """Waits for all threads that Python knows and all children; whether they ended."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+            if thread.is_alive():
+                world.fail(f"{thread} does not end")
+                faulthandler.dump_traceback(all_threads=True)
+                return False
+    while world.children and time.monotonic() < deadline:
+        reap(world)
+        time.sleep(0.02)
+    return True
+
+
+def all_stopped(world: World, witness: Witness) -> None:
+    """Stops and drops everything, and notes what is still on."""
+    otp.TorchInstrumentor().uninstrument()
+    for provider in world.providers:
+        provider.shutdown()
+    world.providers.clear()
+    for found in world.left_profiles:
+        found.stop()
+    world.left_profiles.clear()
+    world.open_labels.clear()
+    for _ in range(3):
+        gc.collect()
+    # Where an interrupt kept a stop from being made whole, the next one makes up for it.
+    with otp.profile(with_stack=True, all_threads=True, with_modules=True):
+        pass
+    gc.collect()
+    for where, found in (("the main thread", what_is_on()), ("a thread that lived all the round", witness.ask())):
+        for what in found:
+            world.fail(f"after everything was stopped, on {where}: {what}")
+
+
+def what_is_on() -> list[str]:
+    """What records, or would, on the calling thread."""
+    found = {
+        "recordings": recorder_stats().sessions,
+        "profile function": sys.getprofile(),
+        "threading's profile function": threading.getprofile() if sys.version_info >= (3, 10) else None,
+        "callbacks of the collector": [callback for callback in gc.callbacks if "otel" in repr(callback)],
+        "instrumentation": otp.TorchInstrumentor().is_instrumented_by_opentelemetry,
+    }
+    if hasattr(sys, "monitoring"):
+        found |= {f"monitoring tool {number}": sys.monitoring.get_tool(number) for number in range(6)}
+    if HAS_TORCH:
+        import torch
+
+        torch.ones(2).add(1)  # callbacks that another thread has stopped go with the next operator
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found["callback of torch's operators"] = bool(library._ZN2at12hasCallbacksEv() & 0xFF)
+        modules = torch.nn.modules.module
+        found["hooks of modules"] = [*modules._global_forward_pre_hooks, *modules._global_forward_hooks]
+    return [f"{name}: {value!r}" for name, value in found.items() if value]
+
+
+class Witness:
+    """A thread that lives as long as the round, and says what is on there."""
+
+    def __init__(self) -> None:
+        self._asked, self._found = threading.Event(), list[Any]()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="witness")
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        self._found = what_is_on()
+
+    def ask(self) -> list[str]:
+        """What is on there, at the end."""
+        self._asked.set()
+        self._thread.join()
+        return self._found
+
+
+def main() -> int:
+    """Runs the round that the arguments describe; 1 where something was wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seed", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--http", required=True)
+    parser.add_argument("--grpc", required=True)
+    parser.add_argument("--no-forks", action="store_true")
+    given = parser.parse_args()
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    rng = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="stress-") as folder:
+        world = World(given.seed, 0.0, Path(folder), given.http, given.grpc, not given.no_forks, rng.random() < 0.5)
+        return acted_round(world, rng, given.seconds)
+
+
+def acted_round(world: World, rng: random.Random, seconds: float) -> int:
+    """The round."""
+    world.actions = {**actions.ACTIONS, **profiles.ACTIONS, **exports.ACTIONS}
+    if HAS_TORCH:
+        import torch_actions
+
+        world.actions |= torch_actions.ACTIONS
+    chosen_weights(world, rng, list(world.actions))
+    with otp.profile(with_stack=True):  # builds and loads what is built and loaded at first use
+        leaf_calls(Worker(world, "first"))
+    world.watch_what_nobody_catches()
+    witness = Witness()
+    gc.collect()
+    gc.freeze()
+    world.until = time.monotonic() + seconds
+    acted(world, rng, rng.choice([0, 1, 2, 5]))
+    if joined(world):
+        all_stopped(world, witness)
+    print(dict(world.done.most_common()))  # noqa: T201 - kept beside the seed
+    return 1 if world.failures else 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,163 @@
+"""`make stress SECONDS=60`: rounds of random actions, each in a process of its own, which is watched from here.
+
+The seed is printed; the rounds have the seeds that follow it, so that SEED=N of a failed round makes that one the first. The same seed
+draws the same actions on each thread; how the threads take turns is the system's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
+
+import fault_server as faults  # noqa: E402
+import grpc  # noqa: E402
+import sanitized  # noqa: E402
+
+ROUND_SECONDS = 20.0
+GRACE_SECONDS = {"plain": 240.0, "asan": 400.0, "tsan": 600.0}
+"""What a round may take besides: to begin, and to end what is on its way."""
+OUT = ROOT / "build" / "stress"
+
+
+class Turns:
+    """What a receiver of fault_server answers: one of these, at random, for ever."""
+
+    def __init__(self, receiver: faults.Receiver, *turns: Any) -> None:
+        self._receiver, self._turns = receiver, turns
+
+    def pop(self, _: int) -> Any:
+        """The next one."""
+        del self._receiver.arrived[:-10]
+        return random.choice(self._turns)
+
+
+@contextlib.contextmanager
+def receivers() -> Any:
+    """Two receivers in this process that accept, refuse, hang and hang up: where to find them."""
+    http, rpc = faults.HttpReceiver(), faults.GrpcReceiver()
+
+    def late(handler: Any) -> None:
+        http.ended.wait(3)
+        handler.close_connection = True
+
+    code = grpc.StatusCode
+    http.turns = Turns(http, None, None, faults.status(503), faults.status(400), faults.raw(b"HTTP/1.1 2"), late)
+    rpc.turns = Turns(rpc, None, None, faults.Abort(code.UNAVAILABLE), faults.Abort(code.INVALID_ARGUMENT))
+    with http, rpc:
+        yield http.url, rpc.url
+
+
+def stacks(process: subprocess.Popen[bytes], log: Any) -> None:
+    """Writes the stacks of all its threads to its log: Python's by faulthandler, the native ones by gdb."""
+    os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(2)
+    for name, *arguments in (
+        ("py-spy", "dump", "--native", "--pid", str(process.pid)),
+        ("gdb", "-p", str(process.pid), "-batch", "-ex", "thread apply all bt 40"),
+    ):
+        if shutil.which(name):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([name, *arguments], stdout=log, stderr=subprocess.DEVNULL, timeout=120, check=False)
+
+
+def left_over(group: int, seconds: float) -> bool:
+    """Whether processes of a round's are still there after so many seconds; they are ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    return True
+
+
+def failure_of_round(command: list[str], place: Path, environment: dict[str, str], log_path: Path, limit: float) -> str:
+    """Runs one round; why it failed, or nothing."""
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=place, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            stacks(process, log)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"did not end within {limit:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if left_over(process.pid, 90 if status == 0 else 0) and status == 0:
+        return "left processes behind that did not end"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}" if status else ""
+
+
+def prepared(flavour: str) -> tuple[Path, list[str], dict[str, str]]:
+    """Where rounds of a flavour run, what goes before the interpreter, and the environment."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
+        "PYTHONHASHSEED": "0",
+        "NO_PROXY": "*",
+    }
+    if flavour == "plain":
+        return ROOT, [], {**environment, "PYTHONPATH": str(ROOT)}
+    copy = sanitized.sanitized_copy(flavour)
+    return copy.place, list(copy.command), {**environment, **copy.environment}
+
+
+def main() -> int:
+    """Rounds until the time is over; 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
+    parser.add_argument("--flavour", choices=GRACE_SECONDS, default="plain")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of the rounds")
+    parser.add_argument("--go-on", action="store_true", help="after a failed round too")
+    given = parser.parse_args()
+    place, before, environment = prepared(given.flavour)
+    OUT.mkdir(parents=True, exist_ok=True)
+    end, seed, failed = time.monotonic() + given.seconds, given.seed, 0
+    say(f"seed {seed}, {given.flavour}, {given.python}")
+    with receivers() as (http_url, grpc_url):
+        while (left := end - time.monotonic()) > 0 and (given.go_on or not failed):
+            seconds = min(ROUND_SECONDS, max(left, 5.0))
+            log = OUT / f"{given.flavour}-{seed}.log"
+            command = [*before, given.python, "tests/stress/one_round.py", str(seed), f"{seconds:.1f}"]
+            command += ["--http", http_url, "--grpc", grpc_url, *(["--no-forks"] if given.flavour == "tsan" else [])]
+            why = failure_of_round(command, place, environment, log, seconds + GRACE_SECONDS[given.flavour])
+            say(f"  seed {seed}: {why or 'pass'}")
+            if why:
+                failed += 1
+                say(log.read_text(errors="replace")[-20_000:])
+                flavour = "" if given.flavour == "plain" else f" FLAVOUR={given.flavour}"
+                version = "" if given.python == sys.executable else f" PYTHON_OF_ROUNDS={given.python}"
+                say(f"  all of it: {log}\n  again: make stress SEED={seed} SECONDS={seconds:.0f}{flavour}{version}")
+            seed += 1
+    return 1 if failed else 0
+
+
+def say(text: str) -> None:
+    """A line on the screen, now."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What programs do with torch: training steps, forks of TorchScript, threads, torch's own profiler."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from world import Worker
+
+torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+_kineto = threading.Lock()
+
+
+class Model(torch.nn.Module):
+    """Small, with a module in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+    def forward(self, inputs: Any) -> Any:
+        with otp.record_function("forward"):
+            return self.body(inputs)
+
+
+def training(worker: Worker) -> None:
+    """A few steps."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(worker.random.randint(1, 3)):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4)).sum()
+        if worker.chance(0.3):
+            worker.act()
+        loss.backward()
+        optimizer.step()
+
+
+@torch.jit.script
+def _work(inputs: torch.Tensor) -> torch.Tensor:
+    for _ in range(5):
+        inputs = inputs * 2 + 1
+    return inputs
+
+
+@torch.jit.script
+def _forks(inputs: torch.Tensor) -> torch.Tensor:
+    first = torch.jit.fork(_work, inputs)
+    second = torch.jit.fork(_work, inputs)
+    return torch.jit.wait(first) + torch.jit.wait(second)
+
+
+def script_forks(_: Worker) -> None:
+    """Operators on the threads of TorchScript."""
+    _forks(torch.ones(4))
+
+
+def operators(worker: Worker) -> None:
+    """Operators, labels of torch's, a failing one."""
+    inputs = torch.ones(3, requires_grad=worker.chance(0.5))
+    for _ in range(worker.random.randint(1, 20)):
+        with torch.autograd.profiler.record_function("torch's"):
+            inputs = inputs * 2
+    try:
+        torch.mm(torch.ones(2), torch.ones(2))
+    except RuntimeError:
+        pass
+
+
+def kineto(worker: Worker) -> None:
+    """Torch's own profiler, one at a time."""
+    if not _kineto.acquire(blocking=False):
+        return
+    try:
+        with torch.autograd.profiler.profile(use_kineto=worker.chance(0.5)):
+            worker.some(2)
+    except RuntimeError as error:  # ours has the thread's memory
+        if "already" not in str(error):
+            raise
+    finally:
+        _kineto.release()
+
+
+ACTIONS = {"training": training, "script forks": script_forks, "operators": operators, "kineto": kineto}
