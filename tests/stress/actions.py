@@ -17,6 +17,8 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from profiles import HANDED_OVER
+
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import recorder_stats
 
@@ -42,7 +44,7 @@ def decorated(worker: Worker) -> None:
     def function() -> None:
         worker.some(1)
 
-    @worker.label()
+    @otp.record_function(HANDED_OVER)
     def generator() -> Any:
         for number in range(5):
             yield number
@@ -56,7 +58,6 @@ def decorated(worker: Worker) -> None:
     elif worker.chance(0.5):
         with contextlib.suppress(KeyError, StopIteration):
             running.throw(KeyError("thrown"))
-    # One that was never begun has no label.
     if running.gi_frame is not None:
         worker.world.open_labels.append(running)
 
@@ -70,7 +71,7 @@ def handed_over(worker: Worker) -> None:
         else:
             found.close()
     if len(worker.world.open_labels) < 10:
-        label = otp.record_function("handed over")
+        label = otp.record_function(HANDED_OVER)
         label.__enter__()
         worker.world.open_labels.append(label)
 
@@ -139,8 +140,9 @@ def collecting(worker: Worker) -> None:
 
 
 def switching(worker: Worker) -> None:
-    """Threads that change at every opportunity, for a few actions."""
-    sys.setswitchinterval(1e-6)
+    """Threads that change at nearly every opportunity, for a few actions."""
+    # With more threads they do nothing but wait for the interpreter's lock: no progress in minutes with 1e-6 and ten.
+    sys.setswitchinterval(1e-6 if threading.active_count() < 4 else 1e-4)
     try:
         worker.some()
     finally:
@@ -155,6 +157,7 @@ def other_tracer(worker: Worker) -> None:
     """Another tool that takes the profile function or the trace function, and puts back what it found, or nothing."""
     get, give = worker.random.choice([(sys.getprofile, sys.setprofile), (sys.gettrace, sys.settrace)])
     before = get() if worker.chance(0.3) else None
+    worker.world.tools += 1
     give(_tool)
     try:
         worker.some(1)
@@ -165,6 +168,7 @@ def other_tracer(worker: Worker) -> None:
 def other_profiler(worker: Worker) -> None:
     """cProfile, which is refused where another tool has what it needs (since Python 3.12)."""
     profiler = cProfile.Profile()
+    worker.world.tools += 1
     with contextlib.suppress(ValueError):
         profiler.enable()
     try:
@@ -199,7 +203,7 @@ def monitored(worker: Worker) -> None:
 def in_child(worker: Worker) -> None:
     """What a forked child does: everything of the parent's is off, and a new profile records."""
     faulthandler.dump_traceback_later(CHILD_SECONDS / 2, exit=True)
-    if recorder_stats().sessions != 0:
+    if recorder_stats().sessions != 0 and not otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         worker.world.fail("a forked child has recordings that run")
     for provider in list(worker.world.providers):
         provider.force_flush(2000)

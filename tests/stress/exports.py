@@ -53,6 +53,8 @@ def instrumented(worker: Worker) -> None:
             policy=policy(worker),
         )
         worker.world.providers.append(provider)
+        if len(worker.world.providers) > 4:
+            worker.world.providers.popleft().shutdown()
         with provider.get_tracer("stress").start_as_current_span("request"):
             worker.some(2)
     instrumentor.step()

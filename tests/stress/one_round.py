@@ -7,6 +7,8 @@ import ctypes
 import faulthandler
 import gc
 import importlib.util
+import logging
+import math
 import os
 import random
 import signal
@@ -20,7 +22,7 @@ from typing import Any
 import actions
 import exports
 import profiles
-from world import Worker, World, leaf_calls
+from world import Worker, World
 
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import recorder_stats
@@ -35,6 +37,18 @@ def chosen_weights(world: World, rng: random.Random, names: list[str]) -> None:
     for name in names:
         world.weights[name] = rng.choice([0.2, 1.0, 1.0, 5.0])
     world.weights["forked"] = 0.2 if world.forks else 0.0
+
+
+def warm_up(world: World) -> None:
+    """Each action once: imports what is imported at first use, which takes minutes with a collection at every allocation."""
+    world.until = math.inf
+    world.weights = {"labels": 1.0}
+    worker = Worker(world, "first")
+    for name, action in world.actions.items():
+        begun = time.monotonic()
+        action(worker)
+        print(f"first {name}: {time.monotonic() - begun:.1f} s")  # noqa: T201
+    world.tools = 0
 
 
 def interrupt(world: World, rng: random.Random, main: Worker, workers: dict[str, threading.Thread]) -> None:
@@ -63,12 +77,21 @@ def reap(world: World) -> None:
         world.children.remove(child)
 
 
+def calm(world: World) -> None:
+    """Takes collections and switches at every opportunity back when the round is over: what is on its way would take minutes."""
+    while not world.is_over:
+        time.sleep(0.1)
+    gc.set_threshold(700, 10, 10)
+    sys.setswitchinterval(0.005)
+
+
 def acted(world: World, rng: random.Random, most: int) -> None:
     """Acts on this thread and up to so many others, which are replaced when they end, until the round is over."""
     main, workers = Worker(world, "main"), dict[str, threading.Thread]()
     if world.interrupts:
         signal.signal(signal.SIGINT, lambda *_: raise_interrupt() if main.is_acting else None)
         threading.Thread(target=interrupt, args=(world, rng, main, workers), daemon=True, name="interrupts").start()
+    threading.Thread(target=calm, args=(world,), daemon=True, name="calm").start()
     count = 0
     while not world.is_over:
         for name in [name for name, thread in workers.items() if not thread.is_alive()]:
@@ -185,6 +208,7 @@ def main() -> int:
     parser.add_argument("--grpc", required=True)
     parser.add_argument("--no-forks", action="store_true")
     given = parser.parse_args()
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     rng = random.Random(given.seed)
@@ -200,11 +224,10 @@ def acted_round(world: World, rng: random.Random, seconds: float) -> int:
         import torch_actions
 
         world.actions |= torch_actions.ACTIONS
-    chosen_weights(world, rng, list(world.actions))
-    with otp.profile(with_stack=True):  # builds and loads what is built and loaded at first use
-        leaf_calls(Worker(world, "first"))
     world.watch_what_nobody_catches()
     witness = Witness()
+    warm_up(world)
+    chosen_weights(world, rng, list(world.actions))
     gc.collect()
     gc.freeze()
     world.until = time.monotonic() + seconds

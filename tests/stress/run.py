@@ -26,7 +26,7 @@ import grpc  # noqa: E402
 import sanitized  # noqa: E402
 
 ROUND_SECONDS = 20.0
-GRACE_SECONDS = {"plain": 240.0, "asan": 400.0, "tsan": 600.0}
+GRACE_SECONDS = {"plain": 150.0, "asan": 300.0, "tsan": 600.0}
 """What a round may take besides: to begin, and to end what is on its way."""
 OUT = ROOT / "build" / "stress"
 

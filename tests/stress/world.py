@@ -40,12 +40,14 @@ class World:
     failures: list[str] = field(default_factory=list)
     actions: dict[str, Action] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    tools: int = 0
+    """How often another tool took a thread's profile function."""
     done: collections.Counter[str] = field(default_factory=collections.Counter)
     """Actions that ended, by name; ``NAME interrupted`` likewise."""
     children: list[Any] = field(default_factory=list)
     """Forked processes that may still run."""
-    providers: collections.deque[Any] = field(default_factory=lambda: collections.deque(maxlen=4))
-    """The providers that were instrumented last."""
+    providers: collections.deque[Any] = field(default_factory=collections.deque)
+    """Providers that were instrumented and not shut down."""
     open_labels: collections.deque[Any] = field(default_factory=collections.deque)
     """Labels begun on one thread that another is to end."""
     left_profiles: collections.deque[Any] = field(default_factory=collections.deque)
@@ -57,6 +59,13 @@ class World:
             self.failures.append(what)
             os.write(2, f"FAILURE {what}\n".encode())
 
+    def fail_by(self, where: str, found: Any) -> None:
+        """Notes an exception, unless it is an interrupt, or what an interrupt left of somebody else's object."""
+        lines = traceback.format_exception(found.exc_type, found.exc_value, found.exc_traceback)
+        text = "".join(lines)
+        if found.exc_type is not KeyboardInterrupt and not (self.interrupts and "otel_torchprof" not in text):
+            self.fail(f"{where}: {text}")
+
     @property
     def is_over(self) -> bool:
         """Whether workers end."""
@@ -66,14 +75,10 @@ class World:
         """Makes failures of exceptions in finalizers and threads, and of those that our log reports."""
 
         def unraisable(found: Any) -> None:
-            if found.exc_type is not KeyboardInterrupt:
-                lines = traceback.format_exception(found.exc_type, found.exc_value, found.exc_traceback)
-                self.fail(f"unraisable in {found.object!r}: {''.join(lines)}")
+            self.fail_by(f"unraisable in {found.object!r}", found)
 
         def in_thread(found: Any) -> None:
-            if found.exc_type is not KeyboardInterrupt:
-                lines = traceback.format_exception(found.exc_type, found.exc_value, found.exc_traceback)
-                self.fail(f"thread {found.thread}: {''.join(lines)}")
+            self.fail_by(f"thread {found.thread}", found)
 
         sys.unraisablehook, threading.excepthook = unraisable, in_thread
         logging.getLogger("otel_torchprof").addHandler(_Logged(self))
