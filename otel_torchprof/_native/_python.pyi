@@ -8,6 +8,9 @@ from typing_extensions import Self
 
 def attach(address: int) -> None: ...
 
+# Owns native memory: frees it when the last reference to the result goes. memory, free: addresses; kept: lives until then.
+def owner(memory: int, free: int, kept: object, /) -> object: ...
+
 # What follows is there only after attach().
 
 class Label:

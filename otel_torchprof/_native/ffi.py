@@ -24,3 +24,14 @@ _python.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
 Label = _python.Label
 python_sources = _python
 """Functions of the other sources that need Python's API; their types are in ``_python.pyi``."""
+
+
+def owner(memory: Any, free: str) -> object:
+    """Owns what the core has given: the function of the core with that name frees it when the last reference to the result goes.
+
+    Not ``ffi.gc``, which frees in a finalizer: of objects that go in one collection of garbage, other finalizers may run after
+    it, and may use the memory, as that of an object which stops its profile does.
+    """
+    as_number = ffi.typeof("uintptr_t")
+    function = ffi.addressof(lib, free)
+    return _python.owner(int(ffi.cast(as_number, memory)), int(ffi.cast(as_number, function)), memory)

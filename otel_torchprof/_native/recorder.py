@@ -12,7 +12,7 @@ from otel_torchprof._columns.batch import Array, Batch, Names, OpenEvents, Threa
 from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS
 from otel_torchprof.errors import NativeError
 
-from .ffi import ffi, lib
+from .ffi import ffi, lib, owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,10 +103,11 @@ def _view(pointer: Any, count: int, dtype: Any, owner: Any) -> Array:
 
 
 def _names() -> Names:
-    raw = ffi.gc(ffi.new("otp_names *"), lib.otp_names_free)
+    raw = ffi.new("otp_names *")
     check(lib.otp_names_copy(raw), "reading the names")
-    ends = _view(raw.ends, raw.count, np.uint64, raw)
-    return Names(_view(raw.data, int(ends[-1]), np.uint8, raw), ends)
+    owned = owner(raw, "otp_names_free")
+    ends = _view(raw.ends, raw.count, np.uint64, owned)
+    return Names(_view(raw.data, int(ends[-1]), np.uint8, owned), ends)
 
 
 class _ThreadNames:
@@ -159,17 +160,18 @@ def _threads(raw: Any) -> tuple[Thread, ...]:
 
 
 def _batch(raw: Any) -> Batch:
-    columns = {c.name: _view(getattr(raw, c.name), raw.rows, c.dtype, raw) for c in COLUMNS}
+    owned = owner(raw, "otp_batch_free")
+    columns = {c.name: _view(getattr(raw, c.name), raw.rows, c.dtype, owned) for c in COLUMNS}
     words = None
     if raw.inputs != ffi.NULL:
-        columns[INPUTS.name] = _view(raw.inputs, raw.rows, INPUTS.dtype, raw)
-        words = _view(raw.input_words, raw.input_word_count, np.int64, raw)
+        columns[INPUTS.name] = _view(raw.inputs, raw.rows, INPUTS.dtype, owned)
+        words = _view(raw.input_words, raw.input_word_count, np.int64, owned)
     if raw.context != ffi.NULL:
-        columns[CONTEXT.name] = _view(raw.context, raw.rows, CONTEXT.dtype, raw)
+        columns[CONTEXT.name] = _view(raw.context, raw.rows, CONTEXT.dtype, owned)
     memory = None
     if raw.memory_time != ffi.NULL:
         memory = {
-            c.name: _view(getattr(raw, f"memory_{c.name}"), raw.memory_count, c.dtype, raw) for c in MEMORY_COLUMNS
+            c.name: _view(getattr(raw, f"memory_{c.name}"), raw.memory_count, c.dtype, owned) for c in MEMORY_COLUMNS
         }
     return Batch(
         columns,
@@ -178,15 +180,15 @@ def _batch(raw: Any) -> Batch:
         inputs=words,
         memory=memory,
         dropped=_by_reason(raw.dropped),
-        outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, raw),
-        outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, raw),
+        outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, owned),
+        outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, owned),
         opens=OpenEvents(
-            id=_view(raw.open_id, raw.open_count, np.uint64, raw),
-            parent=_view(raw.open_parent, raw.open_count, np.uint64, raw),
-            start=_view(raw.open_start, raw.open_count, np.int64, raw),
-            context=_view(raw.open_context, raw.open_count, np.uint32, raw),
-            name=_view(raw.open_name, raw.open_count, np.uint32, raw),
-            kind=_view(raw.open_kind, raw.open_count, np.uint8, raw),
+            id=_view(raw.open_id, raw.open_count, np.uint64, owned),
+            parent=_view(raw.open_parent, raw.open_count, np.uint64, owned),
+            start=_view(raw.open_start, raw.open_count, np.int64, owned),
+            context=_view(raw.open_context, raw.open_count, np.uint32, owned),
+            name=_view(raw.open_name, raw.open_count, np.uint32, owned),
+            kind=_view(raw.open_kind, raw.open_count, np.uint8, owned),
         ),
     )
 
@@ -237,7 +239,8 @@ class Session:
         options.contexts = contexts
         out = ffi.new("otp_session **")
         check(lib.otp_session_new(options, out), f"a recording with a budget of {budget_bytes} bytes")
-        self._native = ffi.gc(out[0], lib.otp_session_free)
+        self._native = out[0]
+        self._owner = owner(out[0], "otp_session_free")
         self._final: Batch | None = None
         self._lock = threading.Lock()
         self.all_threads = all_threads
@@ -301,7 +304,7 @@ class Session:
         out = ffi.new("otp_batch **")
         check(lib.otp_session_drain(self._native, out), "reading a recording")
         self._unread.discard(self)  # if it has stopped, that was all of it
-        return _batch(ffi.gc(out[0], lib.otp_batch_free))
+        return _batch(out[0])
 
     def final_batch(self) -> Batch:
         """All events of a stopped session that was never drained; the same object every time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -138,6 +139,36 @@ def test_arrays_outlive_everything():
     assert "label" in list(names_)
     with pytest.raises(ValueError, match="read-only"):
         start[0] = 0
+
+
+class _Reads:
+    """Stops and reads a session when it is finalized together with it, by a collection."""
+
+    def __init__(self, session, names, *, stops):
+        self.session, self.names, self.stops, self.itself = session, names, stops, self
+
+    def __del__(self):
+        if self.stops:
+            self.session.stop()
+        batch = self.session.final_batch()
+        self.names += [batch.names[name] for name in batch["name"].tolist()]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_finalizer_that_uses_what_goes_with_it(stops):
+    """A finalizer stops and reads a session that is garbage like itself: nothing native is freed before the last finalizer ran."""
+    names = []
+    session = Session(1 << 20)
+    session.start()
+    with otp.record_function("before the end"):
+        pass
+    if not stops:
+        session.stop()
+        session.final_batch()
+    _Reads(session, names, stops=stops)
+    del session
+    gc.collect()
+    assert names == ["before the end"]
 
 
 def test_times():

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace otp_python {
 
@@ -85,6 +86,37 @@ namespace {
 // errors() -> int: exceptions that Python code raised which was run for the recorder.
 PyObject* errors(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(g_errors); }
 
+// ---- native memory that an object owns ----
+
+void free_owned(PyObject* capsule) {
+  void* memory = PyCapsule_GetPointer(capsule, nullptr);
+  auto* owned = static_cast<std::pair<void (*)(void*), PyObject*>*>(PyCapsule_GetContext(capsule));
+  Py_BEGIN_ALLOW_THREADS;
+  owned->first(memory);
+  Py_END_ALLOW_THREADS;
+  Py_XDECREF(owned->second);
+  delete owned;
+}
+
+// owner(memory, free, kept): the addresses of memory and of the function that frees it, which is called when the last
+// reference to the result goes. `kept` lives until then.
+PyObject* owner(PyObject*, PyObject* arguments) {
+  unsigned long long memory = 0, free = 0;
+  PyObject* kept = nullptr;
+  if (PyArg_ParseTuple(arguments, "KKO", &memory, &free, &kept) == 0) return nullptr;
+  PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(memory), nullptr, nullptr);
+  if (capsule == nullptr) return nullptr;
+  auto* owned = new (std::nothrow) std::pair<void (*)(void*), PyObject*>(reinterpret_cast<void (*)(void*)>(free), kept);
+  if (owned == nullptr || PyCapsule_SetContext(capsule, owned) != 0 ||
+      PyCapsule_SetDestructor(capsule, free_owned) != 0) {
+    delete owned;
+    Py_DECREF(capsule);
+    return PyErr_NoMemory();
+  }
+  Py_INCREF(kept);
+  return capsule;
+}
+
 // attach(address): of the recorder's otp_api. Raises ImportError when the two were built from different sources. Before
 // it there is nothing else here: what records appears now, so that none of it can be without a recorder.
 PyObject* attach(PyObject* module, PyObject* address) {
@@ -104,8 +136,10 @@ PyObject* attach(PyObject* module, PyObject* address) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef g_methods[] = {
-    {"attach", attach, METH_O, nullptr}, {"errors", errors, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef g_methods[] = {{"attach", attach, METH_O, nullptr},
+                           {"errors", errors, METH_NOARGS, nullptr},
+                           {"owner", owner, METH_VARARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_python", nullptr, -1, g_methods, nullptr, nullptr, nullptr, nullptr};
 
