@@ -48,7 +48,7 @@ class Backlog:
     """Batches and requests to flush, in the order in which they came. Not thread-safe: its queue locks.
 
     A batch that is in somebody's hands, from :meth:`take` on, counts like those that wait until it is settled, put back or
-    dropped: it is held in memory all the same.
+    cleared: it is held in memory all the same.
     """
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -113,10 +113,6 @@ class Backlog:
                 return place
         return len(self._items)
 
-    def drop(self, batch: Batch) -> int:
-        """Drops what is left of the batch in hand; how many spans."""
-        return self._dropped(batch)
-
     def make_room(self, spans: int, size_bytes: int) -> int:
         """Drops the oldest until so much fits or nothing waits; how many spans were dropped. Requests to flush stay."""
         dropped, flushes = 0, []
@@ -129,12 +125,14 @@ class Backlog:
         self._items.extendleft(reversed(flushes))
         return dropped
 
-    def clear(self) -> tuple[int, list[Flush]]:
-        """Drops everything that is not in hand: how many spans, and the requests."""
-        items = list(self._items)
+    def clear(self) -> tuple[int, int, list[Flush]]:
+        """Drops everything: how many spans, how many of these are in somebody's hands, and the requests that wait."""
+        queued = sum(len(item.spans) for item in self._items if isinstance(item, Batch))
+        spans, flushes = self.spans, self._flushes
         self._items.clear()
-        dropped = sum(self._dropped(item) for item in items if isinstance(item, Batch))
-        return dropped, [item for item in items if isinstance(item, Flush)]
+        self.spans = self.size_bytes = 0
+        self._flushes = []
+        return spans, spans - queued, flushes
 
     def answered(self, flush: Flush) -> None:
         """Nobody waits for this one any more."""

@@ -235,10 +235,16 @@ class ExportQueue:
     def _handle(self, item: Batch | Flush) -> None:
         if isinstance(item, Flush):
             self._flush(item)
-        elif self._stops_midway:
-            self._export_some(item)
-        else:
-            self._export(item)
+            return
+        try:
+            if self._stops_midway:
+                self._export_some(item)
+            else:
+                self._export(item)
+        except BaseException:  # SystemExit, which ends the thread, or an interrupt: the next put begins another
+            with self._changed:
+                self._settle(item, Delivery(failed=len(item.spans)))
+            raise
 
     def _flush(self, flush: Flush) -> None:
         flushed = not flush.deadline.passed and self._flush_exporter(flush.deadline)
@@ -255,11 +261,7 @@ class ExportQueue:
     def _export(self, batch: Batch) -> None:
         """To an exporter that answers for all or nothing: what it does not take is lost."""
         whole = getattr(self.exporter, "takes_span_lists", False)
-        while batch.spans:
-            if self._abandoned:
-                with self._changed:
-                    self._drop(self._backlog.drop(batch), SHUTDOWN)
-                return
+        while batch.spans and not self._abandoned:
             part = batch.spans if whole else batch.spans[: self._settings.max_export_batch_size]
             succeeded = self._exported_part(part)
             with self._changed:
@@ -281,6 +283,8 @@ class ExportQueue:
         began = self._clock()
         delivery = self._some_exported(batch)
         with self._changed:
+            if self._abandoned:
+                return
             self._settle(batch, delivery)
             if delivery.settled:
                 self._outage.over()
@@ -290,9 +294,6 @@ class ExportQueue:
                 return
             stopped = delivery.stopped_by
             batch.tried = stopped is not None
-            if self._abandoned:
-                self._drop(self._backlog.drop(batch), SHUTDOWN)
-                return
             self._drop(self._backlog.put_back(batch, behind), OUTAGE)
             if stopped is not None or not delivery.settled:
                 self._stopped_by = stopped or Answer(Verdict.RETRY, "there was no time")
@@ -355,6 +356,8 @@ class ExportQueue:
         return self._closing or self._backlog.has_urgent
 
     def _settle(self, batch: Batch, delivery: Delivery) -> None:
+        if self._abandoned:  # dropped with all that waited; each span counts once
+            return
         self._exported += delivery.exported
         self._failed += delivery.failed
         self._backlog.settle(batch, delivery.settled)
@@ -387,18 +390,20 @@ class ExportQueue:
             self._changed.notify_all()
 
     def _give_up(self) -> None:
-        """Drops all that still waits. Again without effect."""
+        """Drops all that still waits, with what the exporter has in its hands, whatever it answers later. Again without effect."""
         if self._abandoned:
             return
         self._abandoned = True
-        dropped, flushes = self._backlog.clear()
+        dropped, sent, flushes = self._backlog.clear()
         self._drop(dropped, SHUTDOWN)
         for flush in flushes:
-            self._backlog.answered(flush)
             flush.done = True
         self._changed.notify_all()
-        why = f": {self._outage.reason}" if self._outage.seconds else ""
-        self._log.warning("%s: %d waiting spans were dropped: the shutdown's time was over%s", self._name, dropped, why)
+        if dropped:
+            unanswered = f" ({sent} of them were with the exporter, which had not answered)" if sent else ""
+            why = f": {self._outage.reason}" if self._outage.seconds else ""
+            text = "%s: %d waiting spans were dropped: the shutdown's time was over%s%s"
+            self._log.warning(text, self._name, dropped, why, unanswered)
 
     def _abandon(self) -> None:
         """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""

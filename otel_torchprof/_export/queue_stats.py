@@ -30,7 +30,8 @@ class QueueStats:
     """The exporter answered FAILURE, or raised; with our own: refused for good."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Spans that were given up, by reason: ``queue_full`` (the exporter was slower than they came), ``outage`` (full while the
-    receiver took nothing), ``shutdown`` (came after it, or its time was over)."""
+    receiver took nothing), ``shutdown`` (came after it, or its time was over). Among the last are those that the exporter had
+    and had not answered when the time was over: they may have arrived, and a later answer changes no count."""
     waiting_spans: int = 0
     """Those that the exporter has in its hands are among them."""
     waiting_bytes: int = 0

@@ -203,6 +203,21 @@ def test_an_exporter_that_fails(made, result, caplog):
     assert caplog.messages == ["Exporter: 1 spans were lost: it raised RuntimeError: no"] * raised
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exporter_that_ends_the_thread(made):
+    """Where it raises SystemExit its spans have failed, none stays in its hands, and the next put begins a new thread."""
+    exporter = Exporter()
+    exporter.export = lambda spans: sys.exit()
+    queue = made(exporter)
+    queue.put(["a", "b"], 1)
+    queue._thread.join(LONG)
+    assert queue.stats == QueueStats(failed_spans=2)
+    del exporter.export
+    queue.put(["c"], 1)
+    assert queue.shutdown(in_time())
+    assert queue.stats == QueueStats(exported_spans=1, failed_spans=2)
+
+
 def test_a_flush_reaches_the_exporter(made):
     """The exporter is flushed after the last span, with the time that is left."""
     queue = made(Exporter())
@@ -274,7 +289,7 @@ def test_shutdown_of_an_unused_queue(made):
 
 
 def test_shutdown_keeps_its_deadline(made, caplog):
-    """With an exporter that hangs, what waits is dropped and counted at the deadline, and the exporter is told once."""
+    """At the deadline all spans are counted as dropped, also those with an exporter that hangs, whatever it answers later."""
     exporter = Exporter()
     told = threading.Event()
     exporter.shutdown = lambda: (exporter.calls.append("shutdown"), told.set())
@@ -285,22 +300,23 @@ def test_shutdown_keeps_its_deadline(made, caplog):
     queue.put(["a", "b"], 1)
     assert not queue.shutdown(soon())
     assert told.wait(LONG)
-    assert queue.stats == QueueStats(dropped={"shutdown": 2}, waiting_spans=2, waiting_bytes=2)
-    assert "2 waiting spans were dropped: the shutdown's time was over" in caplog.text
+    assert queue.stats == QueueStats(dropped={"shutdown": 4})
+    assert "4 waiting spans were dropped: the shutdown's time was over (2 of them were with the exporter" in caplog.text
     exporter.may_go_on.set()
     (thread,) = exporter.threads
     thread.join(LONG)
-    assert queue.stats == QueueStats(exported_spans=1, dropped={"shutdown": 3})
+    assert queue.stats == QueueStats(dropped={"shutdown": 4})
     assert exporter.calls == ["export", "shutdown"]
 
 
-def test_a_shutdown_that_hangs_in_the_exporter(made):
+def test_a_shutdown_that_hangs_in_the_exporter(made, caplog):
     """An exporter that hangs in its own shutdown does not hold up the caller, and is not called a second time."""
     exporter = Exporter().held()
     exporter.shutdown = lambda: (exporter.calls.append("shutdown"), exporter.may_go_on.wait(LONG))
     queue = made(exporter)
     assert not queue.shutdown(soon())
     assert exporter.calls == ["shutdown"]
+    assert caplog.messages == []
 
 
 def test_an_exporter_that_cannot_shut_down(made, caplog):
