@@ -7,6 +7,23 @@ import math
 from dataclasses import dataclass
 
 _LONGEST_TEXT = 300
+_TLS_FAULTS = (
+    "CERTIFICATE",  # not trusted, expired, for another host, asked for, not accepted
+    "Hostname Verification",
+    "security handshaker",  # the client's certificate and key cannot be used
+    "UNKNOWN_CA",
+    "WRONG_VERSION_NUMBER",  # what came is no TLS
+    "HTTP_REQUEST",
+    "PROTOCOL_VERSION",
+    "UNSUPPORTED_PROTOCOL",
+    "HANDSHAKE_FAILURE",
+    "INSUFFICIENT_SECURITY",
+    "UNRECOGNIZED_NAME",
+    "ACCESS_DENIED",
+    "KEY_VALUES_MISMATCH",
+    "PEM",
+)
+"""Parts of OpenSSL's and BoringSSL's names of what will be the same at the next attempt."""
 
 
 class Verdict(enum.Enum):
@@ -60,12 +77,23 @@ def seconds_or_none(value: float) -> float | None:
     return max(0.0, value) if math.isfinite(value) else None
 
 
+def is_tls_fault(reason: str) -> bool:
+    """Whether TLS failed for a reason that a retry does not change."""
+    return any(fault in reason for fault in _TLS_FAULTS)
+
+
 def causes(error: BaseException) -> list[BaseException]:
     """The exception and what led to it, down to the bottom."""
     found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+    while (cause := _cause(found[-1])) is not None and cause not in found:
         found.append(cause)
     return found
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    # urllib3 wraps an error of TLS without chaining it.
+    wrapped = (argument for argument in error.args if isinstance(argument, BaseException))
+    return error.__cause__ or error.__context__ or next(wrapped, None)
 
 
 def root_cause(error: BaseException) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Result = TypeVar("_Result")
+
+THREAD_NAME = "otel-torchprof-call"
 
 
 @dataclass(frozen=True)
@@ -32,3 +37,31 @@ class Deadline:
     def passed(self) -> bool:
         """Whether no time is left."""
         return self.remaining() <= 0
+
+    def bound(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls a function that has no deadline itself, on a daemon thread with the caller's context; what it raises is raised.
+
+        Raises TimeoutError at the deadline, when the call goes on without its caller. Where no thread can be started (an
+        interpreter that is going down) the caller's own makes the call.
+        """
+        results: list[_Result] = []
+        errors: list[Exception] = []
+
+        def call() -> None:
+            try:
+                results.append(function(*arguments))
+            except Exception as error:  # noqa: BLE001 (raised by the caller's thread)
+                errors.append(error)
+
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(call,), name=THREAD_NAME, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            call()
+        else:
+            thread.join(self.remaining())
+        for error in errors:
+            raise error
+        for result in results:
+            return result
+        raise TimeoutError("timed out")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof.version import __version__
 
-from .answer import Answer, Verdict, accepted, one_line, root_cause, seconds_or_none
+from .answer import Answer, Verdict, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
+from .deadline import Deadline
 from .settings import GZIP
 
 if TYPE_CHECKING:
@@ -29,13 +30,21 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_ABOUT_THE_RESPONSE = ("metadata", "CLIENT: ")
+"""In the words of gRPC's core: what is too large is not the message."""
+_MOST_UNENDED = 4
+"""Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
+_NOT_CONNECTED = "failed to connect to all addresses"
+"""How gRPC's core begins what it says of a connection that could not be made."""
+
 _channels_of_parents: list[Any] = []
 
 
 class GrpcTransport:
     """Sends messages to one target. Thread-safe; all threads share one channel, made at the first message.
 
-    A channel whose receiver could not be reached is replaced, and closed as soon as nobody uses it any more.
+    A channel whose receiver could not be reached or did not answer in time is replaced, and closed as soon as nobody uses it
+    any more.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -46,6 +55,7 @@ class GrpcTransport:
         self._metadata = tuple(settings.headers.items())
         self._lock = threading.Lock()
         self._current: _Connection | None = None
+        self._unended: set[_Connection] = set()
         self._closed = False
 
     def prepare(self, message: bytes) -> bytes:
@@ -54,22 +64,32 @@ class GrpcTransport:
 
     def send(self, message: bytes, timeout: float) -> Answer:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
+        if len(self._unended) >= _MOST_UNENDED:
+            return Answer(Verdict.RETRY, f"{_MOST_UNENDED} connections hold calls that do not end")
         try:
             connection = self._acquire()
         except OSError as error:  # a certificate file that was there when the exporter was made
             return Answer(Verdict.REFUSED, root_cause(error))
         if connection is None:
             return Answer(Verdict.REFUSED, "the exporter is shut down")
-        unreachable = False
+        try:
+            # gRPC's own deadline is not kept while a receiver sends PING or SETTINGS frames faster than it reads (1.85).
+            return Deadline.after(timeout).bound(self._call, connection, message, timeout)
+        except TimeoutError:
+            self._leave(connection)
+            return Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: the call did not end in time")
+
+    def _call(self, connection: _Connection, message: bytes, timeout: float) -> Answer:
+        replace = False
         try:
             return accepted(connection.export(message, timeout=timeout, metadata=self._metadata))
         except self._grpc.RpcError as error:
-            unreachable = error.code() is self._grpc.StatusCode.UNAVAILABLE
-            return _answer(error)
+            replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
+            return self._answer(error)
         except ValueError as error:  # closed since it was acquired
             return Answer(Verdict.REFUSED, str(error))
         finally:
-            self._release(connection, unreachable)
+            self._release(connection, replace)
 
     def close(self) -> None:
         """Closes the channel; what is being sent ends at once, as cancelled."""
@@ -82,8 +102,8 @@ class GrpcTransport:
     def after_fork_in_child(self) -> None:
         """The parent's channel stays the parent's: kept, since its destructor would tell the receiver goodbye."""
         self._lock = threading.Lock()
-        _channels_of_parents.append(self._current)
-        self._current = None
+        _channels_of_parents.extend((self._current, self._unended))
+        self._current, self._unended = None, set()
 
     def _acquire(self) -> _Connection | None:
         with self._lock:
@@ -94,14 +114,49 @@ class GrpcTransport:
             self._current.users += 1
             return self._current
 
-    def _release(self, connection: _Connection, unreachable: bool) -> None:
+    def _release(self, connection: _Connection, replace: bool) -> None:
         with self._lock:
             connection.users -= 1
-            if unreachable and connection is self._current:
+            if replace and connection is self._current:
                 self._current = None
             unused = connection is not self._current and not connection.users
+            if unused:
+                self._unended.discard(connection)
         if unused:
             connection.channel.close()
+
+    def _leave(self, connection: _Connection) -> None:
+        """A call of it is past its deadline; the call's own thread releases the connection when it ends."""
+        with self._lock:
+            if connection is self._current:
+                self._current = None
+            if connection.users:
+                self._unended.add(connection)
+
+    def _answer(self, error: Any) -> Answer:
+        code, details = error.code().name, error.details() or ""
+        reason = f"{code}: {one_line(details)}"
+        wait = _retry_info(error)
+        if code in _SIZE_CODES and _is_about_the_size(details):
+            return Answer(Verdict.TOO_LARGE, reason)
+        if details.startswith(_NOT_CONNECTED):
+            if is_tls_fault(details):
+                return Answer(Verdict.REFUSED, reason)
+            if details.endswith("Socket closed"):
+                return Answer(Verdict.RETRY, reason + self._hint())
+        # Exhausted for good (a quota), unless the receiver says when it no longer will be.
+        if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
+            return Answer(Verdict.RETRY, reason, wait=wait)
+        return Answer(Verdict.REFUSED, reason)
+
+    def _hint(self) -> str:
+        """Why a receiver may have closed the connection before it said anything: gRPC does not tell."""
+        settings = self._settings
+        if settings.insecure:
+            return "; a receiver that expects TLS does this too: the endpoint is to begin with https://"
+        return (
+            "" if settings.client_certificate_file else "; a receiver that asks for a client certificate does this too"
+        )
 
     def _new_channel(self) -> Any:
         grpc, settings = self._grpc, self._settings
@@ -133,16 +188,9 @@ def _read(path: str | None) -> bytes | None:
     return Path(path).read_bytes() if path else None
 
 
-def _answer(error: Any) -> Answer:
-    code, details = error.code().name, error.details() or ""
-    reason = f"{code}: {one_line(details)}"
-    wait = _retry_info(error)
-    if code in _SIZE_CODES and ("larg" in details or "size" in details):
-        return Answer(Verdict.TOO_LARGE, reason)
-    # Exhausted for good (a quota), unless the receiver says when it no longer will be.
-    if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
-        return Answer(Verdict.RETRY, reason, wait=wait)
-    return Answer(Verdict.REFUSED, reason)
+def _is_about_the_size(details: str) -> bool:
+    of_the_response = any(part in details for part in _ABOUT_THE_RESPONSE)
+    return ("larg" in details or "size" in details) and not of_the_response
 
 
 def _retry_info(error: Any) -> float | None:

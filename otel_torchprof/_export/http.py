@@ -6,16 +6,22 @@ import gzip
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from http.client import BadStatusLine
 from typing import TYPE_CHECKING, Any
+
+import requests
+from urllib3 import Timeout
+from urllib3.exceptions import HTTPError
 
 from otel_torchprof.version import __version__
 
-from .answer import Answer, Verdict, accepted, causes, one_line, root_cause, seconds_or_none
+from . import http_connection
+from .answer import Answer, Verdict, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
 from .deadline import Deadline
 from .settings import GZIP
 
 if TYPE_CHECKING:
-    import requests
+    from collections.abc import Mapping
 
     from .settings import Settings
 
@@ -45,9 +51,10 @@ class HttpTransport:
         self._session = self._new_session()
 
     def _new_session(self) -> requests.Session:
-        import requests
-
-        return requests.Session()
+        session = requests.Session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, http_connection.Adapter())
+        return session
 
     def prepare(self, message: bytes) -> bytes:
         """The body to send, made once for all attempts."""
@@ -55,16 +62,14 @@ class HttpTransport:
 
     def send(self, body: bytes, timeout: float) -> Answer:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
-        import requests
-        from urllib3 import Timeout
-
-        deadline = Deadline.after(timeout)
+        request = http_connection.request
+        request.deadline, request.status = Deadline.after(timeout), None
         try:
             with self._session.post(
                 self._settings.endpoint,
                 data=body,
                 headers=self._headers,
-                # A pair or a number would bound the connecting and each read, not the whole.
+                # For a SOCKS proxy only: all other connections keep the deadline.
                 timeout=Timeout(total=max(timeout, _SHORTEST_TIMEOUT)),  # type: ignore[arg-type]
                 # Given with each request: those of a session give way to REQUESTS_CA_BUNDLE.
                 verify=self._settings.certificate_file or True,
@@ -72,14 +77,11 @@ class HttpTransport:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return _answer(response, _body(response, deadline))
-        except (requests.ConnectionError, requests.Timeout) as error:
-            # A certificate that cannot be trusted will not be trusted the next time.
-            untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error))
-            verdict = Verdict.REFUSED if untrusted else Verdict.RETRY
-            return Answer(verdict, root_cause(error))
-        except (requests.RequestException, OSError, ValueError) as error:
-            return Answer(Verdict.REFUSED, root_cause(error))
+                return _answer(response.status_code, response.reason, response.headers, _body(response))
+        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            if request.status is not None:  # all of the status came, not all of the headers
+                return _answer(*request.status, {}, None)
+            return _no_answer(error, tls=self._settings.endpoint.startswith("https"))
 
     def close(self) -> None:
         """Closes the connections that are not in use; those that are end with their timeout."""
@@ -91,39 +93,54 @@ class HttpTransport:
         self._session = self._new_session()
 
 
-def _body(response: requests.Response, deadline: Deadline) -> bytes | None:
+def _body(response: requests.Response) -> bytes | None:
     """The body, or its beginning; None where it broke off or took too long."""
-    import requests
-
     body = bytearray()
     try:
-        # By the byte, since a larger read lasts as long as somebody sends a byte now and then.
-        for piece in response.iter_content(1):
+        for piece in response.iter_content(_LONGEST_BODY):
             body += piece
-            if deadline.passed:
-                return None
             if len(body) >= _LONGEST_BODY:
                 break
     except (requests.RequestException, OSError):
         return None
-    return bytes(body)
+    return bytes(body[:_LONGEST_BODY])
 
 
-def _answer(response: requests.Response, body: bytes | None) -> Answer:
-    status = response.status_code
+def _answer(status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
     if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
         # The status came whole, so the message was taken: to send it again would double it.
         return Answer(Verdict.ACCEPTED, "the receiver's answer broke off") if body is None else accepted(body)
-    said = _error_text(response, body or b"")
-    reason = f"HTTP {status} {response.reason}".rstrip() + (f": {said}" if said else "")
+    said = _error_text(headers, body or b"")
+    reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
     if status in _RETRYABLE:
-        return Answer(Verdict.RETRY, reason, wait=retry_after(response.headers.get("retry-after", "")))
+        return Answer(Verdict.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
     return Answer(Verdict.TOO_LARGE if status == _TOO_LARGE else Verdict.REFUSED, reason)
 
 
-def _error_text(response: requests.Response, body: bytes) -> str:
+def _no_answer(error: Exception, *, tls: bool) -> Answer:
+    """Nothing is known of the message: it may be sent again, unless that cannot help."""
+    for cause in causes(error):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            reason = f"{type(cause).__name__}: {cause}"
+            return Answer(Verdict.REFUSED if is_tls_fault(reason) else Verdict.RETRY, reason)
+        if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
+            hint = "" if tls else "; a receiver that expects https:// does this too"
+            return Answer(Verdict.RETRY, root_cause(error) + hint)
+        if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
+            return Answer(Verdict.REFUSED, f"the receiver does not speak HTTP/1.1{_spoken(line)}")
+    may_pass = isinstance(error, (requests.ConnectionError, requests.Timeout))
+    return Answer(Verdict.RETRY if may_pass else Verdict.REFUSED, root_cause(error))
+
+
+def _spoken(line: str) -> str:
+    if line.startswith("\x15\x03"):
+        return " but TLS: the endpoint is to begin with https://"
+    return " but HTTP/2: it may be a receiver for the protocol 'grpc'" if line.startswith("\0") else ""
+
+
+def _error_text(headers: Mapping[str, str], body: bytes) -> str:
     """What an answer that is no success says: OTLP wants a ``google.rpc.Status`` there, proxies send text."""
-    if _PROTOBUF not in response.headers.get("content-type", ""):
+    if _PROTOBUF not in headers.get("content-type", ""):
         return one_line(body.decode("utf-8", "replace"))
     from google.protobuf.message import DecodeError
     from google.rpc.status_pb2 import Status

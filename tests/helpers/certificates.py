@@ -11,12 +11,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Python 3.13 and later insist on the key's usage and identifier.
-_SIGNED = "subjectAltName=DNS:localhost,IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+_SIGNED = "subjectAltName={}\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 _AUTHORITY = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+_HERE = "DNS:localhost,IP:127.0.0.1"
+_NAMES_AND_DAYS = {
+    "server": (_HERE, "2"),
+    "client": (_HERE, "2"),
+    "elsewhere": ("DNS:elsewhere.invalid", "2"),
+    "expired": (_HERE, "-1"),
+}
 
 
 def make_tls(folder: Path) -> Tls:
-    """An authority ``ca``, signed by it a ``server`` (for localhost) and a ``client``, and a ``stranger`` that signed itself."""
+    """An authority ``ca``, what it signed, and a ``stranger`` that signed itself.
+
+    Signed are a ``server`` and a ``client`` for localhost, ``elsewhere`` for another host, and ``expired``.
+    """
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -25,22 +35,11 @@ def make_tls(folder: Path) -> Tls:
     for authority in ("ca", "stranger"):
         files = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
         openssl("req", "-x509", *key, *_AUTHORITY, *files, "-subj", f"/CN={authority}", "-days", "2")
-    for name in ("server", "client"):
-        (folder / f"{name}.ext").write_text(_SIGNED)
+    for name, (names, days) in _NAMES_AND_DAYS.items():
+        (folder / f"{name}.ext").write_text(_SIGNED.format(names))
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-        openssl(
-            "x509",
-            "-req",
-            "-in",
-            f"{name}.csr",
-            *signed_by,
-            "-extfile",
-            f"{name}.ext",
-            "-out",
-            f"{name}.pem",
-            "-days",
-            "2",
-        )
+        files = ("-in", f"{name}.csr", "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        openssl("x509", "-req", *signed_by, *files, "-days", days)
     (folder / "client.both").write_bytes((folder / "client.pem").read_bytes() + (folder / "client.key").read_bytes())
     return Tls(folder)

@@ -107,6 +107,8 @@ class Tls:
     """Files of a certificate authority made for a test, a server's certificate and a client's."""
 
     folder: Path
+    server: str = "server"
+    """The certificate that a server shows."""
 
     def path(self, name: str) -> str:
         """``ca``, ``server`` or ``client``, with ``.pem``, ``.key`` or (both in one file) ``.both`` after it."""
@@ -230,7 +232,7 @@ class HttpReceiver(Receiver):
         self.ended.clear()
         if self.tls:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.tls.path("ca.pem"))
-            context.load_cert_chain(self.tls.path("server.pem"), self.tls.path("server.key"))
+            context.load_cert_chain(self.tls.path(f"{self.tls.server}.pem"), self.tls.path(f"{self.tls.server}.key"))
             context.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_NONE
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -290,7 +292,7 @@ class GrpcReceiver(Receiver):
         address = f"127.0.0.1:{self.port}"
         if self.tls:
             credentials = grpc.ssl_server_credentials(
-                [(self.tls.read("server.key"), self.tls.read("server.pem"))],
+                [(self.tls.read(f"{self.tls.server}.key"), self.tls.read(f"{self.tls.server}.pem"))],
                 root_certificates=self.tls.read("ca.pem"),
                 require_client_auth=self.client_certificates,
             )

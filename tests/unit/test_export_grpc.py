@@ -6,7 +6,6 @@ import threading
 
 import grpc
 import pytest
-from certificates import make_tls
 from fault_server import LONG, SILENCE, Abort, GrpcReceiver, Relay, Reply, free_port, partial_success
 
 from otel_torchprof._export.answer import Answer, Verdict
@@ -15,11 +14,6 @@ from otel_torchprof._export.settings import Settings
 
 BODY = b"\x0a\x00"
 CODES = grpc.StatusCode
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    return make_tls(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -189,32 +183,3 @@ def test_close_ends_what_is_being_sent(receiver):
     thread.join(LONG)
     assert [answer.verdict for answer in answers] == [Verdict.RETRY]
     assert sender.send(BODY, LONG) == Answer(Verdict.REFUSED, "the exporter is shut down")
-
-
-def test_tls(tls):
-    """Over TLS with an authority of one's own; without it the receiver is not trusted."""
-    with GrpcReceiver(tls=tls) as receiver:
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
-        assert sent(f"localhost:{receiver.port}", certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
-        assert sent(receiver.url, certificate_file=tls.path("stranger.pem")).verdict is Verdict.RETRY
-
-
-@pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.both", None)])
-def test_client_certificates(tls, names):
-    """A receiver that asks for a client certificate gets it, with the key in a file of its own or in the same one."""
-    certificate, key = names
-    files = {"client_certificate_file": tls.path(certificate), "client_key_file": key and tls.path(key)}
-    with GrpcReceiver(tls=tls, client_certificates=True) as receiver:
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem"), **files).verdict is Verdict.ACCEPTED
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.RETRY
-
-
-def test_a_certificate_that_has_gone(tls, tmp_path):
-    """A file that was there when the exporter was made, and no longer is when it connects, fails the message only."""
-    path = tmp_path / "ca.pem"
-    path.write_bytes(tls.read("ca.pem"))
-    sender = transport("https://localhost:1", certificate_file=path)
-    path.unlink()
-    answer = sender.send(BODY, LONG)
-    assert answer.verdict is Verdict.REFUSED
-    assert "No such file" in answer.reason

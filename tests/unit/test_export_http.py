@@ -178,28 +178,8 @@ def test_a_receiver_that_returns():
     sender.close()
 
 
-def test_tls(tls):
-    """Over TLS with an authority of one's own; without it the receiver is not trusted, which is final."""
-    with HttpReceiver(tls=tls) as receiver:
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
-        for other in ({}, {"certificate_file": tls.path("stranger.pem")}):
-            answer = sent(receiver.url, **other)
-            assert answer.verdict is Verdict.REFUSED
-            assert "CERTIFICATE_VERIFY_FAILED" in answer.reason
-
-
 def test_the_authority_counts_before_the_environment(tls, monkeypatch):
     """REQUESTS_CA_BUNDLE, which is for everybody, does not replace the authority that was given to this exporter."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", tls.path("stranger.pem"))
     with HttpReceiver(tls=tls) as receiver:
         assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
-
-
-@pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.both", None)])
-def test_client_certificates(tls, names):
-    """A receiver that asks for a client certificate gets it, with the key in a file of its own or in the same one."""
-    certificate, key = names
-    files = {"client_certificate_file": tls.path(certificate), "client_key_file": key and tls.path(key)}
-    with HttpReceiver(tls=tls, client_certificates=True) as receiver:
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem"), **files).verdict is Verdict.ACCEPTED
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.RETRY
