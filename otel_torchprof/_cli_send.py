@@ -11,9 +11,9 @@ from ._encode.otlp import DEFAULT_MAX_BYTES
 from ._export.answer import Verdict
 from ._export.deadline import Deadline
 from ._export.otlp_reading import pieces
-from ._export.requests_of_files import halves, requests_of
+from ._export.requests_of_files import in_two, requests_of
 from ._export.sdk import suppressed
-from ._export.sending import Sender
+from ._export.sending import Sender, SizeLimit
 from ._export.settings import Settings
 from .errors import TorchProfError
 
@@ -86,6 +86,7 @@ class _Delivery:
 
     def __init__(self, settings: Settings) -> None:
         self._sender = Sender(settings, "otel-torchprof send")
+        self._limit = SizeLimit(lambda message: self._sender.deliver(message, Deadline.after(math.inf)))
         self._max_bytes = settings.max_request_bytes
         self._where = settings.shown_endpoint
         self._shows_progress = sys.stderr.isatty()
@@ -123,9 +124,9 @@ class _Delivery:
 
     def _deliver(self, request: FileRequest) -> bool:
         """Whether it makes sense to go on: also where the receiver refused this one."""
-        answer = self._sender.deliver(request.body, Deadline.after(math.inf))
+        answer = self._limit.send(request.body, request.spans)
         if answer.verdict is Verdict.TOO_LARGE and request.spans > 1:
-            return all(self._deliver(half) for half in halves(request, len(request.body) // 2))
+            return all(self._deliver(half) for half in in_two(request))
         if answer.may_pass:
             _say(f"{self._where}: {self._sender.settings.redacted(answer.reason)}")
             return False

@@ -59,7 +59,7 @@ def _lines(
             },
         )
     )
-    return encoded(lent, lib.otp_encode_otlp_json, frame, max_bytes)
+    return encoded(lent, lib.otp_encode_otlp_json, frame, len(head) + len(tail), max_bytes)
 
 
 def _around(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:

@@ -10,6 +10,7 @@ from otel_torchprof._encode.spans import SpanList
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.trace import ReadableSpan
 
 
@@ -18,7 +19,7 @@ def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = Fals
 
     ``json``: as lines of OTLP/JSON instead of protobuf.
 
-    A span that alone is larger goes alone. A SpanList without gaps is encoded from its table, without an object per span;
+    A span that alone is larger goes alone; for a large resource see ``message_size``. A SpanList without gaps is encoded from its table, without an object per span;
     anything else by OpenTelemetry's encoder, whose exceptions are passed on.
     """
     if isinstance(spans, SpanList) and spans.rows.step == 1:
@@ -36,6 +37,8 @@ def _encoded(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool) -> It
         return
     request = encode_spans(spans)
     message = otlp_json.line_of(request) if json else request.SerializeToString()
+    if len(message) > max_bytes:
+        max_bytes = otlp.message_size(max_bytes, common_size(request, json=json))
     if len(message) <= max_bytes or len(spans) == 1:
         yield message, len(spans)
         return
@@ -43,3 +46,14 @@ def _encoded(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool) -> It
     middle = len(spans) // 2
     yield from _encoded(spans[:middle], max_bytes, json=json)
     yield from _encoded(spans[middle:], max_bytes, json=json)
+
+
+def common_size(request: ExportTraceServiceRequest, *, json: bool = False) -> int:
+    """Bytes of the largest resource with its scopes, which each message with a span of it has again."""
+    largest = 0
+    for resource_spans in request.resource_spans:
+        part = type(request)(resource_spans=[resource_spans])
+        for scope_spans in part.resource_spans[0].scope_spans:
+            del scope_spans.spans[:]
+        largest = max(largest, len(otlp_json.line_of(part)) if json else part.ByteSize())
+    return largest

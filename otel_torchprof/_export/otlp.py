@@ -15,7 +15,7 @@ from .deadline import Deadline
 from .delivery import Delivery
 from .messages import messages
 from .sdk import suppressed
-from .sending import ExportStats, Sender
+from .sending import ExportStats, Sender, SizeLimit
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class OTLPExporter(SpanExporter):
         client_key_file: PEM file with the key of the client certificate.
         client_certificate_file: PEM file with the client certificate, and its key where that has no file of its own.
         max_request_bytes: size of a message, before compression. By default 1 MiB; gRPC receivers refuse more than 4 MiB unless told otherwise.
+            With a resource above 512 KiB, which each message has again, up to 4 MiB; with one above 4 MiB nothing can be sent.
 
     Raises:
         ValueError: a bad argument, with its name, its value (never that of a header) and what is allowed.
@@ -107,7 +108,8 @@ class OTLPExporter(SpanExporter):
         """
         deadline = Deadline.after(math.inf if timeout_millis is None else timeout_millis / 1000)
         with suppressed():
-            done = self._export(spans, lambda message: self._sender.deliver(message, deadline), deadline)
+            limit = SizeLimit(lambda message: self._sender.deliver(message, deadline))
+            done = self._export(spans, limit.send, deadline)
         left = len(spans) - done.settled
         if left:
             over = "the exporter is shut down" if self._sender.is_closed else "there was no time left for them"
@@ -130,7 +132,7 @@ class OTLPExporter(SpanExporter):
             return answer
 
         with suppressed():
-            done = self._export(spans, send, deadline)
+            done = self._export(spans, SizeLimit(send).send, deadline)
         if self._sender.is_closed and done.settled < len(spans):
             left = len(spans) - done.settled
             self._sender.count(Answer(Verdict.REFUSED, "the exporter is shut down"), left)
@@ -154,14 +156,16 @@ class OTLPExporter(SpanExporter):
 
     # ---- within ----
 
-    def _export(self, spans: Sequence[ReadableSpan], send: Callable[[bytes], Answer], deadline: Deadline) -> Delivery:
+    def _export(
+        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Answer], deadline: Deadline
+    ) -> Delivery:
         """Sends message after message until one answers RETRY, or there is no time left."""
         exported = failed = 0
         try:
             for message, count in messages(spans, self._sender.settings.max_request_bytes):
                 if deadline.passed or self._sender.is_closed:
                     break
-                answer = send(message)
+                answer = send(message, count)
                 if answer.verdict is Verdict.RETRY:
                     return Delivery(exported, failed, answer, count)
                 first = exported + failed
@@ -181,7 +185,9 @@ class OTLPExporter(SpanExporter):
             failed += left
         return Delivery(exported, failed)
 
-    def _halves(self, spans: Sequence[ReadableSpan], send: Callable[[bytes], Answer], deadline: Deadline) -> Delivery:
+    def _halves(
+        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Answer], deadline: Deadline
+    ) -> Delivery:
         middle = len(spans) // 2
         head = self._export(spans[:middle], send, deadline)
         if head.settled < middle:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from otel_torchprof._encode.otlp import RECEIVERS_MAX_BYTES, message_size
+
+from .messages import common_size
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -50,17 +54,34 @@ def requests_of(pieces: Iterable[Piece], max_bytes: int) -> Iterator[FileRequest
 
 
 def halves(request: FileRequest, max_bytes: int) -> Iterator[FileRequest]:
-    """The same spans in requests of at most so many bytes; one that alone is larger goes alone."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    if len(request.body) <= max_bytes or request.spans <= 1:
+    """The same spans in requests of at most so many bytes, or what a large resource needs; one that alone is larger goes alone."""
+    if request.spans <= 1 or len(request.body) <= _size(request, max_bytes):
         yield request
         return
-    found = ExportTraceServiceRequest.FromString(request.body)
+    for half in in_two(request):
+        yield from halves(half, max_bytes)
+
+
+def in_two(request: FileRequest) -> Iterator[FileRequest]:
+    """The first and the second half of the spans."""
+    found = _parsed(request)
     middle = request.spans // 2
     for first, last in ((0, middle), (middle, request.spans)):
         body = _some(found, first, last).SerializeToString()
-        yield from halves(FileRequest(body, last - first, request.offset, request.end), max_bytes)
+        yield FileRequest(body, last - first, request.offset, request.end)
+
+
+def _size(request: FileRequest, max_bytes: int) -> int:
+    common = common_size(_parsed(request))
+    # Whether a resource alone is too large is the receiver's to say: it may take more than others do.
+    return message_size(max_bytes, common) if common < RECEIVERS_MAX_BYTES else len(request.body)
+
+
+def _parsed(request: FileRequest) -> ExportTraceServiceRequest:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    found: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(request.body)
+    return found
 
 
 def _some(request: ExportTraceServiceRequest, first: int, last: int) -> ExportTraceServiceRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,8 @@ from .retry import Backoff, deliver
 from .settings import GRPC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .settings import Settings
 
 
@@ -53,6 +56,27 @@ class Transport(Protocol):
 
     def after_fork_in_child(self) -> None:
         """Lets go of the parent's connections without touching them."""
+
+
+class SizeLimit:
+    """Sends messages of one batch or file, but none as large as one with a single span that the receiver found too large.
+
+    Else each span of a resource that alone is too large would be a request.
+    """
+
+    def __init__(self, send: Callable[[bytes], Answer]) -> None:
+        self._send = send
+        self._refused = math.inf
+        self._answer = Answer(Verdict.TOO_LARGE)
+
+    def send(self, message: bytes, spans: int) -> Answer:
+        """The answer to a message with so many spans; TOO_LARGE also where it was not sent."""
+        if len(message) >= self._refused:
+            return self._answer
+        answer = self._send(message)
+        if answer.verdict is Verdict.TOO_LARGE and spans == 1:
+            self._refused, self._answer = len(message), answer
+        return answer
 
 
 class Sender:

@@ -183,6 +183,30 @@ def test_too_large_for_the_receiver(tmp_path):
     assert receiver.names == [*"abcd", *"abcd"]
 
 
+@pytest.mark.parametrize("size", [1_500_000, 5_000_000])
+def test_a_large_resource(tmp_path, size):
+    """A file whose resource is above a MiB is sent whole, and not its resource with each span."""
+    spans = SpanList(span_rows(list("abcdefgh")), resource=Resource({"large": "x" * size}), scope=SCOPE)
+    (tmp_path / "a.otlp").write_bytes(
+        b"".join(otlp.encode(spans.table, resource=spans.resource, scope=SCOPE, max_bytes=1 << 24))
+    )
+    with HttpReceiver() as receiver:
+        assert send(receiver, tmp_path / "a.otlp") == 0
+    assert (receiver.names, len(receiver.arrived)) == ([*"abcdefgh"], 1)
+
+
+def test_a_large_resource_that_is_refused(tmp_path, capsys):
+    """Where a single span with its resource is too large for the receiver, the others are not tried one by one."""
+    spans = SpanList(
+        span_rows([f"{n:04}" for n in range(256)]), resource=Resource({"large": "x" * 100_000}), scope=SCOPE
+    )
+    (tmp_path / "a.otlp").write_bytes(b"".join(otlp.encode(spans.table, resource=spans.resource, scope=SCOPE)))
+    with HttpReceiver(turns=[status(413)] * 1000) as receiver:
+        assert send(receiver, tmp_path / "a.otlp") == 1
+    assert len(receiver.arrived) == 9
+    assert "256 failed; 9 requests" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -198,8 +198,15 @@ def test_the_next_message_goes(receiver, protocol):
 def test_too_large(receiver, exporter, kind):
     """A message that the receiver finds too large goes in halves, and these in halves; one span alone has failed."""
     receiver.turns = [receiver.turn("too large")] * 3 + [None] * 2
-    assert exporter.export(kind(*"abcd")) is FAILURE
-    assert [arrived.names for arrived in receiver.arrived] == [list("abcd"), list("ab"), ["a"], ["b"], list("cd")]
+    large = "a" * 500
+    assert exporter.export(kind(large, *"bcd")) is FAILURE
+    assert [arrived.names for arrived in receiver.arrived] == [
+        [large, *"bcd"],
+        [large, "b"],
+        [large],
+        ["b"],
+        list("cd"),
+    ]
     assert (exporter.stats.accepted_spans, exporter.stats.failed_spans, exporter.stats.requests) == (3, 1, 5)
 
 

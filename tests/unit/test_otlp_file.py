@@ -227,3 +227,14 @@ def test_two_that_write_parts_of_one_name(tmp_path):
     assert all(f"trace.{os.getpid()}.0" in name for name in second.files)
     found = names_of(*sorted(tmp_path.iterdir()))
     assert sorted(found) == sorted(f"{name}{number}" for name in "abc" for number in range(40))
+
+
+@pytest.mark.parametrize("name", ["a.otlp", "a.json"])
+def test_a_large_resource(tmp_path, name):
+    """A resource above a MiB is in the file once, and not with each span."""
+    spans = SpanList(span_rows(list("abcdefgh")), resource=Resource({"large": "x" * 1_500_000}), scope=SCOPE)
+    exporter = OTLPFileExporter(tmp_path / name)
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    assert exporter.export(list(spans)) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    assert (tmp_path / name).stat().st_size < 3_100_000
