@@ -5,11 +5,11 @@ Averages, totals, tables, sort keys and the events themselves read these facts f
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ._columns.cached import cached_property
 from ._columns.schema import Flag
 from ._model.flops import flops_of
 from ._model.inputs import overload_codes
@@ -82,54 +82,54 @@ class EventFacts:
         self._with_flops = with_flops
         self._with_devices = with_devices
 
-    @functools.cached_property
+    @cached_property
     def stack_codes(self) -> CodedStacks | None:
         """Python stack of each event: a list of entries, innermost first."""
         codes, stacks = stack_codes(self.view)
         return CodedStacks(codes, stacks) if len(stacks) > 1 else None
 
-    @functools.cached_property
+    @cached_property
     def overload_codes(self) -> Coded | None:
         """Overload name of each operator, "" for none."""
         codes, names = overload_codes(self.view)
         return Coded(codes, names) if any(names) else None
 
-    @functools.cached_property
+    @cached_property
     def cpu_memory(self) -> Array | None:
         """Bytes allocated on the CPU minus bytes released there while each event was open."""
         return None if self._memory is None else self._memory.cpu
 
-    @functools.cached_property
+    @cached_property
     def device_memory(self) -> Array | None:
         """Bytes allocated on devices minus bytes released there while each event was open."""
         return None if self._memory is None else self._memory.device
 
-    @functools.cached_property
+    @cached_property
     def cpu_memory_peak(self) -> Array | None:
         """Most bytes in use on the CPU that torch told of when something was allocated in each event; 0 where nothing was."""
         return None if self._peaks is None else self._peaks.cpu
 
-    @functools.cached_property
+    @cached_property
     def device_memory_peak(self) -> Array | None:
         """Likewise on a device, of several the one with the most."""
         return None if self._peaks is None else self._peaks.device
 
-    @functools.cached_property
+    @cached_property
     def flops(self) -> Array | None:
         """Floating point operations of each event, 0 where they are not known."""
         return flops_of(self.view.batch)[self.view.rows].astype(np.int64) if self._with_flops else None
 
-    @functools.cached_property
+    @cached_property
     def self_cpu_memory(self) -> Array | None:
         """``cpu_memory`` without the direct children's; 0 for asynchronous events."""
         return self._own(self.cpu_memory)
 
-    @functools.cached_property
+    @cached_property
     def self_device_memory(self) -> Array | None:
         """``device_memory`` without the direct children's; 0 for asynchronous events."""
         return self._own(self.device_memory)
 
-    @functools.cached_property
+    @cached_property
     def device_times(self) -> ListedTimes | None:
         """How long devices worked for each event, ns."""
         return listed_times(self.view) if self._with_devices else None
@@ -153,15 +153,15 @@ class EventFacts:
         """Every recorded column that averages take the largest of, by the name of the attribute."""
         return {name: column for name in PEAKS if (column := self.amount(name)) is not None}
 
-    @functools.cached_property
+    @cached_property
     def _memory(self) -> MemoryUse | None:
         return memory_of(self.view, self._memory_places)
 
-    @functools.cached_property
+    @cached_property
     def _peaks(self) -> MemoryPeaks | None:
         return peaks_of_view(self.view, self._memory_places)
 
-    @functools.cached_property
+    @cached_property
     def _memory_places(self) -> Array:
         return places_of(self.view)
 

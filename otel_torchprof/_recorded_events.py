@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from dataclasses import fields
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._columns.cached import cached_property
 from ._columns.frame_facts import FrameFacts
 from ._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from ._event_facts import Coded, EventFacts
@@ -108,7 +108,7 @@ class EventSource:
         row = self._numbered(index)
         return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
 
-    @functools.cached_property
+    @cached_property
     def _flows(self) -> dict[int, tuple[int, bool]]:
         """Rows at an end of an arrow from a forward operator to its backward function: the arrow's number, and which end."""
         forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
@@ -160,7 +160,7 @@ class EventSource:
         """The Python frames around an event, innermost first."""
         return list(self.coded("stack_codes", index) or ())
 
-    @functools.cached_property
+    @cached_property
     def _python_ids(self) -> PythonIds | None:
         return python_ids(self.batch)
 
@@ -181,7 +181,7 @@ class EventSource:
         column = self.facts.device_time(name)
         return 0 if column is None else column.item(index) / _NS_PER_US
 
-    @functools.cached_property
+    @cached_property
     def _timed(self) -> Timed | None:
         return timed_rows(self.batch)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.compiled import Shares, shares_of_roots
@@ -74,7 +74,7 @@ class Source:
             self._shares = shares_of_roots(self.batch, self.table)
         return self._shares
 
-    @functools.cached_property
+    @cached_property
     def frames(self) -> npt.NDArray[np.int64] | None:
         """Which spans are calls; None where none is."""
         found = np.flatnonzero((self.column("kind") == Kind.FRAME) & self.is_event)
@@ -85,7 +85,7 @@ class Source:
         names: Array = self.batch["name"][self.table.row[spans]]
         return names
 
-    @functools.cached_property
+    @cached_property
     def functions(self) -> tuple[list[FunctionFacts], npt.NDArray[np.int64]] | None:
         """The Python functions that spans are calls of, or stand in directly: all of them, and per span which, -1 for none."""
         facts = self.batch.frame_facts
@@ -103,12 +103,12 @@ class Source:
         number = np.where(known, np.cumsum(known) - 1, -1)
         return [facts.functions[index] for index in used[known].tolist()], number[which]
 
-    @functools.cached_property
+    @cached_property
     def device_times(self) -> DeviceTimes | None:
         """How long devices worked for the rows of the batch; None where that is not known."""
         return device_times(self.batch) if self._device_times is None else self._device_times
 
-    @functools.cached_property
+    @cached_property
     def collectives(self) -> npt.NDArray[np.int64] | None:
         """Per span its place in ``batch.collectives``, -1 where it is none; None where no span is."""
         told = self.batch.collectives
@@ -120,17 +120,17 @@ class Source:
         place = np.where(self.is_event, self.spread(of_row), -1)
         return place if (place >= 0).any() else None
 
-    @functools.cached_property
+    @cached_property
     def cpu_memory(self) -> MovedMemory | None:
         """What the rows of the batch allocated and gave back on the CPU."""
         return moved_memory(self.batch, CPU_TYPES, self.memory_rows)
 
-    @functools.cached_property
+    @cached_property
     def device_memory(self) -> MovedMemory | None:
         """... and on devices."""
         return moved_memory(self.batch, DEVICE_TYPES, self.memory_rows)
 
-    @functools.cached_property
+    @cached_property
     def memory_rows(self) -> npt.NDArray[np.int64] | None:
         """The row of the event around each record of memory; None where memory was not recorded."""
         memory = self.batch.memory

@@ -6,13 +6,13 @@ what ran backward has the stack of the forward operator.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import Scope
 
 from .flows import numbered_rows
@@ -65,7 +65,7 @@ class Stacks:
             code = outer[code]
         return found
 
-    @functools.cached_property
+    @cached_property
     def _links(self) -> tuple[list[int], list[str]]:
         """``outer``, and the texts of ``name``: a stack may be a hundred entries deep, and all are shared with others."""
         return self.outer.tolist(), [self.names[name] for name in self.name.tolist()]

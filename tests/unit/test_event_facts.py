@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from torch_forests import Event, as_batch, forests
 
 from otel_torchprof._columns.batch import Batch, Names
+from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._event_facts import Coded, CodedStacks, EventFacts
 from otel_torchprof._model.stacks import Stacks
