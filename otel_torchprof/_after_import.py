@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -61,16 +62,33 @@ class _Entry:
 
 _lock = threading.Lock()
 _waiting: dict[str, list[_Entry]] = {}
+_never_done: set[str] = set()
+"""Modules that a thread of the parent was importing when this process was forked: who waits for them waits for ever."""
 
 
 def _imported(name: str) -> types.ModuleType | None:
     module = sys.modules.get(name)
-    if module is None or not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if module is None or not _is_initializing(module):
         return module
+    if name in _never_done:
+        return None
     try:
         return importlib.import_module(name)  # waits for the thread that is at it
     except Exception:  # noqa: BLE001 - raised there too, where somebody asked for the module
         return None
+
+
+def _is_initializing(module: types.ModuleType) -> bool:
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    _never_done.update(name for name, module in sys.modules.copy().items() if _is_initializing(module))
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _run_waiting(name: str, module: types.ModuleType) -> None:

@@ -14,6 +14,7 @@ from ._after_import import when_imported
 from ._cleanup import CleanupStack, close_due
 from ._columns.schema import Kind
 from ._event_cost import event_cost
+from ._export import fork
 from ._export.deadline import Deadline
 from ._export.sdk import suppressed
 from ._live_device_source import LiveDeviceSource
@@ -46,7 +47,6 @@ _WINDOW_SECONDS = 0.05
 """How long operators are recorded at a time where there are no steps."""
 _DRAIN_BYTES = 4 << 20
 _STOP_SECONDS = 30.0
-_FORK_SECONDS = 1.0
 _MARK_SECONDS = 2e-6
 """What noting the end of a step costs the loop's thread, at most (measured: 1 us)."""
 _MARKS_AT_ONCE = 50
@@ -83,6 +83,7 @@ class MetricsInstrumentation:
     ) -> None:
         self._metrics = metrics
         self._provider = provider
+        fork.import_now("numpy.ma")  # numpy.unique would
         self._overhead = overhead
         self._memory_limit = memory_limit
         self._exporters = exporters
@@ -215,7 +216,7 @@ class MetricsInstrumentation:
 
     def before_fork(self) -> None:
         """Takes the observer out of torch: the child cannot, since another thread may hold torch's lock."""
-        self._fork_has_lock = self._lock.acquire(timeout=_FORK_SECONDS)
+        self._fork_has_lock = self._lock.acquire(timeout=fork.LONGEST_WAIT)
         self._sampler.break_off(time.monotonic())
 
     def after_fork_in_parent(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import Observation
 
+from ._export import fork
 from ._export.sdk import SCHEMA_URL
 from ._model.operator_sums import OperatorSums
 from ._recorder_metrics import RecorderMetrics
@@ -197,7 +198,8 @@ class TorchMetrics:
         self.times, self.refresh = _none, _nothing
 
     def after_fork_in_child(self) -> None:
-        """What is here is the parent's."""
+        """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
+        fork.release_locks(self._meter, "opentelemetry.")
         self._lock = threading.Lock()
         self._make_sums(self._most)
         self.times, self.refresh = _none, _nothing

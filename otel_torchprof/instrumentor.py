@@ -14,6 +14,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from . import _operator_metrics, config
+from ._export import fork
 from ._export.from_environment import exporters_from_environment
 from ._export.provider import Provider, is_sdk_provider
 from ._export.sdk import OTEL_SDK_DISABLED, is_disabled
@@ -359,7 +360,12 @@ def _running_metrics() -> MetricsInstrumentation | None:
     return running if isinstance(running, MetricsInstrumentation) and running.is_running else None
 
 
+_forking = threading.local()
+
+
 def _before_fork() -> None:
+    """Lets a start or stop on another thread end first, if it does within a second: the child would get half of it."""
+    _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=fork.LONGEST_WAIT)  # noqa: SLF001 - our own
     if (running := _running_metrics()) is not None:
         running.before_fork()
 
@@ -367,6 +373,8 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     if (running := _running_metrics()) is not None:
         running.after_fork_in_parent()
+    if _forking.has_lock:
+        TorchInstrumentor._lock.release()  # noqa: SLF001 - our own
 
 
 def _after_fork_in_child() -> None:

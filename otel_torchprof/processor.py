@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opentelemetry.sdk.trace import SpanProcessor
 
 from ._averages_list import averages_list
+from ._export import fork
 from ._export.chrome import ChromeTraceExporter
 from ._export.queue import Deadline, ExportQueue, QueueSettings
 from ._export.quiet import LimitedLog
@@ -103,6 +104,7 @@ class TorchSpanProcessor(SpanProcessor):
         export_timeout_millis: float | None = None,
     ) -> None:
         _check_exporters(exporters)
+        fork.import_now("numpy.ma")  # numpy.unique would
         self.memory_limit = checked_memory_limit(memory_limit)
         self._settings = QueueSettings.from_environment(
             max_queue_size=max_queue_size,

@@ -1,8 +1,10 @@
-"""Who has to begin anew in a forked child."""
+"""What forks need: objects that begin anew in the child, and nothing that waits there for a thread of the parent."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -14,6 +16,10 @@ class BegunAnew(Protocol):
         """Called in the child, before any other Python code of it, on its only thread."""
 
 
+LONGEST_WAIT = 1.0
+"""Seconds that a fork may wait for what another thread is doing."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
 _watched: weakref.WeakSet[BegunAnew] = weakref.WeakSet()
 
 
@@ -23,6 +29,37 @@ def watch(thing: BegunAnew) -> None:
     A handler of ``os.register_at_fork`` can never be removed, so there is one for all.
     """
     _watched.add(thing)
+
+
+def import_now(*modules: str) -> None:
+    """Imports what threads of this package would import later.
+
+    Python does not release the lock of a module that another thread was importing at the fork: a child that imports it too
+    waits for ever.
+    """
+    for module in modules:
+        importlib.import_module(module)
+
+
+def release_locks(root: object, package: str) -> None:
+    """Releases the locks of ``root`` and of all that it refers to, as far as that is of ``package``: only in a forked child.
+
+    As ``threading`` and ``logging`` do it for their own.
+    """
+    waiting, seen = [root], set()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, _LOCKS):
+            thing._at_fork_reinit()  # type: ignore[union-attr]  # noqa: SLF001 - what threading itself calls
+        elif isinstance(thing, dict):
+            waiting += [*thing, *thing.values()]
+        elif isinstance(thing, list | tuple | set):
+            waiting += thing
+        elif type(thing).__module__.startswith(package):
+            waiting += getattr(thing, "__dict__", {}).values()
 
 
 def _in_child() -> None:

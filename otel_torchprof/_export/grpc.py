@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof.version import __version__
 
+from . import fork
 from .answer import Answer, Verdict, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
 from .deadline import Deadline
 from .settings import GZIP
@@ -50,6 +51,8 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         import grpc
 
+        # What grpc imports for its first channel, and what an error's details are read with.
+        fork.import_now("grpc._channel", "grpc.experimental", "google.rpc.error_details_pb2", "google.rpc.status_pb2")
         self._grpc = grpc
         self._settings = settings
         self._metadata = tuple(settings.headers.items())

@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from otel_torchprof.version import __version__
 
-from . import http_connection
+from . import fork, http_connection
 from .answer import Answer, Verdict, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
 from .deadline import Deadline
 from .settings import GZIP
@@ -42,6 +42,8 @@ class HttpTransport:
     """Sends messages to one URL. Thread-safe; connections are kept and shared between threads."""
 
     def __init__(self, settings: Settings) -> None:
+        # What requests imports for its first request, and what an error is read with.
+        fork.import_now("netrc", "google.rpc.status_pb2")
         self._settings = settings
         self._headers = {"user-agent": f"otel-torchprof/{__version__}", **settings.headers, "content-type": _PROTOBUF}
         if settings.compression == GZIP:

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
 
+from . import fork
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.trace import ReadableSpan
+
+
+def import_encoders(*, json: bool = False) -> None:
+    """Imports what :func:`messages` needs, for an exporter that may be used by threads of this package."""
+    fork.import_now("opentelemetry.exporter.otlp.proto.common.trace_encoder")
+    if json:
+        fork.import_now("google.protobuf.json_format")
 
 
 def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False) -> Iterator[tuple[bytes, int]]:

@@ -13,7 +13,7 @@ from . import fork
 from .answer import Answer, Verdict
 from .deadline import Deadline
 from .delivery import Delivery
-from .messages import messages
+from .messages import import_encoders, messages
 from .sdk import suppressed
 from .sending import ExportStats, Sender, SizeLimit
 from .settings import Settings
@@ -87,6 +87,7 @@ class OTLPExporter(SpanExporter):
             client_certificate_file=client_certificate_file,
             max_request_bytes=max_request_bytes,
         )
+        import_encoders()
         self._sender = Sender(settings, f"<OTLPExporter {settings.protocol} to {settings.shown_endpoint}>")
         fork.watch(self)
 

@@ -18,7 +18,7 @@ from otel_torchprof.errors import ExportError
 from . import fork
 from .delivery import Delivery
 from .file import check_writable, naming
-from .messages import messages
+from .messages import import_encoders, messages
 from .quiet import LimitedLog
 from .rotation import before_suffix, own_series, part_path
 from .stream import StreamedFile
@@ -82,6 +82,7 @@ class OTLPFileExporter(SpanExporter):
         self._log = LimitedLog()
         self._template = given
         self._json = is_json(given)
+        import_encoders(json=self._json)
         self._down = False
         try:
             with naming(given):

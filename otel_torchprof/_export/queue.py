@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from opentelemetry.sdk.trace.export import SpanExportResult
+
 from . import fork
 from .answer import Answer, Verdict
 from .backlog import Backlog, Batch, Flush
@@ -268,8 +270,6 @@ class ExportQueue:
                 self._settle(batch, Delivery(len(part)) if succeeded else Delivery(failed=len(part)))
 
     def _exported_part(self, spans: Sequence[ReadableSpan]) -> bool:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
         try:
             return self.exporter.export(spans, **self._export_keywords) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 (whatever somebody's exporter raises must not end the thread)

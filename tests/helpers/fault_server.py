@@ -272,12 +272,23 @@ class Reply:
     body: bytes
 
 
+@dataclass(frozen=True)
+class Held:
+    """Answers once so many requests have arrived, with either protocol."""
+
+    requests: int
+
+    def __call__(self, handler: _Handler) -> None:
+        handler.server.receiver.wait_for(self.requests)
+        status(200)(handler)
+
+
 SILENCE = object()
 """Never answers."""
 
 
 class GrpcReceiver(Receiver):
-    """OTLP/gRPC; its turns are :class:`Abort`, :class:`Reply` and :data:`SILENCE`."""
+    """OTLP/gRPC; its turns are :class:`Abort`, :class:`Reply`, :class:`Held` and :data:`SILENCE`."""
 
     max_message_bytes = 64 << 20
 
@@ -310,6 +321,8 @@ class GrpcReceiver(Receiver):
         turn = self.note(Arrived("", headers, body, context.peer()))
         if turn is SILENCE:
             self.ended.wait(LONG)
+        if isinstance(turn, Held):
+            self.wait_for(turn.requests)
         if isinstance(turn, Abort):
             if turn.wait is not None:
                 info = RetryInfo(retry_delay=Duration(seconds=int(turn.wait), nanos=int(turn.wait % 1 * 1e9)))

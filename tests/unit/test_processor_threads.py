@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 
 import pytest
+from forked import in_child
 from live_batches import Event
 from live_recordings import Hanging, Recording, attached, names
 from opentelemetry.sdk.trace import TracerProvider
@@ -211,25 +211,6 @@ def test_other_processors_do_nothing_until_torch_is_instrumented(exporter):
 # ---- forks ----
 
 
-def in_child(body) -> bytes:
-    """What ``body()`` gives in a forked child; the child gets no further."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        said = b"nothing"
-        try:
-            said = repr(body()).encode()
-        finally:
-            os.write(writer, said)
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    os.waitpid(pid, 0)
-    return said
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_begins_at_nothing(recording):
     """A child that is forked in the middle of a drain, with every lock taken, works; what the parent counted is the parent's."""
@@ -249,7 +230,7 @@ def test_a_child_begins_at_nothing(recording):
         drain = threading.Thread(target=processor.force_flush, daemon=True)
         drain.start()
         drain.join(LONG)
-    assert said == [b"(True, 0, [])"]
+    assert said == ["(True, 0, [])"]
     recording.meanwhile = bool
     assert ask() == (True, 1, ["request"])
     provider.shutdown()
