@@ -19,6 +19,7 @@ from .chrome_columns import Columns
 from .chrome_json import BASE_GRID_NS, PIECE_SIZE, compact, metadata_event
 from .chrome_objects import Writer, arrows_of, json_value, outlines_of
 from .chrome_tracks import Tracks
+from .process_resource import of_this_process
 from .spans import SpanList
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class ChromeSpans:
         return self._base
 
     def _note_resource(self, resource: Resource) -> None:
+        resource = of_this_process(resource)
         if not any(resource is known or resource == known for known in self._resources):
             self._resources.append(resource)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Holds a lock of its own over a fork, and releases it in the order of imports: a TracerProvider of the SDK uses it at a fork too, and
+# where it is what imports it, in a child, the next child waits for ever.
+import concurrent.futures.thread  # noqa: F401
 import importlib
 import os
 import threading

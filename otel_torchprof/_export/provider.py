@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFlags
 
+from otel_torchprof._encode.process_resource import of_this_process
 from otel_torchprof._model.steps import Trace
 from otel_torchprof.version import __version__
 
@@ -61,7 +62,7 @@ class Provider:
     @property
     def resource(self) -> Resource:
         """The resource as it is now."""
-        own = self.tracer_provider.resource
+        own = of_this_process(self.tracer_provider.resource)
         return own if self._ranks is None else self._ranks.resource(own)
 
     @property

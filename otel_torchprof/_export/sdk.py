@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 
+from otel_torchprof._encode.process_resource import of_this_process
 from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
 
@@ -43,7 +44,7 @@ def current_resource() -> Resource:
     from opentelemetry.sdk.resources import Resource
 
     found = getattr(trace.get_tracer_provider(), "resource", None)
-    return found if isinstance(found, Resource) else Resource.create()
+    return of_this_process(found) if isinstance(found, Resource) else Resource.create()
 
 
 def id_generator() -> IdGenerator:

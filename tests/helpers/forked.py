@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Pause:
 def in_child(body: Callable[[], object], seconds: float = LONG) -> str:
     """``repr(body())`` in a forked child, which gets no further; of one that hangs, where its threads are."""
     reader, writer = os.pipe()
+    faulthandler.cancel_dump_traceback_later()  # where this is a child: its own would wait for the thread that watches this one
     pid = os.fork()
     if pid == 0:
         os.close(reader)
@@ -56,3 +58,7 @@ def in_child(body: Callable[[], object], seconds: float = LONG) -> str:
         said = pipe.read()
     os.waitpid(pid, 0)
     return said
+
+
+# Also ends one that hangs in the fork itself: what is registered first runs first, and this is before a test makes anything.
+os.register_at_fork(after_in_child=lambda: signal.alarm(round(2 * LONG)))

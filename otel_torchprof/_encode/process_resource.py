@@ -1,0 +1,47 @@
+"""The resource of a forked process, which its parent has made."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+_PID = "process.pid"
+_PARENT_PID = "process.parent_pid"
+_RUNTIME = "process.runtime.name"
+"""What a detector finds together with the process id, and who gives just an id does not."""
+
+_pid = os.getpid()
+_ancestors: set[int] = set()
+_last: tuple[Resource, Resource] | None = None
+"""A resource of the parent, and the same of this process."""
+
+
+def of_this_process(resource: Resource) -> Resource:
+    """The resource with the ids of this process, where a detector has found those of a process that it was forked from.
+
+    Ids that the program gave itself stay. The same object as long as it is given the same. Any thread.
+    """
+    global _last  # noqa: PLW0603 - replaced as a whole
+    found = resource.attributes
+    if not _ancestors or found.get(_PID) not in _ancestors or _RUNTIME not in found:
+        return resource
+    last = _last
+    if last is None or last[0] is not resource:
+        # Imported late: whoever makes a resource has imported it.
+        from opentelemetry.sdk.resources import Resource
+
+        own = {_PID: os.getpid()} | ({_PARENT_PID: os.getppid()} if _PARENT_PID in found else {})
+        last = _last = (resource, resource.merge(Resource(own)))
+    return last[1]
+
+
+def _in_child() -> None:
+    global _last, _pid
+    _ancestors.add(_pid)
+    _pid, _last = os.getpid(), None
+
+
+os.register_at_fork(after_in_child=_in_child)
