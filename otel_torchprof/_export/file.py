@@ -32,6 +32,7 @@ _WAYS_OUT = {
     errno.EROFS: "choose a path that is not read-only",
     errno.ENOSPC: "free some space, or let the name end in .gz",
     errno.EDQUOT: "free some space, or let the name end in .gz",
+    errno.ESTALE: "make exporters after the program has closed descriptors that are not its own",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WRITE_SIZE = 1 << 20
+_LOST = "other code closed its descriptor, and the path does not lead to the same file"
 
 
 class StreamedFile:
@@ -32,6 +33,9 @@ class StreamedFile:
 
     The file is made at the first append; one that was there before is replaced, unless another process holds it: then
     ``beside`` is written instead. For one thread at a time.
+
+    A program that closes all descriptors (to become a daemon) leaves the number to what it opens next. Nothing is written to, cut or
+    closed that is not this file: it is opened anew by its path, and where that leads to another one, appends raise OSError.
     """
 
     def __init__(self, path: str, *, beside: str, closing: bytes) -> None:
@@ -43,6 +47,8 @@ class StreamedFile:
         self._closing = self._member(closing)
         self._blank = self._member(b" " * len(closing))
         self._fd = -1
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the file, once it is open."""
         self._closed = False
         self._size = 0
         self._rewritable = False
@@ -64,8 +70,10 @@ class StreamedFile:
         """
         if self._closed:
             raise ValueError(f"{self.path!r} is closed")
-        if self._fd < 0:
+        if self._identity is None:
             self._open()
+        elif not self._is_ours():
+            self._reopen()
         room = most - self._size if most is not None and self._rewritable else math.inf
         try:
             closing = (self._closing,) if self._rewritable else ()
@@ -75,9 +83,10 @@ class StreamedFile:
                 if written + len(piece) > room:
                     self._take_back()
                     return False
-                written += _write(self._fd, piece)
+                self._write(piece, self._size + written)
+                written += len(piece)
             if self._rewritable and self._size:
-                os.pwrite(self._fd, self._blank, self._size - len(self._closing))
+                self._write(self._blank, self._size - len(self._closing))
         except BaseException:
             self._take_back()
             raise
@@ -86,22 +95,17 @@ class StreamedFile:
 
     def close(self) -> None:
         """Ends the file; without effect where nothing was written. Raises OSError when the system refuses."""
-        self._closed = True
-        fd, self._fd = self._fd, -1
-        if fd < 0:
-            return
+        was_closed, self._closed = self._closed, True
         try:
-            if self._size and not self._rewritable:
-                _write(fd, self._closing)
+            if self._size and not self._rewritable and not was_closed:
+                self._write(self._closing, self._size)
         finally:
-            os.close(fd)
+            self._let_go()
 
     def abandon(self) -> None:
         """Lets go of the file without a word: in a forked child, whose parent goes on writing."""
         self._closed = True
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._let_go()
 
     def _open(self) -> None:
         for path in (self.path, self._beside):
@@ -120,13 +124,48 @@ class StreamedFile:
                 return False
             os.ftruncate(fd, 0)
         os.set_blocking(fd, True)
-        self.path, self._fd, self._rewritable = path, fd, rewritable
+        self.path, self._fd, self._rewritable, self._identity = path, fd, rewritable, _identity(fd)
         return True
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor still is that of the file."""
+        try:
+            return _identity(self._fd) == self._identity
+        except OSError:
+            return False
+
+    def _reopen(self) -> None:
+        self._fd = -1
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise OSError(errno.ESTALE, _LOST) from error
+        # The size: once nobody has a deleted file open, another one may get its inode.
+        is_ours = _identity(fd) == self._identity and os.fstat(fd).st_size >= self._size * self._rewritable
+        if not is_ours or (self._rewritable and _held_by_another(fd)):
+            os.close(fd)
+            raise OSError(errno.ESTALE, _LOST)
+        os.set_blocking(fd, True)
+        self._fd = fd
+        self._take_back()
+
+    def _let_go(self) -> None:
+        fd, is_ours, self._fd = self._fd, self._is_ours(), -1
+        if is_ours:
+            os.close(fd)
+
+    def _write(self, data: bytes, at: int) -> None:
+        """All of it; ``at`` is where, in a file that can be rewritten."""
+        left = memoryview(data)
+        while left:
+            if not self._is_ours():
+                raise OSError(errno.ESTALE, _LOST)
+            written = os.pwrite(self._fd, left, at) if self._rewritable else os.write(self._fd, left)
+            left, at = left[written:], at + written
 
     def _take_back(self) -> None:
         """Half an append goes; where even that is refused, the next one writes over it."""
-        if self._rewritable:
-            os.lseek(self._fd, self._size, os.SEEK_SET)
+        if self._rewritable and self._is_ours():
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
 
@@ -180,8 +219,6 @@ def is_held(path: str) -> bool:
         os.close(fd)
 
 
-def _write(fd: int, data: bytes) -> int:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
-    return len(data)
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino

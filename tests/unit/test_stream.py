@@ -94,15 +94,15 @@ def test_a_full_disk_takes_nothing_away(path, monkeypatch):
     """The system takes some bytes and then no more: what was there before is still complete."""
     file = stream(path)
     file.append([b"1"])
-    write, left = os.write, [3]
+    write, left = os.pwrite, [3]
 
-    def short(fd: int, data: bytes) -> int:
+    def short(fd: int, data: bytes, at: int) -> int:
         if not left:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(fd, data[: left.pop()])
+        return write(fd, data[: left.pop()], at)
 
     with monkeypatch.context() as full:
-        full.setattr(os, "write", short)
+        full.setattr(os, "pwrite", short)
         with pytest.raises(OSError, match="No space left"):
             file.append([b",lost" * 10])
     file.append([b"2"])
@@ -112,8 +112,8 @@ def test_a_full_disk_takes_nothing_away(path, monkeypatch):
 
 def test_short_writes_are_gone_on_with(path, monkeypatch):
     """The system may take fewer bytes than it was given."""
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:7], at))
     file = stream(path)
     file.append([b"1" * 100])
     file.close()
@@ -183,3 +183,101 @@ def test_who_abandons_the_file_changes_nothing(path):
     assert path.read_bytes() == before
     with pytest.raises(ValueError, match="is closed"):
         file.append([b"2"])
+
+
+# ---- descriptors that the program closes ----
+
+
+def taken(file: StreamedFile, victim: Path) -> int:
+    """Closes the file's descriptor, as a daemon does with all that it finds; the program's own file gets the number."""
+    victim.write_bytes(b"precious" * 100)
+    number = file._fd
+    os.close(number)
+    descriptor = os.open(victim, os.O_RDWR)
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return number
+
+
+def assert_untouched(number: int, victim: Path) -> None:
+    assert os.fstat(number).st_size == 800
+    assert os.lseek(number, 0, os.SEEK_CUR) == 0
+    assert victim.read_bytes() == b"precious" * 100
+    os.close(number)
+
+
+def test_a_closed_descriptor_is_opened_anew(path, tmp_path):
+    """What has got the file's number is neither written nor cut nor closed; the file goes on under its path, locked again."""
+    file = stream(path)
+    file.append([b"1"])
+    number = taken(file, tmp_path / "victim")
+    file.append([b"2"])
+    assert content(path) == b"12]}"
+    with pytest.raises(OSError, match="other processes write to it"):
+        StreamedFile(str(path), beside=str(path), closing=b"]}").append([b"3"])
+    file.close()
+    assert_untouched(number, tmp_path / "victim")
+
+
+def test_half_an_append_is_cut_when_the_file_is_opened_anew(path, tmp_path):
+    """Where the descriptor is lost in the middle of an append, that fails and leaves its victim alone; the next one tidies up."""
+    numbers = []
+
+    def pieces():
+        yield b"half" * 1_000_000
+        numbers.append(taken(file, tmp_path / "victim"))
+        yield os.urandom(4_000_000)
+
+    file = stream(path)
+    file.append([b"1"])
+    with pytest.raises(OSError, match="closed its descriptor"):
+        file.append(pieces())
+    file.append([b"2"])
+    file.close()
+    assert content(path) == b"12]}"
+    assert_untouched(*numbers, tmp_path / "victim")
+
+
+@pytest.mark.parametrize("there", ["nothing", "another file", "another file with its inode"])
+def test_a_path_that_leads_elsewhere_is_left_alone(path, tmp_path, there):
+    """Where the path has been taken too, appends are refused with the reason, again and again, and nothing is made or changed."""
+    file = stream(path)
+    file.append([b"1" * 100])
+    number = taken(file, tmp_path / "victim")
+    path.unlink()
+    if there != "nothing":
+        path.write_bytes(b"theirs")
+    if there == "another file with its inode":
+        file._identity = (path.stat().st_dev, path.stat().st_ino)
+    for _ in range(2):
+        with pytest.raises(OSError, match="closed its descriptor"):
+            file.append([b"2"])
+    file.close()
+    assert path.exists() == (there != "nothing")
+    assert there == "nothing" or path.read_bytes() == b"theirs"
+    assert_untouched(number, tmp_path / "victim")
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_a_lost_descriptor_is_not_closed(path, tmp_path, end):
+    """The number is somebody else's, at the end and in a child as well."""
+    file = stream(path)
+    file.append([b"1"])
+    number = taken(file, tmp_path / "victim")
+    getattr(file, end)()
+    assert_untouched(number, tmp_path / "victim")
+    assert content(path) == b"1]}"
+
+
+def test_a_pipe_that_is_lost_gets_no_closing(tmp_path):
+    """A pipe has nothing to put back: whoever has its number gets no closing, and the end of the file says so."""
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    file = stream(tmp_path / "fifo")
+    file.append([b"1"])
+    number = taken(file, tmp_path / "victim")
+    with pytest.raises(OSError, match="closed its descriptor"):
+        file.close()
+    assert_untouched(number, tmp_path / "victim")
+    os.close(reader)
