@@ -7,6 +7,7 @@ whoever is started at that time.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,14 @@ _logger = logging.getLogger("otel_torchprof")
 
 
 _lock = threading.Lock()
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 _by_provider: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
 
 

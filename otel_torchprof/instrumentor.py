@@ -296,7 +296,7 @@ class TorchInstrumentor(BaseInstrumentor):
                     self._waiting = None
                     self._start_late(options)
 
-        self._look = look
+        self._awaiting = options
         threading.Thread(target=look, name="otel-torchprof-wait", daemon=True).start()
 
     def _start_late(self, options: Options) -> None:
@@ -318,7 +318,7 @@ class TorchInstrumentor(BaseInstrumentor):
             except Exception:  # the child goes on
                 _logger.exception("torch is not instrumented in this forked process")
         elif self._waiting is not None:
-            threading.Thread(target=self._look, name="otel-torchprof-wait", daemon=True).start()
+            self._wait_for_provider(self._awaiting)
 
 
 def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:

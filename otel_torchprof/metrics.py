@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from . import config
+from ._export import fork
 from ._gpu_metrics import instruments_of
 from ._gpu_pass import PATIENCE, Found, GpuPass, Look, sources
 from ._gpu_quantities import METRICS
@@ -67,6 +68,7 @@ class GpuMetrics:
         self._pass: GpuPass | None = None
         self._instruments: Instruments | None = None
         self._state = "off: not started"
+        fork.watch(self)
 
     def start(self, *, look: bool = True) -> Self:
         """Begins to watch; no effect when started. Finds the GPUs and reads them once, so that :attr:`health` can tell.
@@ -98,6 +100,10 @@ class GpuMetrics:
         if instruments is not None:
             instruments.remove(watched.points)
         watched.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: with a lock of its own. Called by itself."""
+        self._lock = threading.Lock()
 
     @property
     def health(self) -> GpuHealth:

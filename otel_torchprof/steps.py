@@ -171,3 +171,10 @@ def _torch_counts_optimizers() -> bool:
     torchs = getattr(sys.modules.get("torch.profiler"), "_optimizer_post_hook", None)
     hooks = getattr(sys.modules.get("torch.optim.optimizer"), "_global_optimizer_post_hooks", None)
     return torchs is not None and any(hook is torchs for hook in (hooks or {}).values())
+
+
+def _in_child() -> None:
+    KinetoStepTracker._lock = threading.RLock()  # noqa: SLF001 - another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof import processor
+from otel_torchprof import _gpu_metrics, instrumentor, processor
 from otel_torchprof._after_import import when_imported
 from otel_torchprof._ambient import AmbientTable
 from otel_torchprof._encode import attribute_source
@@ -182,6 +182,17 @@ def test_a_fork_while_a_thread_starts_or_stops(stage, service, monkeypatch):
     else:
         service.work("parent")
         assert service.finish() == (True, ["parent", "torch.step"])
+
+
+def test_a_fork_while_a_provider_is_waited_for(monkeypatch):
+    """What the thread that looks for a TracerProvider holds, a child that is instrumented no more does not wait for."""
+    monkeypatch.setattr(instrumentor.trace, "get_tracer_provider", object)
+    found = otp.TorchInstrumentor()
+    found.instrument(detail="ops", gpu_metrics=False, skip_dep_check=True)
+    with found._waiting._cond, _gpu_metrics._lock, otp.KinetoStepTracker._lock:
+        said = in_child(lambda: (found.uninstrument(), otp.KinetoStepTracker.current_step()))
+    found.uninstrument()
+    assert said == "(None, 0)"
 
 
 READING = {
