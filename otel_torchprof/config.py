@@ -23,7 +23,8 @@ OTEL_TORCHPROF_ENABLED = "OTEL_TORCHPROF_ENABLED"
 
 OTEL_TORCHPROF_BUILD_DIR = "OTEL_TORCHPROF_BUILD_DIR"
 """Folder for the library that records torch's operators, instead of the user's cache folder (container images, read-only
-homes). Nothing is loaded from a folder that others can write to. Default: the user's cache folder."""
+homes). Nothing is loaded from a folder that others can write to, or that has such a folder above it. Default: the
+user's cache folder."""
 
 OTEL_TORCHPROF_CHROME_TRACE = "OTEL_TORCHPROF_CHROME_TRACE"
 """File that ``ChromeTraceExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=chrome`` for one; ``{pid}`` in it

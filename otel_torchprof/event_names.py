@@ -82,7 +82,8 @@ def _demangled_by_the_system(name: str) -> str:
 @functools.cache
 def _cxx_functions() -> tuple[Any, Any] | None:
     """``__cxa_demangle`` of the system's C++ library, and the ``free`` for what it returns; None without one."""
-    for file in ("libstdc++.so.6", "libc++abi.so.1", "libc++abi.dylib"):
+    # By its path on macOS, where a name alone is also looked for in the working directory.
+    for file in ("/usr/lib/libc++abi.dylib",) if sys.platform == "darwin" else ("libstdc++.so.6", "libc++abi.so.1"):
         try:
             library = ctypes.CDLL(file)
         except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import ctypes
 import functools
 import itertools
 import logging
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import TorchProfError
+from .event_names import demangle
 from .events import EventList
 from .function_event import FunctionEvent
 
@@ -289,31 +289,6 @@ def _sweep(ranges: list[_Range], launches: list[_Launch]) -> Iterator[tuple[_Ran
             yield one, launch
 
 
-@functools.cache
-def _demangler() -> Callable[[str], str]:
-    """The C++ library's; names stay as they are where there is none."""
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-        function, free = getattr(library, "__cxa_demangle"), ctypes.CDLL(None).free
-    except (OSError, AttributeError):
-        return lambda name: name
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-    free.argtypes = [ctypes.c_void_p]
-
-    def demangle(name: str) -> str:
-        status = ctypes.c_int()
-        made = function(name.encode(), None, None, ctypes.byref(status))
-        if not made:
-            return name
-        try:
-            return ctypes.string_at(made).decode("utf-8", "replace")
-        finally:
-            free(made)
-
-    return demangle
-
-
 def demangled(name: str) -> str:
     """A C++ symbol as it is written in C++; everything else as it is."""
-    return _demangler()(name) if name.startswith("_Z") else name
+    return demangle(name) if name.startswith("_Z") else name

@@ -1,7 +1,7 @@
 """Building the library that records torch's operators, against the torch that is installed, and keeping it.
 
 Kept per torch version, interpreter, platform and source hash. Where: ``OTEL_TORCHPROF_BUILD_DIR``, else the user's cache
-folder. A folder that another user could write to is never used, since what lies there is loaded into the process.
+folder. A folder that another user could replace or write to is never used, since what lies there is loaded into the process.
 """
 
 from __future__ import annotations
@@ -84,31 +84,89 @@ def folder() -> Path:
     return base / "otel_torchprof"
 
 
-def require_private(path: Path) -> None:
-    """Refuses what somebody else could have written.
+def _owners_of_parents() -> set[int]:
+    """User ids that may own a folder above the library's: ours and root's.
 
-    Raises:
-        TorchLibraryError: naming the path, its owner or mode, and the way out.
+    In a user namespace without root (Apptainer, bubblewrap), root's folders appear as those of the overflow user. Only a
+    parent may be such a folder: its owner could move the library's folder, but not put a file of ours or root's into it.
     """
-    found = path.stat()
-    if found.st_uid not in {os.geteuid(), 0}:
+    owners = {os.geteuid(), 0}
+    with contextlib.suppress(OSError):
+        mapped = [line.split()[0] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if "0" not in mapped:
+            owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    return owners
+
+
+def _require_private(path: Path, found: os.stat_result, *, is_parent: bool) -> None:
+    if found.st_uid not in (_owners_of_parents() if is_parent else {os.geteuid(), 0}):
         raise TorchLibraryError(
             f"{path} belongs to user id {found.st_uid}, not to you ({os.geteuid()}) or root: nothing is loaded from it; "
             f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    # Where the sticky bit is set, others can make files, but neither move nor remove ours.
+    is_sticky = is_parent and found.st_mode & stat.S_ISVTX
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
         raise TorchLibraryError(
             f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): nothing is loaded from it; "
             f"run `chmod go-w {path}` or set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
         )
 
 
+def _open(path: Path, flags: int, above: int | None, *, is_parent: bool = False) -> int:
+    """A descriptor of a file or folder in the folder ``above``, once it has passed."""
+    name = path.name or path.anchor
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        _require_private(path, os.fstat(descriptor), is_parent=is_parent)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open_folder(path: Path) -> int:
+    """A descriptor of a folder that nobody else can write to, replace or move.
+
+    Links in the path are resolved first; then each folder from the root on is opened from the one above and checked itself.
+    """
+    real = Path(os.path.realpath(path))
+    flags = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH: a parent may be unreadable
+    above = _open(Path(real.anchor), flags, None, is_parent=True)
+    for place in (*reversed(real.parents), real)[1:]:
+        try:
+            descriptor = _open(place, flags, above, is_parent=place != real)
+        finally:
+            os.close(above)
+        above = descriptor
+    return above
+
+
+def open_private(path: Path) -> int:
+    """A descriptor of a file that nobody else can write to or replace, to be read and loaded in place of its path.
+
+    Raises:
+        TorchLibraryError: somebody else can; names the file or folder, its owner or mode, and the way out.
+        OSError: it is not there or cannot be read.
+    """
+    folder = _open_folder(path.parent)
+    try:
+        descriptor = _open(path, os.O_RDONLY | os.O_NONBLOCK, folder)  # without blocking, in case it is a pipe
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise TorchLibraryError(f"{path} is no regular file: nothing is loaded from it; remove it")
+    return descriptor
+
+
 def _make_folder(path: Path) -> None:
     # A folder that the user names may be meant for other users of the machine or image: they may read it.
     mode = 0o755 if config.build_dir() else 0o700
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
-        require_private(path)
+        for place in (*reversed(path.parents), path):  # one by one: mkdir(parents=True) gives parents the umask's mode
+            place.mkdir(mode=mode, exist_ok=True)
+        os.close(_open_folder(path))
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -242,7 +300,8 @@ def why_left_out(library: Path, source: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(open_private(path), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def _digest_file(path: Path) -> Path:
@@ -250,9 +309,14 @@ def _digest_file(path: Path) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the library is there and as it was when it was built. Loading a cut one would kill the process (SIGBUS)."""
+    """Whether the library is there and as it was when it was built. Loading a cut one would kill the process (SIGBUS).
+
+    Raises:
+        TorchLibraryError: somebody else could have written it.
+    """
     try:
-        return _digest_file(path).read_text().strip() == _digest(path)
+        digest = _digest(path)
+        return _digest_file(path).read_text().strip() == digest
     except OSError:
         return False
 
@@ -269,8 +333,6 @@ def ensure(torch: Any, *, announce: bool = True) -> Path:
         with _one_builder(path):
             if not is_whole(path):
                 _build(torch, path, announce=announce)
-    require_private(path.parent)
-    require_private(path)
     return path
 
 

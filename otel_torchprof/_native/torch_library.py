@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import enum
 import functools
 import os
@@ -100,10 +102,11 @@ _OCCUPIED = (
 class TorchLibrary:
     """The loaded library."""
 
-    def __init__(self, native: Any, path: str) -> None:
-        self._native = native
+    def __init__(self, path: Path) -> None:
         self.path = path
-        """The file, for those who need others of its functions."""
+        self.handle = _open(path)
+        """Of ``dlopen``, for those who need others of its functions."""
+        self._native = _attach(self.handle, path)
 
     def observe(self, session: Session, wants: Wants | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
@@ -125,7 +128,7 @@ class TorchLibrary:
             TorchLibraryError: torch refused, or the library was built without.
         """
         if not _tells_of_memory(self._native):
-            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), "torch_memory.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch_memory.cc"))
         token = int(self._native.otp_torch_observe_memory(session.consumer))
         if token == self._native.OTP_TORCH_MEMORY_OCCUPIED:
             raise TorchProfError(_OCCUPIED)
@@ -142,7 +145,7 @@ class TorchLibrary:
             TorchProfError: the device cannot be timed, and why.
         """
         if not _times_devices(self._native):
-            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), "torch_devices.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch_devices.cc"))
         return DeviceTiming(self._native, session, device, events, most)
 
     def collect_devices(self, wait: float) -> int:
@@ -156,7 +159,7 @@ class TorchLibrary:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
         """
         if not _tells_collectives(self._native):
-            raise TorchLibraryError(torch_build.why_left_out(Path(self.path), torch_build.COLLECTIVES))
+            raise TorchLibraryError(torch_build.why_left_out(self.path, torch_build.COLLECTIVES))
         return Collecting(self._native, session)
 
     def hold_devices(self, captures: int) -> None:
@@ -165,7 +168,38 @@ class TorchLibrary:
             self._native.otp_torch_devices_hold(captures)
 
 
-def _open(path: str) -> Any:
+def _name_of(descriptor: int, path: Path) -> str:
+    """The name that ``dlopen`` loads the file behind a descriptor by; its path where there is no /proc, as on macOS.
+
+    With the number of the process instead of ``self``, since debuggers and symbolizers open the name of a library too.
+    """
+    with contextlib.suppress(OSError):
+        name = f"/proc/{Path('/proc/self').readlink()}/fd/{descriptor}"
+        if os.path.samestat(os.stat(name), os.fstat(descriptor)):  # noqa: PTH116 - both by number
+            return name
+    return str(path)
+
+
+def _open(path: Path) -> int:
+    """Loads what was checked, whatever has its path by then; returns the handle.
+
+    The descriptor stays open: ``dlopen`` knows a library by its name, and would return this one for a later file of that name.
+    """
+    descriptor, name = None, str(path)
+    try:
+        descriptor = torch_build.open_private(path)
+        name = _name_of(descriptor, path)
+        # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
+        return int(ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NODELETE)._handle)  # noqa: SLF001 - as ctypes documents it
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise TorchLibraryError(
+            f"{path} could not be loaded ({str(error).replace(name, path.name)}); remove the file, it will be built again"
+        ) from error
+
+
+def _attach(handle: int, path: Path) -> Any:
     from cffi import FFI
 
     loader = FFI()
@@ -181,13 +215,7 @@ def _open(path: str) -> Any:
     """)
     loader.cdef(DEVICE_FUNCTIONS)
     loader.cdef(COLLECTIVE_FUNCTIONS)
-    try:
-        # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
-        native = loader.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
-    except OSError as error:
-        raise TorchLibraryError(
-            f"{path} could not be loaded ({error}); remove the file, it will be built again"
-        ) from error
+    native = loader.dlopen(loader.cast("void *", handle))
     api = loader.cast("void *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
     if native.otp_torch_attach(api) != 0:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
@@ -259,8 +287,7 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
 def _load(torch: Any) -> TorchLibrary | str:
     """The library, or why there is none: asked once per process, since a build that failed will fail again."""
     try:
-        path = str(torch_build.ensure(torch))
-        library = TorchLibrary(_open(path), path)
+        library = TorchLibrary(torch_build.ensure(torch))
         _probe(torch, library)
     except TorchLibraryError as error:
         return str(error)
@@ -283,8 +310,3 @@ def load() -> TorchLibrary:
     if isinstance(loaded, str):
         raise TorchLibraryError(loaded)
     return loaded
-
-
-def forget() -> None:
-    """Lets the next :func:`load` try again (after a fix, without a new process)."""
-    _load.cache_clear()

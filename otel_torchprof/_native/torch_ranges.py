@@ -41,10 +41,10 @@ class TorchRanges:
     """
 
     def __init__(self) -> None:
-        path = torch_library.load().path
-        native = ctypes.PyDLL(path)
+        library = torch_library.load()
+        native = ctypes.PyDLL(str(library.path), handle=library.handle)
         if not hasattr(native, "otp_ranges_start"):
-            raise TorchLibraryError(torch_build.why_left_out(Path(path), "torch_ranges.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(library.path, "torch_ranges.cc"))
         native.otp_ranges_of_torch.argtypes = [ctypes.c_int, ctypes.POINTER(RangeFunctions)]
         native.otp_ranges_start.argtypes = [ctypes.POINTER(RangeFunctions), ctypes.c_uint32]
         native.otp_ranges_start.restype = ctypes.c_uint64

@@ -83,7 +83,6 @@ def _library(torch: Any) -> Path:
                 assert done.returncode == 0, done.stderr[-8000:]
                 torch_build._digest_file(target).write_text(torch_build._digest(output))
                 output.replace(target)
-    torch_build.require_private(target)
     return target
 
 

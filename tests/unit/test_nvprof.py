@@ -263,16 +263,6 @@ def test_names_that_are_no_symbols_stay():
     assert [nvprof.demangled(name) for name in (MANGLED, "i", "_Zebra", "é")] == [WRITTEN, "i", "_Zebra", "é"]
 
 
-def test_without_a_demangler_names_stay(monkeypatch):
-    """Where the C++ library cannot be had, symbols are shown as they are."""
-
-    def fail(_name):
-        raise OSError("no such library")
-
-    monkeypatch.setattr(nvprof.ctypes, "CDLL", fail)
-    assert nvprof._demangler.__wrapped__()(MANGLED) == MANGLED
-
-
 def test_unique():
     """The second time raises, and names the key."""
     unique = otp.EnforceUnique()

@@ -223,7 +223,7 @@ def test_a_bad_compiler(tmp_path, monkeypatch, kind):
     from otel_torchprof._native import torch_library
 
     with pytest.raises(otp.TorchLibraryError) as raised:
-        torch_library._open(str(torch_build.ensure(torch, announce=False)))
+        torch_library.TorchLibrary(torch_build.ensure(torch, announce=False))
     for part in expected:
         assert part in str(raised.value)
     assert not list((tmp_path / "new").glob("*.building"))
@@ -232,9 +232,7 @@ def test_a_bad_compiler(tmp_path, monkeypatch, kind):
 def test_a_full_disk(tmp_path, monkeypatch):
     """A disk that is full while the library is written is named as such."""
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path / "new"))
-    # Looked for twice, before and after the lock, then written; /dev/full itself must not be read, it has no end.
-    paths = iter([tmp_path / "none", tmp_path / "none", Path("/dev/full")])
-    monkeypatch.setattr(torch_build, "_digest_file", lambda path: next(paths))
+    monkeypatch.setattr(torch_build, "_digest_file", lambda path: Path("/dev/full"))
     monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
     with pytest.raises(otp.TorchLibraryError, match="could not be written: No space left"):
         torch_build.ensure(torch, announce=False)
@@ -335,6 +333,49 @@ def test_several_processes_build_once(tmp_path, built):
     assert sum("built in" in text for text in said) == 1
     assert (tmp_path / "runs").read_text() == "compiled\n"
     assert (tmp_path / "shared").stat().st_mode & 0o077 == 0o055
+
+
+SWAPPED = """
+import torch
+from otel_torchprof._native import torch_build
+path, opened = torch_build.ensure(torch), torch_build.open_private
+torch_build.ensure = lambda torch: path
+
+def open_then_swap(path):
+    descriptor = opened(path)
+    path.rename(path.with_suffix(".checked"))
+    path.write_bytes(b"what somebody else put there")
+    return descriptor
+
+torch_build.open_private = open_then_swap
+"""
+NO_PROC = """
+import os
+from pathlib import Path
+from otel_torchprof._native import torch_library
+os.path.samestat = lambda one, other: False
+descriptor = os.open("/dev/null", os.O_RDONLY)
+assert torch_library._name_of(descriptor, Path("library.so")) == "library.so"
+"""
+REPLACED = f"""
+{PROFILES}
+import shutil
+from otel_torchprof._native import torch_library, torch_ranges
+first = torch_library.load()
+copied = first.path.with_suffix(".copy")
+shutil.copy(first.path, copied)
+copied.replace(first.path)
+torch_library._load.cache_clear()
+assert torch_library.load().handle not in (0, first.handle)
+torch_ranges.ranges()
+"""
+
+
+@pytest.mark.parametrize("circumstance", [SWAPPED, NO_PROC, REPLACED], ids=["swapped", "no proc", "replaced"])
+def test_what_was_checked_is_loaded(kept, circumstance):
+    """Whatever has the path after the check, where there is no /proc, and where another file had the path before."""
+    done = python(circumstance + PROFILES, OTEL_TORCHPROF_BUILD_DIR=str(kept), PATH="", CXX="")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_build_ahead_of_time(kept, capsys):
