@@ -1,8 +1,15 @@
 """Extension modules; everything else about the package is in pyproject.toml."""
 
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "otel-torchprof cannot be built for a free-threaded Python, which it does not support: "
+        "build it with the interpreter that has the GIL (python3.14 instead of python3.14t)"
+    )
 
 
 def files(pattern: str) -> list[str]:

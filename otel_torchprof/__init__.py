@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from . import _native as _native  # first: it says why an interpreter is refused, which numpy may crash in
 from ._columns.frame_facts import (
     FunctionFacts,
     ModuleFacts,

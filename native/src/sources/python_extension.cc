@@ -141,11 +141,31 @@ PyMethodDef g_methods[] = {{"attach", attach, METH_O, nullptr},
                            {"owner", owner, METH_VARARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_python", nullptr, -1, g_methods, nullptr, nullptr, nullptr, nullptr};
+// What is static here and in the recorder is of the whole process, and so are torch's observers. Asked whenever an
+// interpreter imports the module, which is why its initialisation has two phases: a module of one phase would be copied
+// from the interpreter that had it first.
+int refuse_subinterpreters(PyObject*) {
+  int64_t number = PyInterpreterState_GetID(PyInterpreterState_Get());
+  if (number <= 0) return number == 0 ? 0 : -1;
+  PyErr_Format(
+      PyExc_ImportError,
+      "otel_torchprof was imported in sub-interpreter %lld, and records in the main interpreter only, since one "
+      "recorder serves the whole process: import it there (under mod_wsgi: WSGIApplicationGroup %%{GLOBAL})",
+      static_cast<long long>(number));
+  return -1;
+}
+
+// Py_mod_multiple_interpreters and Py_MOD_PER_INTERPRETER_GIL_SUPPORTED of Python 3.12. Without it an interpreter with
+// a lock of its own refuses the module before it is asked, and says less. Older ones do not know it.
+PyModuleDef_Slot g_slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(refuse_subinterpreters)}, {3, reinterpret_cast<void*>(2)}, {0, nullptr}};
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "_python", nullptr, 0, g_methods, g_slots, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace otp_python
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__python() {
-  return PyModule_Create(&otp_python::g_module);
+  PyObject* version = PySys_GetObject("hexversion");
+  if (version == nullptr || PyLong_AsLong(version) < 0x030C0000) otp_python::g_slots[1] = {0, nullptr};
+  return PyModuleDef_Init(&otp_python::g_module);
 }
