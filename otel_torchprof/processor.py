@@ -340,7 +340,7 @@ class TorchSpanProcessor(SpanProcessor):
         for span in ended:
             if span.context is None or span.start_time is None or span.end_time is None:
                 continue
-            duration = span.end_time - span.start_time
+            duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
             own = duration - self._inside.pop(span.context.span_id, 0)
             self.averages.add_foreign(span.name, duration, max(own, 0))
             if span.parent is not None and not span.parent.is_remote:

@@ -27,7 +27,7 @@ inline bool calibrate(State& s, c10::DeviceIndex index, int64_t wait_ns) {
 inline void calibrate_all(State& s) {
   for (size_t index = 0; index < s.clocks.size(); ++index)
     if (s.clocks[index] != nullptr) calibrate(s, static_cast<c10::DeviceIndex>(index), kCalibrateWait);
-  s.calibrated_at = g_devices_api->unix_ns(0);
+  s.calibrated_at = steady_ns();
 }
 
 inline void note_time(State& s, const Pair& pair, double begin_ms, double duration_ms) {
@@ -46,7 +46,7 @@ inline void note_time(State& s, const Pair& pair, double begin_ms, double durati
 // Whether times of the device can be told. A device that is too busy to answer is asked again, ten times a second.
 inline bool has_clock(State& s, c10::DeviceIndex index) {
   if (clock_of(s, index).moments() != 0) return true;
-  int64_t now = g_devices_api->unix_ns(0);
+  int64_t now = steady_ns();
   if (now - s.tried_at < kRetryPeriod) return false;
   s.tried_at = now;
   return calibrate(s, index, kCalibrateWait);
@@ -96,7 +96,7 @@ inline void gather(State& s, std::chrono::milliseconds patience) {
 inline bool may_break_capture(const State& s) {
   constexpr int64_t kAfterCapture = 50'000'000;
   if (RelaxedCapture::is_possible()) return false;
-  return g_devices_api->unix_ns(0) - s.capture_seen_ns.load(std::memory_order_relaxed) < kAfterCapture;
+  return steady_ns() - s.capture_seen_ns.load(std::memory_order_relaxed) < kAfterCapture;
 }
 
 // Under `control`. Never waits for the device.
@@ -127,7 +127,7 @@ inline void look(State& s) noexcept try {
   if (is_off(s) || may_break_capture(s)) return;
   stay_on_used_device(s);
   collect(s);
-  if (g_devices_api->unix_ns(0) - s.calibrated_at > kCalibratePeriod) calibrate_all(s);
+  if (steady_ns() - s.calibrated_at > kCalibratePeriod) calibrate_all(s);
 } catch (...) {
   fail(s, 0);
 }

@@ -42,7 +42,7 @@ inline void forget_oldest(ThreadMarks& marks) {
 }
 
 inline void count_captured(State& s, uint32_t consumers) {
-  s.capture_seen_ns.store(g_devices_api->unix_ns(0), std::memory_order_relaxed);
+  s.capture_seen_ns.store(steady_ns(), std::memory_order_relaxed);
   for (uint32_t rest = consumers; rest != 0; rest &= rest - 1)
     s.captured[__builtin_ctz(rest)].fetch_add(1, std::memory_order_relaxed);
 }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <memory>
@@ -24,6 +25,12 @@
 namespace otp::devices {
 
 inline const otp_api* g_devices_api = nullptr;
+
+// For waits and periods: the recorder's clock follows the wall clock where that is set forward.
+inline int64_t steady_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 inline constexpr size_t kTooMany = 4096;   // pairs of one thread that nobody has collected
 inline constexpr size_t kMostOpen = 2048;  // on one thread; those that never end are forgotten from the oldest on
@@ -78,14 +85,14 @@ struct State {
   std::atomic<bool> in_use[64] = {};                 // devices, once that is known
   std::vector<std::unique_ptr<DeviceClock>> clocks;  // by device index
   std::atomic<uint32_t> moments[64] = {};            // of each clock, for those who record
-  int64_t calibrated_at = 0, tried_at = 0;
+  int64_t calibrated_at = 0, tried_at = 0;           // steady_ns()
   Waiting waiting;
   std::vector<std::unique_ptr<Timed>> sessions;
   std::atomic<int64_t> last_token{0};
   std::atomic<uint64_t> captured[OTP_MAX_SESSIONS] = {};
   std::atomic<uint64_t> refused[OTP_MAX_SESSIONS] = {};
   std::atomic<uint64_t> made{0}, destroyed{0};
-  std::atomic<int64_t> capture_seen_ns{0};  // when a thread last found its stream being captured
+  std::atomic<int64_t> capture_seen_ns{0};  // steady_ns() when a thread last found its stream being captured
   std::mutex failure_mutex;
   char failure[512] = "";
 

@@ -71,7 +71,7 @@ void open_type(State& s, c10::DeviceType type) {
   for (auto& used : s.in_use) used.store(false, std::memory_order_relaxed);
   s.wishes.failed.store(false, std::memory_order_relaxed);
   s.failure[0] = '\0';
-  s.calibrated_at = s.tried_at = g_devices_api->unix_ns(0);
+  s.calibrated_at = s.tried_at = steady_ns();
   // Where the device does not answer at once, or is not in use yet, this is done again when it has come to a mark.
   c10::Device current = s.guard->getDevice();
   if (!has_context(at::globalContext(), type, current.index())) return;
@@ -123,12 +123,12 @@ void start(State& s, uint32_t consumer, c10::DeviceType type, int which, uint64_
 
 // Until what had ended before is read back, or the time is over. How much is not.
 uint64_t collect_until(State& s, int64_t wait_ns) {
-  int64_t until = g_devices_api->unix_ns(0) + wait_ns;
+  int64_t until = steady_ns() + wait_ns;
   std::unique_lock<std::mutex> hold(s.control);
   collect(s, kPatience);
   uint64_t added = s.waiting.added();
   auto pause = std::chrono::microseconds(50);
-  while (s.waiting.before(added) != 0 && !is_off(s) && g_devices_api->unix_ns(0) < until) {
+  while (s.waiting.before(added) != 0 && !is_off(s) && steady_ns() < until) {
     hold.unlock();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(5000));
