@@ -191,10 +191,14 @@ class ExportQueue:
             self._thread = None
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
-        with self._changed:
-            while not condition() and not deadline.passed:
-                self._changed.wait(deadline.remaining())
-            return condition()
+        try:
+            with self._changed:
+                while not condition() and not deadline.passed:
+                    self._changed.wait(deadline.remaining())
+                return condition()
+        except RuntimeError as error:
+            # An interrupt that comes while wait() has released the lock leaves `with` nothing to release.
+            raise error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error from None
 
     def _run(self) -> None:
         with suppressed():

@@ -281,6 +281,21 @@ def test_shutdown(made):
     assert not thread.is_alive()
 
 
+def test_an_interrupt_while_a_flush_waits(made):
+    """Who interrupts a flush gets the KeyboardInterrupt, also where it comes when the lock is released for the wait."""
+
+    class Interrupted(threading.Condition):
+        def wait(self, _timeout=None):
+            self.release()
+            raise KeyboardInterrupt
+
+    queue = made(Exporter())
+    changed, queue._changed = queue._changed, Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        queue._wait(lambda: False, in_time())
+    queue._changed = changed
+
+
 def test_shutdown_of_an_unused_queue(made):
     """The exporter is shut down also where there was nothing to export."""
     queue = made(Exporter())
