@@ -122,7 +122,8 @@ def test_a_minute(caplog):
     assert queue.force_flush(Deadline.after(LONG * 1000, world.clock))
     finished(queue)
     stats = adds_up(world)
-    assert receiver.arrived == list(range(world.put))
+    # The first two change places with every fourth attempt, and how many attempts there were is a matter of the jitter.
+    assert sorted(receiver.arrived[: 2 * BATCH]) + receiver.arrived[2 * BATCH :] == list(range(world.put))
     assert world.put > 40 * BATCH
     assert (stats.failed_spans, stats.dropped_spans, stats.waiting_bytes, stats.outage_seconds) == (0, 0, 0, 0)
     assert receiver.again == sum(at < 60 for at in receiver.attempts[:-1])
