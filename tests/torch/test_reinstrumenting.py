@@ -1,0 +1,74 @@
+"""Instrumenting and taking it back again and again leaves nothing behind, and the last time records what the first did."""
+
+import gc
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from torch.nn.modules import module
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import otel_torchprof as otp
+
+TIMES = 40
+
+
+def _left_behind():
+    """What a process collects where somebody forgets to take it back; first what may not grow at all."""
+    hooks = module._global_forward_hooks, module._global_forward_pre_hooks, _global_optimizer_post_hooks
+    counts = {
+        "hooks": sum(map(len, hooks)),
+        "callbacks": len(gc.callbacks),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "profile functions": (sys.getprofile(), threading.getprofile()),
+    }
+    gc.collect()
+    return counts, len(gc.get_objects())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads and files in Linux's /proc")
+@pytest.mark.parametrize("new_processor", [False, True])
+@pytest.mark.parametrize("detail", ["ops", "frames", "metrics"])
+def test_many_times(detail, new_processor):
+    """No thread, hook, callback, file or object more, with one processor or one each time; and every time is recorded."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    meters = MeterProvider(metric_readers=[InMemoryMetricReader()], shutdown_on_exit=False)
+    model = torch.nn.Linear(2, 2)
+    processors = []
+
+    def once():
+        if new_processor or not processors:
+            processors.append(otp.TorchSpanProcessor(exporter))
+            provider._active_span_processor._span_processors = (processors[-1],)  # the SDK has no way to remove one
+        otp.TorchInstrumentor().instrument(tracer_provider=provider, meter_provider=meters, detail=detail)
+        model(torch.ones(1, 2))
+        otp.TorchInstrumentor().uninstrument()
+        assert provider.force_flush()
+        if new_processor:
+            processors.pop().shutdown()
+            exporter._stopped = False  # which the processor has shut down
+        names = Counter(span.name for span in exporter.get_finished_spans())
+        exporter.clear()
+        return names
+
+    first = [once() for _ in range(5)][-1]
+    counts, objects = _left_behind()
+    for _ in range(TIMES):
+        assert once() == first
+    again, objects_again = _left_behind()
+    assert again == counts
+    assert objects_again - objects < TIMES / 2
+    assert first.get("aten::linear", 0) == (0 if detail == "metrics" else 1)
+    for processor in processors:
+        processor.shutdown()
+    provider.shutdown()
+    meters.shutdown()
