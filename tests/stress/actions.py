@@ -17,14 +17,17 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from profiles import HANDED_OVER
+from profiles import HANDED_OVER, IN_TASK
 
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import recorder_stats
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from world import Worker
 
+CALM_THRESHOLD, CALM_INTERVAL = (700, 10, 10), 0.005
 CHILD_SECONDS = 60
 """How long a forked child may take."""
 
@@ -80,7 +83,7 @@ def tasks(worker: Worker) -> None:
     """Tasks with labels that take turns; some are cancelled, some time out."""
 
     async def work(depth: int) -> None:
-        with worker.label():
+        with worker.label(kind=IN_TASK):
             await decorated_work()
         if depth:
             await asyncio.gather(work(depth - 1), work(depth - 1))
@@ -130,23 +133,38 @@ def recursion(worker: Worker) -> None:
         _deep(worker.random.choice([20, 200, 100_000]))
 
 
-def collecting(worker: Worker) -> None:
-    """Collections at every allocation, on all threads, for a few actions."""
-    gc.set_threshold(1)
+@contextlib.contextmanager
+def _alone(worker: Worker) -> Iterator[bool]:
+    """Whether this is the one place that slows all threads down: two at a time, and none of them makes progress."""
+    alone = worker.world.slowed.acquire(blocking=False)
     try:
-        worker.some()
+        yield alone
     finally:
-        gc.set_threshold(700, 10, 10)
+        if alone:
+            worker.world.slowed.release()
+
+
+def collecting(worker: Worker) -> None:
+    """Collections of young objects at every allocation, on all threads, for a few actions."""
+    with _alone(worker) as alone:
+        gc.set_threshold(*((1, 10, 100) if alone else gc.get_threshold()))
+        try:
+            worker.some()
+        finally:
+            if alone:
+                gc.set_threshold(*CALM_THRESHOLD)
 
 
 def switching(worker: Worker) -> None:
     """Threads that change at nearly every opportunity, for a few actions."""
-    # With more threads they do nothing but wait for the interpreter's lock: no progress in minutes with 1e-6 and ten.
-    sys.setswitchinterval(1e-6 if threading.active_count() < 4 else 1e-4)
-    try:
-        worker.some()
-    finally:
-        sys.setswitchinterval(0.005)
+    with _alone(worker) as alone:
+        if alone:  # with 1e-6 and ten threads, these do nothing but wait for the interpreter's lock
+            sys.setswitchinterval(1e-6 if threading.active_count() < 4 else 1e-4)
+        try:
+            worker.some()
+        finally:
+            if alone:
+                sys.setswitchinterval(CALM_INTERVAL)
 
 
 def _tool(*_: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -78,11 +79,11 @@ def reap(world: World) -> None:
 
 
 def calm(world: World) -> None:
-    """Takes collections and switches at every opportunity back when the round is over: what is on its way would take minutes."""
+    """Takes collections and switches at every opportunity back after a second: what is on its way would take minutes."""
     while not world.is_over:
-        time.sleep(0.1)
-    gc.set_threshold(700, 10, 10)
-    sys.setswitchinterval(0.005)
+        time.sleep(1.0)
+        gc.set_threshold(*actions.CALM_THRESHOLD)
+        sys.setswitchinterval(actions.CALM_INTERVAL)
 
 
 def acted(world: World, rng: random.Random, most: int) -> None:
@@ -92,33 +93,28 @@ def acted(world: World, rng: random.Random, most: int) -> None:
         signal.signal(signal.SIGINT, lambda *_: raise_interrupt() if main.is_acting else None)
         threading.Thread(target=interrupt, args=(world, rng, main, workers), daemon=True, name="interrupts").start()
     threading.Thread(target=calm, args=(world,), daemon=True, name="calm").start()
-    count = 0
     while not world.is_over:
-        for name in [name for name, thread in workers.items() if not thread.is_alive()]:
-            del workers[name]
-        while len(workers) < most:
-            count += 1
-            name = f"worker{count}"
-            workers[name] = threading.Thread(target=Worker(world, name).run, name=name)
-            workers[name].start()
-        reap(world)
-        step = time.monotonic() + 0.5
-        while time.monotonic() < step and not world.is_over:
-            one_of_main(main)
+        with contextlib.suppress(KeyboardInterrupt):
+            filled(world, workers, most)
+            main.run_one()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def filled(world: World, workers: dict[str, threading.Thread], most: int) -> None:
+    """Begins as many workers as have ended, and looks after children."""
+    for name in [name for name, thread in workers.items() if not thread.is_alive()]:
+        del workers[name]
+    while len(workers) < most:
+        world.begun += 1
+        name = f"worker{world.begun}"
+        workers[name] = threading.Thread(target=Worker(world, name).run, name=name)
+        workers[name].start()
+    reap(world)
 
 
 def raise_interrupt() -> None:
     """From a handler."""
     raise KeyboardInterrupt
-
-
-def one_of_main(main: Worker) -> None:
-    """One action of the main thread, with whatever interrupts it."""
-    try:
-        main.run_one()
-    except KeyboardInterrupt:
-        main.is_acting = False
 
 
 def joined(world: World) -> bool:
@@ -153,44 +149,41 @@ def all_stopped(world: World, witness: Witness) -> None:
     with otp.profile(with_stack=True, all_threads=True, with_modules=True):
         pass
     gc.collect()
-    for where, found in (("the main thread", what_is_on()), ("a thread that lived all the round", witness.ask())):
+    for where, found in (("the main thread", what_is_on(world)), ("a thread that lived all the round", witness.ask())):
         for what in found:
             world.fail(f"after everything was stopped, on {where}: {what}")
 
 
-def what_is_on() -> list[str]:
+def what_is_on(world: World) -> list[str]:
     """What records, or would, on the calling thread."""
     found = {
         "recordings": recorder_stats().sessions,
         "profile function": sys.getprofile(),
-        "threading's profile function": threading.getprofile() if sys.version_info >= (3, 10) else None,
+        "threading's profile function": threading.getprofile(),
         "callbacks of the collector": [callback for callback in gc.callbacks if "otel" in repr(callback)],
         "instrumentation": otp.TorchInstrumentor().is_instrumented_by_opentelemetry,
     }
     if hasattr(sys, "monitoring"):
         found |= {f"monitoring tool {number}": sys.monitoring.get_tool(number) for number in range(6)}
     if HAS_TORCH:
-        import torch
+        import torch_actions
 
-        torch.ones(2).add(1)  # callbacks that another thread has stopped go with the next operator
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found["callback of torch's operators"] = bool(library._ZN2at12hasCallbacksEv() & 0xFF)
-        modules = torch.nn.modules.module
-        found["hooks of modules"] = [*modules._global_forward_pre_hooks, *modules._global_forward_hooks]
+        found |= torch_actions.what_is_on(world)
     return [f"{name}: {value!r}" for name, value in found.items() if value]
 
 
 class Witness:
     """A thread that lives as long as the round, and says what is on there."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._asked, self._found = threading.Event(), list[Any]()
         self._thread = threading.Thread(target=self._run, daemon=True, name="witness")
         self._thread.start()
 
     def _run(self) -> None:
         self._asked.wait()
-        self._found = what_is_on()
+        self._found = what_is_on(self._world)
 
     def ask(self) -> list[str]:
         """What is on there, at the end."""
@@ -225,7 +218,7 @@ def acted_round(world: World, rng: random.Random, seconds: float) -> int:
 
         world.actions |= torch_actions.ACTIONS
     world.watch_what_nobody_catches()
-    witness = Witness()
+    witness = Witness(world)
     warm_up(world)
     chosen_weights(world, rng, list(world.actions))
     gc.collect()

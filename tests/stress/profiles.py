@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HANDED_OVER = "handed over"
 """Name of labels that begin on one thread and end on another."""
+IN_TASK = "label in task"
+"""In the names of labels that stay open while their task waits and other calls are made."""
 _FULL = 16
 """Recordings that may run at a time."""
 
@@ -101,7 +103,8 @@ def _check_ends(worker: Worker, found: otp.profile, rows: Any) -> None:
         return
     end, parent, kind, names = (found.columns[name] for name in ("end", "parent", "kind", "name"))
     rows = rows[((kind[rows] == Kind.LABEL) | (kind[rows] == Kind.FRAME)) & (kind[parent[rows]] == Kind.FRAME)]
-    late = [row for row in rows[end[rows] > end[parent[rows]]].tolist() if found.names[names[row]] != HANDED_OVER]
+    late = rows[end[rows] > end[parent[rows]]].tolist()
+    late = [row for row in late if not any(kind in found.names[names[row]] for kind in (HANDED_OVER, IN_TASK))]
     if late:
         inner, outer = (found.names[names[row]] for row in (late[0], parent[late[0]]))
         worker.world.fail(f"{worker.name}: {len(late)} events end after the call around them: {inner} in {outer}")
@@ -205,7 +208,11 @@ class _Stops:
         self.found, self.itself = found, self
 
     def __del__(self) -> None:
-        self.found.stop()
+        try:
+            self.found.stop()
+        except otp.NativeError as error:
+            if "belongs to the parent" not in str(error):
+                raise
 
 
 def stopped_by_finalizer(worker: Worker) -> None:

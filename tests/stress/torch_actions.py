@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +13,7 @@ import torch
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from world import Worker
+    from world import Worker, World
 
 torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
 _kineto = threading.Lock()
@@ -79,11 +82,25 @@ def kineto(worker: Worker) -> None:
     try:
         with torch.autograd.profiler.profile(use_kineto=worker.chance(0.5)):
             worker.some(2)
-    except RuntimeError as error:  # ours has the thread's memory
-        if "already" not in str(error):
+    except RuntimeError as error:  # ours has the thread's memory, or an interrupt left torch's own half on
+        if "already" not in str(error) and "Kineto profiler" not in str(error):
             raise
     finally:
         _kineto.release()
+
+
+def what_is_on(world: World) -> dict[str, object]:
+    """What is registered with torch, on the calling thread."""
+    torch.ones(2).add(1)  # callbacks that another thread has stopped go with the next operator
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    modules, optimizers = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    found: dict[str, object] = {
+        "hooks of modules": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
+        "hooks of optimizers": [*optimizers._global_optimizer_post_hooks],
+    }
+    if not world.done["kineto interrupted"]:  # an interrupt leaves torch's own profiler half on
+        found["callback of torch's operators"] = library._ZN2at12hasCallbacksEv() & 0xFF
+    return found
 
 
 ACTIONS = {"training": training, "script forks": script_forks, "operators": operators, "kineto": kineto}

@@ -40,6 +40,10 @@ class World:
     failures: list[str] = field(default_factory=list)
     actions: dict[str, Action] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    slowed: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the action that slows all threads down."""
+    begun: int = 0
+    """Workers so far."""
     tools: int = 0
     """How often another tool took a thread's profile function."""
     done: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -106,9 +110,9 @@ class Worker:
         """Whether an interrupt may come: of the main thread."""
         self._nested = 0
 
-    def label(self, args: str | None = None) -> otp.record_function:
+    def label(self, args: str | None = None, kind: str = "label") -> otp.record_function:
         """A label of this thread's, which is about to begin here."""
-        name = f"{self.name} label {self.random.randrange(20)}"
+        name = f"{self.name} {kind} {self.random.randrange(20)}"
         self.labels[name] += 1
         return otp.record_function(name, args)
 
