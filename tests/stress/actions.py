@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import cProfile
+import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -215,6 +216,31 @@ def monitored(worker: Worker) -> None:
         monitoring.free_tool_id(number)
 
 
+class _Interrupts:
+    """Raises KeyboardInterrupt on the worker that collects it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        thread = threading.current_thread()
+        if thread.name.startswith("worker"):
+            interrupt_thread(thread)
+
+
+def interrupt_thread(thread: threading.Thread) -> None:
+    """Raises KeyboardInterrupt where a thread is, or will be when it runs again."""
+    ident, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+
+
+def interrupting(worker: Worker) -> None:
+    """An interrupt that comes out of a collection of garbage, on whichever worker that happens."""
+    if worker.world.interrupts:
+        _Interrupts()
+        worker.some(1)
+
+
 # ---- forks ----
 
 
@@ -298,5 +324,6 @@ ACTIONS = {
     "other tracer": other_tracer,
     "other profiler": other_profiler,
     "monitored": monitored,
+    "interrupting": interrupting,
     "forked": forked,
 }
