@@ -4,6 +4,8 @@
 #   make test PYTHON=python3.12 VENV=/tmp/venv    another interpreter, another environment
 #   make test INTERPRETERS="3.10 3.13"            which others run the tests that need no torch; none with INTERPRETERS=
 #   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
+#   make explore RUNS=10                          the random tests with new examples, so many times
+#   make stress SECONDS=600 FLAVOUR=asan          plain (default), asan or tsan; SEED=... replays; VERSION=3.12 without torch
 #   make test-gpu GPU_TABLE=1                     puts what was measured into docs/devices.md as well
 
 SHELL := bash
@@ -21,6 +23,15 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 GPU_TABLE ?=
+RUNS ?= 3
+# SECONDS is a variable of the shell's: what `make` was given goes on by another name.
+STRESS_SECONDS := $(or $(SECONDS),60)
+FLAVOUR ?= plain
+SEED ?=
+VERSION ?=
+
+# The order of sets is the same in each run, as the examples of the random tests are: what fails fails again.
+export PYTHONHASHSEED := 0
 
 BIN := $(VENV)/bin
 # One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
@@ -39,7 +50,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-gpu native-test sanitized-test lint bench clean
+.PHONY: help demo test explore stress test-gpu native-test sanitized-test lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -51,6 +62,18 @@ demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.j
 test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then Python on every interpreter that is there
 	$(call say,Python tests)
 	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS))
+
+explore: $(MADE)/test ## Run the random tests RUNS times with new examples; print how to keep one that fails
+	$(call say,Random tests with new examples)
+	@for run in $$(seq $(RUNS)); do $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=explore tests $(PYTEST_ARGS); done
+
+stress: $(MADE)/test $(if $(VERSION),$(VENV)/interpreters/$(VERSION)/.made) ## Run random actions on random threads for SECONDS; print the seed
+	$(call say,Stress: random actions on random threads)
+	@$(BIN)/python tests/stress/run.py --seconds $(STRESS_SECONDS) --flavour $(FLAVOUR) $(if $(SEED),--seed $(SEED)) \
+		$(if $(VERSION),--version $(VERSION))
+
+$(VENV)/interpreters/%/.made:
+	@$(MAKE) -f tests/Makefile VENV=$(VENV) $@
 
 test-gpu: $(MADE)/test ## Run the tests that need a GPU; write what they measured to build/gpu/devices.md
 	$(call say,GPU tests)

@@ -128,18 +128,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     parser.add_argument("--flavour", choices=GRACE_SECONDS, default="plain")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of the rounds")
+    parser.add_argument("--version", default="", help="of Python, of one in .venv/interpreters, which has no torch")
     parser.add_argument("--go-on", action="store_true", help="after a failed round too")
     given = parser.parse_args()
+    python = str(Path(sys.prefix) / "interpreters" / given.version / "bin" / "python") if given.version else sys.executable
     place, before, environment = prepared(given.flavour)
     OUT.mkdir(parents=True, exist_ok=True)
     end, seed, failed = time.monotonic() + given.seconds, given.seed, 0
-    say(f"seed {seed}, {given.flavour}, {given.python}")
+    say(f"seed {seed}, {given.flavour}, Python {given.version or sys.version.split()[0]}")
     with receivers() as (http_url, grpc_url):
         while (left := end - time.monotonic()) > 0 and (given.go_on or not failed):
             seconds = min(ROUND_SECONDS, max(left, 5.0))
             log = OUT / f"{given.flavour}-{seed}.log"
-            command = [*before, given.python, "tests/stress/one_round.py", str(seed), f"{seconds:.1f}"]
+            command = [*before, python, "tests/stress/one_round.py", str(seed), f"{seconds:.1f}"]
             command += ["--http", http_url, "--grpc", grpc_url, *(["--no-forks"] if given.flavour == "tsan" else [])]
             why = failure_of_round(command, place, environment, log, seconds + GRACE_SECONDS[given.flavour])
             say(f"  seed {seed}: {why or 'pass'}")
@@ -147,7 +148,7 @@ def main() -> int:
                 failed += 1
                 say(log.read_text(errors="replace")[-20_000:])
                 flavour = "" if given.flavour == "plain" else f" FLAVOUR={given.flavour}"
-                version = "" if given.python == sys.executable else f" PYTHON_OF_ROUNDS={given.python}"
+                version = f" VERSION={given.version}" if given.version else ""
                 say(f"  all of it: {log}\n  again: make stress SEED={seed} SECONDS={seconds:.0f}{flavour}{version}")
             seed += 1
     return 1 if failed else 0

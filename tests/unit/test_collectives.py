@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ class Run:
         return 1000 + step if self.together else 1000 * (rank + 1) + step
 
     def collective_span(self, group, sequence, rank, step, operation=""):
-        span_id = hash((group, sequence, rank, operation)) & 0xFFFFFFFF
+        span_id = zlib.crc32(repr((group, sequence, rank, operation)).encode())
         return self.trace_of(rank, step), 1 << 40 | span_id
 
     def linked_ranks(self, ranks):
