@@ -23,6 +23,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 GPU_TABLE ?=
+FUZZ_ARGS ?= --inputs 100000
 RUNS ?= 3
 # SECONDS is a variable of the shell's: what `make` was given goes on by another name.
 STRESS_SECONDS := $(or $(SECONDS),60)
@@ -50,7 +51,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test explore stress test-gpu native-test sanitized-test lint bench clean
+.PHONY: help demo test explore stress test-gpu native-test sanitized-test fuzz-readers lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -86,6 +87,10 @@ native-test: ## Run the C++ tests (plain, ASan+UBSan, TSan) and the fuzzers
 sanitized-test: $(MADE)/test ## Run the tracer's tests with the extension modules under ASan+UBSan and under TSan
 	$(call say,The tracer under the sanitizers)
 	@$(BIN)/python tests/sanitized.py
+
+fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS="--inputs 1 --seed N" is one of them again
+	$(call say,Malformed files)
+	@$(BIN)/python tests/fuzz_readers.py $(FUZZ_ARGS)
 
 lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing
 	$(call say,Lint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._columns.schema import Scope
+from ._export.printable import printable
 from .events import EventList
 from .function_event_avg import FunctionEventAvg
 
@@ -22,6 +23,13 @@ def averages_list(sums: Iterable[Average], use_device: str | None = None) -> Eve
     ``use_device`` names the device whose times are among the sums; None where there are none.
     """
     return EventList([_average(entry, use_device) for entry in sums], use_device=use_device)
+
+
+def printable_table(averages: EventList, sort_by: str, row_limit: int) -> str:
+    """The table for a terminal: names are made printable, in the list too."""
+    for average in averages:
+        average.key = printable(average.key)
+    return averages.table(sort_by=sort_by, row_limit=row_limit)
 
 
 def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from . import config
 from ._native import torch_build, torch_library
+from ._terminal import show
 from .errors import TorchProfError
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ def run(options: argparse.Namespace) -> int:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
     path = torch_build.ensure(torch)
     torch_library.load()
-    sys.stdout.write(f"{path}\n")
+    show(f"{path}\n")
     return 0

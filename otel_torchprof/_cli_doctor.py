@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ._doctor import NOTE, PROBLEM, checks
+from ._terminal import show
 
 if TYPE_CHECKING:
     import argparse
@@ -31,13 +31,12 @@ def run(options: argparse.Namespace) -> int:
     for check in checks():
         found.append(check)
         if not options.json:
-            sys.stdout.write(f"{'' if check.state == NOTE else check.state:<8} {check.name}: {check.text}\n")
+            show(f"{'' if check.state == NOTE else check.state:<8} {check.name}: {check.text}\n")
             if check.fix:
-                sys.stdout.write(f"{'':<8}   fix: {check.fix}\n")
-            sys.stdout.flush()
+                show(f"{'':<8}   fix: {check.fix}\n")
     if options.json:
-        sys.stdout.write(json.dumps([asdict(check) for check in found], indent=1) + "\n")
+        show(json.dumps([asdict(check) for check in found], indent=1) + "\n")
     problems = sum(check.state == PROBLEM for check in found)
     if not options.json:
-        sys.stdout.write(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}\n")
+        show(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}\n")
     return 1 if problems else 0

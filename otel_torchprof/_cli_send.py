@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,10 +13,12 @@ from ._encode.otlp import DEFAULT_MAX_BYTES
 from ._export.answer import Verdict
 from ._export.deadline import Deadline
 from ._export.otlp_reading import pieces
-from ._export.requests_of_files import in_two, requests_of
+from ._export.printable import printable
+from ._export.requests_of_files import requests_of, split
 from ._export.sdk import suppressed
 from ._export.sending import Sender, SizeLimit
 from ._export.settings import Settings
+from ._terminal import say
 from .errors import TorchProfError
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ def add_parser(commands: Any) -> None:
         help="deliver OTLP files to a collector",
         description="Delivers spans from files to an OTLP endpoint: what OTLPFileExporter and export_otlp wrote, or an OpenTelemetry "
         "Collector's file exporter; protobuf or lines of JSON, maybe compressed with gzip. What is not given here is read from the "
-        "OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was taken, 1 otherwise.",
+        "OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was taken, 1 otherwise, 130 after Ctrl-C.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--endpoint", help="gRPC: http://host:port; HTTP: the URL as it is, with /v1/traces")
@@ -89,7 +93,7 @@ class _Delivery:
         self._limit = SizeLimit(lambda message: self._sender.deliver(message, Deadline.after(math.inf)))
         self._max_bytes = settings.max_request_bytes
         self._where = settings.shown_endpoint
-        self._shows_progress = sys.stderr.isatty()
+        self._shows_progress = sys.stderr is not None and sys.stderr.isatty()
         self._next_line = 0.0
 
     def deliver_all(self, files: list[str], offset: int) -> int:
@@ -101,17 +105,17 @@ class _Delivery:
                 for request in requests_of(pieces(path, at), self._max_bytes):
                     at = request.offset
                     if not self._deliver(request):
-                        _say(_again(at, files[number:]))
+                        say(_again(at, files[number:]))
                         return 1
                     at = request.end
                     self._show(path, at)
             except TorchProfError as error:
                 self._show_no_more()
-                _say(str(error))
+                say(str(error))
                 fine = False
             except KeyboardInterrupt:
                 self._show_no_more()
-                _say(_again(at, files[number:]))
+                say(_again(at, files[number:]))
                 return _INTERRUPTED
             finally:
                 self._show_no_more()
@@ -126,9 +130,11 @@ class _Delivery:
         """Whether it makes sense to go on: also where the receiver refused this one."""
         answer = self._limit.send(request.body, request.spans)
         if answer.verdict is Verdict.TOO_LARGE and request.spans > 1:
-            return all(self._deliver(half) for half in in_two(request))
+            parts = list(split(request, len(request.body) // 2))
+            if len(parts) > 1:
+                return all(self._deliver(part) for part in parts)
         if answer.may_pass:
-            _say(f"{self._where}: {self._sender.settings.redacted(answer.reason)}")
+            say(f"{self._where}: {self._sender.settings.redacted(answer.reason)}")
             return False
         self._sender.count(answer, request.spans)
         return True
@@ -137,7 +143,7 @@ class _Delivery:
         """One line with exact counts; closes the connections."""
         stats = self._sender.stats
         self._sender.close()
-        _say(
+        say(
             f"{stats.accepted_spans} spans sent to {self._where}, {stats.rejected_spans} rejected, {stats.failed_spans} failed; "
             f"{stats.requests} requests, {stats.bytes_sent / 2**20:.1f} MiB"
         )
@@ -146,7 +152,7 @@ class _Delivery:
         if self._shows_progress and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             sent = self._sender.stats.accepted_spans
-            sys.stderr.write(f"\r\x1b[K{path}: {at / 2**20:.1f} MiB read, {sent} spans sent")
+            sys.stderr.write(f"\r\x1b[K{printable(path)}: {at / 2**20:.1f} MiB read, {sent} spans sent")
             sys.stderr.flush()
 
     def _show_no_more(self) -> None:
@@ -156,8 +162,14 @@ class _Delivery:
 
 
 def _again(offset: int, files: list[str]) -> str:
-    return f"not all was sent; go on with: otel-torchprof send --from {offset} {' '.join(files)}"
+    end_of_options = "-- " if any(path.startswith("-") for path in files) else ""
+    command = f"otel-torchprof send --from {offset} {end_of_options}{' '.join(map(_quoted, files))}"
+    return f"not all was sent; continue with: {command}"
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"otel-torchprof: {text}\n")
+def _quoted(path: str) -> str:
+    """A word for a shell; one that a terminal cannot show as bash's escapes."""
+    if path.isprintable():
+        return shlex.quote(path)
+    plain = set(range(0x20, 0x7F)) - set(b"'\\")
+    return "$'" + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(path)) + "'"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from ._averages_list import averages_list
+from ._averages_list import averages_list, printable_table
 from ._encode.table import SORT_KEYS, format_time
+from ._terminal import say, show
 from ._trace_reading import read
 from .errors import TorchProfError
 
@@ -24,7 +24,8 @@ def add_parser(commands: Any) -> None:
         "show",
         help="print averages from a trace file",
         description="Prints the table of key_averages() from a trace file: Chrome JSON (of this package, or of torch.profiler) "
-        "or OTLP (protobuf, or lines of JSON), compressed or not. Spans that stand for many count as many.",
+        "or OTLP (protobuf, or lines of JSON), compressed or not. Spans that stand for many count as many. Exit status: 0 when "
+        "all of the file was read, else 1: what could be read is printed, and why no more was.",
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help=", ".join(_KEYS))
@@ -35,26 +36,29 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it.
+    """Prints it; returns 1 where a part of the file could not be read.
 
     Raises:
-        TorchProfError: the file cannot be read, is no trace, or tells of no steps.
+        TorchProfError: nothing of it can be read, or it has no steps.
     """
-    sums, note = read(options.file)
-    if options.steps:
-        text = _steps(sums, options.rows)
-    else:
-        text = averages_list(sums.averages()).table(sort_by=options.sort, row_limit=options.rows)
-    sys.stdout.write(text)
-    if note:
-        sys.stderr.write(f"otel-torchprof: {options.file}: {note}\n")
-    return 0
+    sums, problems = read(options.file)
+    notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
+    try:
+        if options.steps:
+            text = _steps(sums, options)
+        else:
+            text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
+        show(text)
+    finally:
+        for line in (*problems, *notes):
+            say(line)
+    return 1 if problems else 0
 
 
-def _steps(sums: TraceSums, limit: int) -> str:
-    steps = sorted(sums.steps, key=lambda step: (step.start, step.number))
+def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
+    steps, limit = sorted(sums.steps, key=lambda step: (step.start, step.number)), options.rows
     if not steps:
-        raise TorchProfError("the file tells of no steps")
+        raise TorchProfError(f"{options.file!r} has no steps; without --steps its averages are shown")
     lines = [f"{'Step':>8}  {'Started':>14}  {'Duration':>12}  {'Spans':>10}"]
     for step in steps if limit < 0 else steps[:limit]:
         spans = sums.spans_of(step)

@@ -1,168 +1,141 @@
-"""Reading trace files event by event: Chrome JSON, this package's and torch's; OTLP, as protobuf and as lines of JSON."""
+"""Reading trace files event by event: Chrome JSON, this package's and torch's; OTLP, as protobuf and as lines of JSON.
+
+Nothing in a file is trusted: whatever it holds, memory is bounded, what can be read is counted, and the rest is reported.
+"""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import io
-import json
 import re
-import struct
-import zlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from ._export.file import GZIP_FORMAT
-from ._trace_sums import WANTED, TraceSums
+from ._export.byte_stream import UnexpectedError, opened, place
+from ._export.json_stream import JsonStream, UnusableError
+from ._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, contents
+from ._trace_sums import DURATIONS, UNFINISHED, WANTED, TraceSums
 from .errors import TorchProfError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-_CHUNK = 1 << 20
-_LARGEST_EVENT = 64 << 20
-"""Characters; what is not whole by then never will be."""
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_RESOURCE_SPANS = 0x0A
-"""The first byte of an ``ExportTraceServiceRequest``: field 1, a message."""
+    from ._export.byte_stream import ByteStream
+    from ._export.otlp_reading import Content
+
 _NOT_SHOWN = frozenset(("Trace", "overhead", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"))
 """Categories of slices that are no work of the CPU."""
 _STEPS_TRACK = 2**31 - 1
 """On which this package's profiles draw their steps, beside what they hold."""
+_LARGEST_NUMBER = 1 << 61
+"""Of nanoseconds: sums of two are 64-bit numbers."""
+_LONGEST_KEY = 64
+"""Characters of what tells tracks and traces apart."""
 
 
-def read(path: str) -> tuple[TraceSums, str]:
-    """What a file holds, and a note where it ends too early or cannot be understood from some place on; else the empty text.
+def read(path: str) -> tuple[TraceSums, list[str]]:
+    """What a file holds, and what is to be said of it: nothing where all was read, and all is exact.
 
     Raises:
-        TorchProfError: it cannot be read, or is no trace.
+        TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
-    sums = TraceSums()
+    reading = _Reading()
     try:
-        with _opened(path) as file:
-            start = file.peek(64).lstrip()[:16]
-            note = _reader(start)(file, sums)
-    except OSError as error:
-        raise TorchProfError(f"{path!r} cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        note = f"the file is cut short, or damaged ({error})"
-    if not len(sums):
+        with opened(path) as stream:
+            reading.read(stream)
+    except TorchProfError as error:
+        if not len(reading.sums):
+            raise
+        reading.problems.append(f"{error}; what comes before that is counted")
+    except KeyboardInterrupt:
+        if not len(reading.sums):
+            raise
+        reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
+    if reading.unusable:
+        reading.problems.append(f"{path!r}: not counted: {reading.unusable:,}; the first: {reading.first}")
+    if not len(reading.sums):
         raise TorchProfError(
-            f"{path!r} has no span that can be read: it holds none, is cut short before the first, or is neither Chrome JSON nor OTLP"
+            "; ".join(reading.problems) or f"{path!r} is a trace without a span; nothing is to be shown"
         )
-    return sums, note
+    return reading.sums, reading.problems
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[io.BufferedReader]:
-    with Path(path).open("rb") as file:
-        if file.peek(2)[:2] == b"\x1f\x8b":
-            yield io.BufferedReader(_Inflated(file), _CHUNK)
+class _MalformedError(ValueError):
+    """An event that cannot be counted; those after it can."""
+
+
+class _Reading:
+    """A file on its way into sums."""
+
+    def __init__(self) -> None:
+        self.sums = TraceSums()
+        self.problems: list[str] = []
+        self.unusable = 0
+        self.first = ""
+
+    def read(self, stream: ByteStream) -> None:
+        """Reads all of it. Raises UnexpectedError, or OSError, where no more can be read."""
+        start = stream.peek(256)
+        mark = BYTE_ORDER_MARK if start.startswith(BYTE_ORDER_MARK) else b""
+        text = start.removeprefix(mark).lstrip()
+        # A serialized message begins with what is white space in JSON, and its size may be a brace.
+        if start[:1] == b"\n" or text[:1] not in {b"[", b"{"} or re.match(rb'\{\s*"resource', text):
+            self._read_otlp(stream)
         else:
-            yield file
+            stream.skip(len(mark))
+            self._read_chrome(JsonStream(stream.some, stream.offset), stream)
 
+    def _read_otlp(self, stream: ByteStream) -> None:
+        for number, content in enumerate(contents(stream), 1):
+            spans = _spans(content)
+            unread = True
+            while unread:
+                try:
+                    for span in spans:
+                        add = _add_json_span if isinstance(span, dict) else _add_protobuf_span
+                        add(span, self.sums)
+                    unread = False
+                except _MalformedError as error:  # noqa: PERF203 - one that cannot be counted does not stop the others
+                    self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
 
-class _Inflated(io.RawIOBase):
-    """What gzip made of a stream; one that is cut short ends where the data do, and the last of them are there."""
+    def _read_chrome(self, text: JsonStream, stream: ByteStream) -> None:
+        """What comes after the events is not looked at."""
+        if text.peek() == "{":
+            for name in text.members():
+                if name == "traceEvents":
+                    break
+                text.skip()
+            else:
+                expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
+                raise UnexpectedError(text.offset, f"expected an object with {expected}, found one with neither")
+        for number, _ in enumerate(text.elements(), 1):
+            try:
+                event = text.value()
+                if type(event) is dict and event.get("ph") == "X":
+                    _add_slice(event, self.sums)
+            except (UnusableError, _MalformedError) as error:  # noqa: PERF203 - it does not stop the others
+                self._note(f"{error}, event {number}, {place(stream, text.value_offset)}")
 
-    def __init__(self, file: io.BufferedReader) -> None:
-        self._file = file
-        self._inflater = zlib.decompressobj(GZIP_FORMAT)
-        self._waiting = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        found = b""
-        while not found:
-            data = self._inflater.unconsumed_tail or self._waiting or self._file.read(_CHUNK)
-            self._waiting = b""
-            if not data:
-                return 0
-            found = self._inflater.decompress(data, len(buffer))
-            if self._inflater.eof:  # another member may follow
-                self._waiting = self._inflater.unused_data
-                self._inflater = zlib.decompressobj(GZIP_FORMAT)
-        buffer[: len(found)] = found
-        return len(found)
-
-
-def _reader(start: bytes) -> Callable[[BinaryIO, TraceSums], str]:
-    if start[:1] == b"[":
-        return _read_chrome
-    if start[:1] == b"{":
-        return _read_otlp_json if re.match(rb'\{\s*"resource', start) else _read_chrome
-    return _read_protobuf
+    def _note(self, text: str) -> None:
+        self.unusable += 1
+        self.first = self.first or text
 
 
 # ---- Chrome JSON ----
 
 
-def _read_chrome(file: BinaryIO, sums: TraceSums) -> str:
-    events = _Elements(file)
-    for event in events:
-        if type(event) is dict and event.get("ph") == "X" and event.get("cat") not in _NOT_SHOWN:
-            _add_slice(event, sums)
-    return events.note
-
-
-class _Elements:
-    """The events of a document one by one; more of it than the next one is never held."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._text = ""
-        self.note = ""
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._find_events():
-            return
-        decode, at = json.JSONDecoder().raw_decode, 0
-        skip = re.compile(r"[\s,]*").match
-        while True:
-            at = skip(self._text, at).end()  # type: ignore[union-attr]
-            if self._text[at : at + 1] == "]":
-                return
-            try:
-                event, at = decode(self._text, at)
-            except json.JSONDecodeError:
-                self._text, at = self._text[at:], 0
-                if len(self._text) > _LARGEST_EVENT or not self._more():
-                    self.note = "the file is cut short, or damaged: what comes after that is not counted"
-                    return
-            else:
-                yield event
-
-    def _find_events(self) -> bool:
-        while self._more():
-            found = _EVENTS.search(self._text)
-            begin = found.end() if found else 1 if self._text.lstrip()[:1] == "[" else 0
-            if begin:
-                self._text = self._text.lstrip()[1:] if not found else self._text[begin:]
-                return True
-            if len(self._text) > _LARGEST_EVENT:
-                break
-        self.note = "there is no list of events in it"
-        return False
-
-    def _more(self) -> bool:
-        data = self._file.read(_CHUNK)
-        self._text += self._decoder.decode(data, final=not data)
-        return bool(data)
-
-
 def _add_slice(event: dict[str, Any], sums: TraceSums) -> None:
-    name, args = str(event.get("name", "")), event.get("args") or {}
-    start, duration = round(float(event.get("ts", 0)) * 1000), round(float(event.get("dur", 0)) * 1000)
+    name, category = _text(event.get("name", ""), "name"), event.get("cat")
+    if isinstance(category, str) and category in _NOT_SHOWN:
+        return
+    start, duration = _rounded(event.get("ts", 0), 1000, "ts"), max(0, _rounded(event.get("dur", 0), 1000, "dur"))
+    args = _object(event.get("args") or {}, "args")
     span_id = args.get("span_id")
     if isinstance(span_id, str):
-        parent, trace = args.get("parent_id") or "0", args.get("trace_id")
-        attributes = args.get("attributes") or {}
-        sums.add_span(name, start, duration, (int(span_id, 16), int(parent, 16), trace), attributes)
+        ids = _id(span_id, "span_id"), _id(args.get("parent_id") or "0", "parent_id"), _key(args.get("trace_id"))
+        attributes = _object(args.get("attributes") or {}, "attributes")
+        sums.add_span(
+            name, start, duration, ids, _amounts((key, attributes[key]) for key in WANTED & attributes.keys())
+        )
         return
-    track = event.get("pid"), event.get("tid")
+    track = _key(event.get("pid")), _key(event.get("tid"))
     if track[1] == _STEPS_TRACK:
         sums.add_step(name, start, duration)
     else:
@@ -172,91 +145,129 @@ def _add_slice(event: dict[str, Any], sums: TraceSums) -> None:
 # ---- OTLP ----
 
 
-def _read_otlp_json(file: BinaryIO, sums: TraceSums) -> str:
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        try:
-            request = json.loads(line)
-        except ValueError as error:
-            return f"line {number} is cut short, or damaged ({error}): what comes after that is not counted"
-        for resource in request.get("resourceSpans", ()):
-            for scope in resource.get("scopeSpans", ()):
-                for span in scope.get("spans", ()):
-                    _add_json_span(span, sums)
-    return ""
+def _spans(content: Content) -> Iterator[Any]:
+    """Of JSON the objects, of protobuf the messages."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    request = content.request
+    if isinstance(request, dict):
+        for resource in _objects(request, "resourceSpans"):
+            for scope in _objects(resource, "scopeSpans"):
+                yield from _objects(scope, "spans")
+        return
+    if len(request) > LARGEST_PARSED:
+        raise _MalformedError(f"spans with {len(request):,} bytes of one span, or of their resource")
+    for resource_spans in _parsed(ExportTraceServiceRequest, request).resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            yield from scope_spans.spans
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise _MalformedError(f"{len(message):,} bytes that are no OTLP message") from error
 
 
 def _add_json_span(span: dict[str, Any], sums: TraceSums) -> None:
-    start, end = int(span.get("startTimeUnixNano", 0)), int(span.get("endTimeUnixNano", 0))
-    found = {a["key"]: next(iter(a["value"].values()), 0) for a in span.get("attributes", ()) if a["key"] in WANTED}
-    ids = int(span.get("spanId") or "0", 16), int(span.get("parentSpanId") or "0", 16), span.get("traceId")
-    sums.add_span(span.get("name", ""), start, end - start, ids, found)
+    name = _text(span.get("name", ""), "name")
+    start, end = (_whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
+    ids = _id(span.get("spanId") or "0", "spanId"), _id(span.get("parentSpanId") or "0", "parentSpanId")
+    found = ((a.get("key"), a.get("value")) for a in _objects(span, "attributes"))
+    amounts = _amounts(
+        (key, next(iter(_object(value, key).values()), 0))
+        for key, value in found
+        if isinstance(key, str) and key in WANTED
+    )
+    sums.add_span(name, start, max(0, end - start), (*ids, _key(span.get("traceId"))), amounts)
 
 
-def _read_protobuf(file: BinaryIO, sums: TraceSums) -> str:
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+def _add_protobuf_span(span: Any, sums: TraceSums) -> None:
+    ids = (*(int.from_bytes(each[-8:], "big") for each in (span.span_id, span.parent_span_id)), span.trace_id[:16])
+    start, end = (_whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
+    found = (
+        (a.key, getattr(a.value, a.value.WhichOneof("value") or "int_value"))
+        for a in span.attributes
+        if a.key in WANTED
+    )
+    sums.add_span(span.name, start, max(0, end - start), ids, _amounts(found))
 
+
+# ---- what values may be ----
+
+
+def _amounts(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
+    """The attributes that are looked at, as numbers that can be added up."""
+    return {
+        key: bool(value) if key == UNFINISHED else _seconds(value, key) if key in DURATIONS else _whole(value, key)
+        for key, value in attributes
+    }
+
+
+def _seconds(value: Any, what: str) -> float:
+    return max(0, _rounded(value, 1e9, what)) / 1e9
+
+
+def _rounded(value: Any, scale: float, what: str) -> int:
     try:
-        for message in _messages(file):
-            for scope in ResourceSpans.FromString(message).scope_spans:
-                for span in scope.spans:
-                    _add_span(span, sums)
-    except (DecodeError, EOFError) as error:
-        return f"the file is cut short, or damaged ({error}): what comes after that is not counted"
-    return ""
+        found = round(float(value) * scale)
+    except (TypeError, ValueError, OverflowError):
+        raise _malformed(value, what, "a number") from None
+    if abs(found) > _LARGEST_NUMBER:
+        raise _malformed(value, what, f"at most {_LARGEST_NUMBER / scale:.0f}")
+    return found
 
 
-def _messages(file: BinaryIO) -> Iterator[bytes]:
-    """Each ``ResourceSpans`` of requests that stand one after another, as they are or each behind its length in four bytes."""
-    while tag := file.read(1):
-        if tag[0] == _RESOURCE_SPANS:
-            yield _exactly(file, _varint(file))
-        else:
-            (length,) = struct.unpack(">I", tag + _exactly(file, 3))
-            yield from _messages(_Part(_exactly(file, length)))  # type: ignore[arg-type]
+def _whole(value: Any, what: str) -> int:
+    """A number from 0 on; protobuf writes those of 64 bits as texts into JSON."""
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _malformed(value, what, "a whole number") from None
+    if not 0 <= found <= _LARGEST_NUMBER:
+        raise _malformed(value, what, f"a number from 0 to {_LARGEST_NUMBER}")
+    return found
 
 
-class _Part:
-    """Bytes to be read."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def read(self, count: int) -> bytes:
-        """The next so many, or what there is."""
-        self._at += count
-        return self._data[self._at - count : self._at]
+def _id(value: Any, what: str) -> int:
+    try:
+        found = int(value, 16)
+    except (TypeError, ValueError):
+        found = -1
+    if not 0 <= found < 1 << 64:
+        raise _malformed(value, what, "16 hexadecimal digits")
+    return found
 
 
-def _varint(file: BinaryIO) -> int:
-    value = shift = 0
-    while True:
-        byte = _exactly(file, 1)[0]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:  # noqa: PLR2004 - the last one
-            return value
-        if shift > 63:  # noqa: PLR2004 - bits
-            raise EOFError("a length of more than 64 bits")
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise _malformed(value, what, "a text")
+    return value
 
 
-def _exactly(file: BinaryIO, count: int) -> bytes:
-    if count > 1 << 31:
-        raise EOFError(f"a message of {count} bytes")
-    data = file.read(count)
-    if len(data) < count:
-        raise EOFError(f"{count - len(data)} bytes are missing")
-    return data
+def _key(value: Any) -> Any:
+    """What may tell tracks, or traces, apart."""
+    if isinstance(value, str):
+        return value[:_LONGEST_KEY]
+    return value if isinstance(value, int | float | None) else None
 
 
-def _add_span(span: Any, sums: TraceSums) -> None:
-    attributes = _wanted(span.attributes)
-    ids = int.from_bytes(span.span_id, "big"), int.from_bytes(span.parent_span_id, "big"), span.trace_id
-    start = span.start_time_unix_nano
-    sums.add_span(span.name, start, span.end_time_unix_nano - start, ids, attributes)
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _malformed(value, what, "an object")
+    return value
 
 
-def _wanted(attributes: Iterable[Any]) -> dict[str, Any]:
-    return {a.key: getattr(a.value, a.value.WhichOneof("value") or "int_value") for a in attributes if a.key in WANTED}
+def _objects(parent: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    found = parent.get(name) or []
+    if not isinstance(found, list):
+        raise _malformed(found, name, "a list")
+    for each in found:
+        yield _object(each, name)
+
+
+def _malformed(value: Any, what: str, expected: str) -> _MalformedError:
+    shown = repr(value[:30]) if isinstance(value, str) else str(value) if isinstance(value, float | bool) else ""
+    return _MalformedError(f"{what} is {shown or 'of type ' + type(value).__name__}, expected {expected}")

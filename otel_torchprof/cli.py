@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from . import _cli_build, _cli_doctor, _cli_run, _cli_send, _cli_show
+from ._export.printable import printable_lines
+from ._terminal import say
 from .errors import TorchProfError
 from .version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 _COMMANDS = {"run": _cli_run, "show": _cli_show, "send": _cli_send, "doctor": _cli_doctor, "build": _cli_build}
 
 
+_INTERRUPTED = 130
+_LONGEST_USAGE_ERROR = 1000
+
+
+class _Parser(argparse.ArgumentParser):
+    """Arguments that are wrong are quoted in its errors; those of subcommands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable_lines(message)[:_LONGEST_USAGE_ERROR])
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="otel-torchprof", description="Profiling PyTorch with OpenTelemetry.")
+    parser = _Parser(prog="otel-torchprof", description="Profiling PyTorch with OpenTelemetry.")
     parser.add_argument("--version", action="version", version=f"otel-torchprof {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in _COMMANDS.values():
@@ -26,16 +41,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit status: 0, or 1 with a message on stderr, or as the command says."""
+    """Runs the command line; returns its exit status: 0, 1 with a message on stderr, 130 after Ctrl-C, or as the command says."""
     options = _parser().parse_args(arguments)
     try:
         status: int = _COMMANDS[options.command].run(options)
-    except TorchProfError as error:
+    except (TorchProfError, OSError, KeyboardInterrupt) as error:
         if getattr(options, "script_runs", False):  # it is the script's, and goes where Python shows it
             raise
-        sys.stderr.write(f"otel-torchprof: {error}\n")
+        if isinstance(error, KeyboardInterrupt):
+            return _INTERRUPTED
+        if isinstance(error, OSError):
+            _abandon_stdout()
+        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+            say(f"cannot write the result: {error.strerror}" if isinstance(error, OSError) else str(error))
         return 1
     return status
+
+
+def _abandon_stdout() -> None:
+    """What is left in it does not raise again when Python ends."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (OSError, ValueError, AttributeError):
+        return
 
 
 if __name__ == "__main__":

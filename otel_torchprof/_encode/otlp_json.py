@@ -79,8 +79,27 @@ def line_of(request: ExportTraceServiceRequest) -> bytes:
     return _text(_as_dict(request)).encode() + b"\n"
 
 
-def request_of(line: bytes) -> ExportTraceServiceRequest:
+def parsed(line: bytes) -> dict[str, Any]:
+    """A line as Python's objects: an object with ``resourceSpans``, of which nothing else is known.
+
+    Raises:
+        ValueError: it is none; says what it is instead, or what is wrong.
+    """
+    try:
+        found = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("expected an ExportTraceServiceRequest: it is nested too deeply") from error
+    if not isinstance(found, dict) or not isinstance(found.get("resourceSpans"), list):
+        members = ", ".join(sorted(found)[:5])[:200] if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"expected an object with resourceSpans, found {members or 'an empty one'}")  # noqa: TRY004 - of a file
+    return found
+
+
+def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
     """What a line holds; members that OTLP does not have are passed over, as the specification wants it.
+
+    Args:
+        line: its text, or what :func:`parsed` made of it, which is changed.
 
     Raises:
         ValueError: it is no request for traces; says what it is instead, or what is wrong.
@@ -88,16 +107,16 @@ def request_of(line: bytes) -> ExportTraceServiceRequest:
     from google.protobuf import json_format
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    found = json.loads(line)
-    if not isinstance(found, dict) or not isinstance(found.get("resourceSpans"), list):
-        members = ", ".join(sorted(map(str, found))[:5]) if isinstance(found, dict) else type(found).__name__
-        raise ValueError(f"expected an object with resourceSpans, found {members or 'an empty one'}")  # noqa: TRY004 - of a file
+    found = parsed(line) if isinstance(line, bytes) else line
     try:
         _change_ids(found, lambda digits: base64.b64encode(bytes.fromhex(digits)).decode())
         request: ExportTraceServiceRequest = json_format.ParseDict(
             found, ExportTraceServiceRequest(), ignore_unknown_fields=True
         )
-    except (json_format.ParseError, TypeError, AttributeError) as error:
+    except RecursionError as error:
+        raise ValueError("expected an ExportTraceServiceRequest: it is nested too deeply") from error
+    # SystemError: upb, of a member whose name is a lone surrogate.
+    except (json_format.ParseError, TypeError, AttributeError, LookupError, ArithmeticError, SystemError) as error:
         raise ValueError(f"expected an ExportTraceServiceRequest: {error}") from error
     return request
 

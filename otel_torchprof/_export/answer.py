@@ -6,6 +6,8 @@ import enum
 import math
 from dataclasses import dataclass
 
+from .printable import printable
+
 _LONGEST_TEXT = 300
 _TLS_FAULTS = (
     "CERTIFICATE",  # not trusted, expired, for another host, asked for, not accepted
@@ -67,8 +69,8 @@ def accepted(body: bytes) -> Answer:
 
 
 def one_line(text: str) -> str:
-    """Somebody else's text for a log: on one line, and not too long."""
-    line = " ".join(text.split())
+    """Somebody else's text for a log: on one line, not too long, and with nothing in it that moves a cursor."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST_TEXT else line[:_LONGEST_TEXT] + " ..."
 
 

@@ -3,236 +3,276 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._encode import otlp_json
 from otel_torchprof.errors import TorchProfError
 
-from .file import GZIP_FORMAT
+from .byte_stream import LARGEST_PIECE, UnexpectedError, opened, too_large
+from .json_stream import LARGEST_VALUE, JsonStream, UnusableError
+from .otlp_wire import count_spans, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from .byte_stream import ByteStream
 
-LARGEST_PIECE = 64 << 20
-"""Bytes of one line, or of one message: a piece is in memory as a whole."""
-_READ_SIZE = 1 << 16
 _RESOURCE_SPANS = 0x0A
-_LONGEST_VARINT = 10
-_GZIP = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MOST_EMPTY = 100_000
+"""Messages in a row without a span: each costs 20 us, and a small file can be made of very many."""
+_LONGEST_REASON = 500
+"""Characters: errors of others quote what they found."""
+LARGEST_PARSED = 1 << 20
+"""Bytes of a message that is parsed: objects take up to 90 times as much. Larger ones are taken apart first."""
+_MOST_BESIDE_SPANS = 1 << 18
+"""Bytes of a large line that are not spans of it: resources and scopes."""
+
+
+class Content(NamedTuple):
+    """A part of a file that is a request by itself: serialized, or as JSON."""
+
+    request: bytes | dict[str, Any]
+    offset: int
+    """Where it begins, in bytes before compression."""
+    end: int
+    """Where it ends; of one that was taken apart, where it begins until the last part."""
+    spans: int = -1
+    """In a serialized one."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a file that is a request by itself."""
+    """A serialized request, and where it was found."""
 
-    request: ExportTraceServiceRequest
+    body: bytes
+    spans: int
     offset: int
     """Where it begins, in bytes before compression."""
     end: int
 
 
 def pieces(path: str, offset: int = 0) -> Iterator[Piece]:
-    """What is in the file from ``offset`` on, in order: one piece per line or message, each made when it is asked for.
+    """What is in the file from ``offset`` on, in order, each made when it is asked for.
 
     Raises:
         TorchProfError: the file cannot be read, is cut off or holds something else: after the last piece before that.
     """
-    try:
-        with Path(path).open("rb") as file:
-            stream = _Stream(file)
-            try:
-                kind = stream.peek()
-                stream.skip(offset)
-                # A Collector's file exporter puts four bytes with its size before each message: none is above 16 MiB.
-                yield from _lines(stream) if kind == b"{" else _sized(stream) if kind == b"\0" else _messages(stream)
-            except _UnexpectedError as error:
-                raise TorchProfError(f"{path}: at byte {error.offset}: {error}") from error
-    except OSError as error:
-        raise TorchProfError(f"cannot read {path!r}: {error.strerror or error}") from error
+    with opened(path) as stream:
+        try:
+            for content in contents(stream, offset):
+                yield _checked(content)
+        except UnexpectedError as error:
+            if error.end is None:
+                raise
+            way_out = f"{error}; --from {error.end} sends what follows it"
+            raise UnexpectedError(error.offset, way_out) from error
 
 
-class _UnexpectedError(Exception):
-    """Something else than what was expected is at an offset."""
+def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
+    """The requests from ``offset`` on, taken apart where they are large.
 
-    def __init__(self, offset: int, text: str) -> None:
-        super().__init__(text)
-        self.offset = offset
+    Raises:
+        UnexpectedError: something else is in the file, after the last that is none.
+    """
+    kind = stream.peek(4)
+    if not kind:
+        raise UnexpectedError(0, "the file is empty")
+    if (passed := stream.skip(offset)) < offset:
+        raise TorchProfError(
+            f"--from is {offset}, and the file has {passed} bytes: give the number that the last run said"
+        )
+    # A Collector's file exporter puts four bytes with its size before each message: none is above 16 MiB.
+    if kind[:1] == b"\0":
+        yield from _with_spans(_sized(stream))
+    elif kind[0] == _RESOURCE_SPANS:
+        yield from _with_spans(_messages(stream))
+    elif kind.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in {b"{", b""}:
+        yield from _lines(stream)
+    else:
+        raise UnexpectedError(
+            offset,
+            "expected OTLP for traces, as protobuf or as lines of JSON, maybe compressed with gzip; "
+            f"found {kind.hex(' ')}",
+        )
+    stream.check_end()
 
 
-def _lines(stream: _Stream) -> Iterator[Piece]:
-    while line := stream.line():
+# ---- lines of JSON ----
+
+
+def _lines(stream: ByteStream) -> Iterator[Content]:
+    if stream.peek(3) == BYTE_ORDER_MARK:
+        stream.skip(3)
+    while stream.skip_space():
+        line = stream.line()
         offset = stream.offset - len(line)
-        if not line.strip():
+        if len(line) > LARGEST_VALUE:
+            yield from _with_end(_parts_of_line(line, offset), stream.offset)
             continue
         try:
-            request = otlp_json.request_of(line)
+            yield Content(otlp_json.parsed(line), offset, stream.offset)
         except json.JSONDecodeError as error:
             if not line.endswith(b"\n"):
-                raise _cut_off(offset, f"a line of JSON, of which {len(line)} bytes are there") from error
-            raise _UnexpectedError(offset, f"expected a line of OTLP/JSON, found no JSON ({error})") from error
+                raise stream.cut_off(offset, f"a line of JSON, of which {len(line)} bytes are there") from error
+            text = f"expected a line of OTLP/JSON, found no JSON ({error})"
+            raise UnexpectedError(offset, text, stream.offset) from error
         except ValueError as error:  # of text that is no UTF-8 too
-            raise _UnexpectedError(offset, f"{error}, in a line of {len(line)} bytes") from error
-        yield _checked(request, offset, stream.offset)
+            text = f"{str(error)[:_LONGEST_REASON]}, in a line of {len(line)} bytes"
+            raise UnexpectedError(offset, text, stream.offset) from error
 
 
-def _messages(stream: _Stream) -> Iterator[Piece]:
+def _parts_of_line(line: bytes, offset: int) -> Iterator[Content]:
+    """A large line as several requests, which together hold its spans in order."""
+    text = _text_of(line, offset)
+    has_spans = False
+    for name in text.members():
+        has_spans |= name == "resourceSpans"
+        if name != "resourceSpans":
+            text.skip()
+            continue
+        for _ in text.elements():
+            yield from _parts_of_resource(line, text, offset)
+    if not has_spans:
+        raise UnexpectedError(offset, "expected an object with resourceSpans, found another one")
+
+
+def _parts_of_resource(line: bytes, text: JsonStream, offset: int) -> Iterator[Content]:
+    """Those of one ResourceSpans. Members may stand behind the spans that they go with, so it is read before any is yielded."""
+    resource: dict[str, Any] = {}
+    scopes: list[tuple[dict[str, Any], list[tuple[int, int]]]] = []
+    begin, of_spans = text.offset, 0
+    for name in text.members():
+        if name != "scopeSpans":
+            resource[name] = _small(text)
+            continue
+        for _ in text.elements():
+            scope: dict[str, Any] = {}
+            batches: list[tuple[int, int]] = []
+            for inner in text.members():
+                if inner == "spans":
+                    batches += _batches(text)
+                else:
+                    scope[inner] = _small(text)
+            scopes.append((scope, batches))
+            of_spans += sum(last - first for first, last in batches)
+            if text.offset - begin - of_spans > _MOST_BESIDE_SPANS:
+                raise UnexpectedError(
+                    begin, f"expected resources and scopes of at most {_MOST_BESIDE_SPANS} bytes; write smaller batches"
+                )
+    for scope, batches in scopes:
+        for first, last in batches:
+            spans = json.loads(b"[" + line[first - offset : last - offset] + b"]")
+            request = {"resourceSpans": [{**resource, "scopeSpans": [{**scope, "spans": spans}]}]}
+            yield Content(request, offset, offset)
+
+
+def _batches(text: JsonStream) -> list[tuple[int, int]]:
+    """Where the spans of an array begin and end, some together."""
+    found: list[tuple[int, int]] = []
+    first = last = -1
+    for _ in text.elements():
+        _small(text)
+        begin, end = text.value_offset, text.offset
+        if first >= 0 and end - first > LARGEST_PARSED:
+            found.append((first, last))
+            first = begin
+        first, last = (begin if first < 0 else first), end
+    return [*found, *([(first, last)] if first >= 0 else [])]
+
+
+def _small(text: JsonStream) -> Any:
+    try:
+        return text.value()
+    except UnusableError as error:
+        raise UnexpectedError(text.value_offset, f"expected values that are not too large, found {error}") from error
+
+
+def _text_of(line: bytes, offset: int) -> JsonStream:
+    blocks = iter([line[at : at + (1 << 16)] for at in range(0, len(line), 1 << 16)])
+    return JsonStream(lambda: next(blocks, b""), offset)
+
+
+# ---- protobuf ----
+
+
+def _messages(stream: ByteStream) -> Iterator[Content]:
     while tag := stream.take(1):
         offset = stream.offset - 1
         if tag[0] != _RESOURCE_SPANS:
-            raise _UnexpectedError(
-                offset,
-                "expected OTLP for traces, as protobuf or as lines of JSON, maybe compressed with gzip; "
-                f"found {(tag + stream.take(3)).hex(' ')}",
+            raise UnexpectedError(
+                offset, f"expected OTLP for traces, as protobuf; found {(tag + stream.take(3)).hex(' ')}"
             )
         prefix = tag + stream.varint(offset)
-        yield _parsed(prefix + stream.take_all(_size_of(prefix[1:], offset), offset), offset, stream.offset)
+        yield from _parts(prefix + stream.take_all(_size_of(prefix[1:], offset), offset), offset, stream.offset)
 
 
-def _sized(stream: _Stream) -> Iterator[Piece]:
+def _sized(stream: ByteStream) -> Iterator[Content]:
     while stream.peek():
         offset = stream.offset
         size = int.from_bytes(stream.take_all(4, offset), "big")
         if size > LARGEST_PIECE:
-            raise _too_large(offset, size)
-        yield _parsed(stream.take_all(size, offset), offset, stream.offset)
+            raise too_large(offset, size)
+        if not size:
+            raise UnexpectedError(offset, "expected the size of a message, found 0")
+        yield from _parts(stream.take_all(size, offset), offset, stream.offset)
+
+
+def _with_spans(messages: Iterator[Content]) -> Iterator[Content]:
+    empty = 0
+    for message in messages:
+        empty = 0 if message.spans else empty + 1
+        if empty > _MOST_EMPTY:
+            raise UnexpectedError(
+                message.offset, f"expected spans, found {_MOST_EMPTY:,} messages in a row without one"
+            )
+        if message.spans:
+            yield message
 
 
 def _size_of(varint: bytes, offset: int) -> int:
     size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint))
     if size > LARGEST_PIECE:
-        raise _too_large(offset, size)
+        raise too_large(offset, size)
     return size
 
 
-def _parsed(message: bytes, offset: int, end: int) -> Piece:
+def _parts(message: bytes, offset: int, end: int) -> Iterator[Content]:
+    try:
+        yield from _with_end(
+            (Content(body, offset, offset, spans) for body, spans in parts(message, LARGEST_PARSED)), end
+        )
+    except ValueError as error:
+        raise UnexpectedError(offset, str(error), end) from error
+
+
+def _with_end(parts: Iterator[Content], end: int) -> Iterator[Content]:
+    """Parts of something that ends there: the last of them does."""
+    last: Content | None = None
+    for part in parts:
+        if last is not None:
+            yield last
+        last = part
+    if last is not None:
+        yield last._replace(end=end)
+
+
+def _checked(content: Content) -> Piece:
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+    request, spans = content.request, content.spans
+    end = content.end if content.end > content.offset else None
     try:
-        request = ExportTraceServiceRequest.FromString(message)
+        if isinstance(request, dict):
+            request = otlp_json.request_of(request).SerializeToString()
+            spans = count_spans(request)
+        elif len(request) <= LARGEST_PARSED:  # a single span that is larger is for the receiver to judge
+            ExportTraceServiceRequest.FromString(request)
     except DecodeError as error:
-        raise _UnexpectedError(offset, f"expected an OTLP message, found {len(message)} bytes that are none") from error
-    return _checked(request, offset, end)
-
-
-def _checked(request: ExportTraceServiceRequest, offset: int, end: int) -> Piece:
-    """Metrics and logs look like spans from afar, but no ids of theirs would be as long."""
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                if (len(span.trace_id), len(span.span_id)) != (16, 8):
-                    raise _UnexpectedError(
-                        offset,
-                        "expected spans with ids of 16 and 8 bytes, "
-                        f"found one with {len(span.trace_id)} and {len(span.span_id)}: other OTLP than traces?",
-                    )
-    return Piece(request, offset, end)
-
-
-def _cut_off(offset: int, what: str) -> _UnexpectedError:
-    return _UnexpectedError(offset, f"the file is cut off: here begins {what}")
-
-
-def _too_large(offset: int, size: int) -> _UnexpectedError:
-    return _UnexpectedError(offset, f"expected pieces of at most {LARGEST_PIECE} bytes, found one of {size}")
-
-
-class _Stream:
-    """Bytes of a file, decompressed where it is gzip; what is cut off ends there."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.offset = 0
-        """Of the next byte."""
-        self._file = file
-        self._buffer = bytearray()
-        self._at = 0
-        self._packed = file.read(_READ_SIZE)
-        self._compressed = self._packed.startswith(_GZIP)
-        self._unpacker = zlib.decompressobj(GZIP_FORMAT)
-
-    def peek(self) -> bytes:
-        """The next byte, if there is one."""
-        self._fill(1)
-        return bytes(self._buffer[self._at : self._at + 1])
-
-    def take(self, size: int) -> bytes:
-        """So many bytes, or what there is."""
-        self._fill(size)
-        return self._taken(min(size, len(self._buffer) - self._at))
-
-    def take_all(self, size: int, begun: int) -> bytes:
-        """So many bytes of what began at an offset. Raises _UnexpectedError where there are fewer."""
-        found = self.take(size)
-        if len(found) < size:
-            raise _cut_off(begun, f"a message of {size} bytes, of which {len(found)} are there")
-        return found
-
-    def varint(self, begun: int) -> bytes:
-        """The bytes of a number. Raises _UnexpectedError where there is none."""
-        found = self.take_all(1, begun)
-        while found[-1] & 0x80:
-            if len(found) == _LONGEST_VARINT:
-                raise _UnexpectedError(begun, f"expected the size of a message, found {found.hex(' ')}")
-            found += self.take_all(1, begun)
-        return found
-
-    def line(self) -> bytes:
-        """The next line with its end, the rest where it has none; empty when there is nothing more."""
-        looked = 0
-        while (end := self._buffer.find(b"\n", self._at + looked)) < 0:
-            looked = len(self._buffer) - self._at
-            if looked > LARGEST_PIECE:
-                raise _too_large(self.offset, looked)
-            if not self._fill(looked + 1):
-                return self._taken(looked)
-        return self._taken(end + 1 - self._at)
-
-    def skip(self, size: int) -> None:
-        """Passes over so many bytes, or what there is."""
-        while size > 0 and (found := self.take(min(size, _READ_SIZE))):
-            size -= len(found)
-
-    def _taken(self, size: int) -> bytes:
-        found = bytes(self._buffer[self._at : self._at + size])
-        self._at += size
-        self.offset += size
-        return found
-
-    def _fill(self, size: int) -> bool:
-        """Reads until so many bytes are there; whether they are."""
-        while len(self._buffer) - self._at < size:
-            more = self._read()
-            if not more:
-                return False
-            del self._buffer[: self._at]
-            self._at = 0
-            self._buffer += more
-        return True
-
-    def _read(self) -> bytes:
-        """Some more bytes, nothing at the end."""
-        while True:
-            if not self._packed:
-                self._packed = self._file.read(_READ_SIZE)
-            packed, self._packed = self._packed, b""
-            if not self._compressed or not packed:
-                return packed
-            try:
-                found = self._unpacker.decompress(packed, _READ_SIZE)
-            except zlib.error as error:
-                raise _UnexpectedError(
-                    self.offset, f"expected gzip, found something else after this byte ({error})"
-                ) from error
-            if self._unpacker.eof:
-                self._packed = self._unpacker.unused_data.lstrip(b"\0")
-                self._unpacker = zlib.decompressobj(GZIP_FORMAT)
-            else:
-                self._packed = self._unpacker.unconsumed_tail
-            if found:
-                return found
+        text = f"expected an OTLP message, found {len(request)} bytes that are none"
+        raise UnexpectedError(content.offset, text, end) from error
+    except ValueError as error:
+        raise UnexpectedError(content.offset, str(error)[:_LONGEST_REASON], end) from error
+    return Piece(request, spans, content.offset, content.end)

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from .printable import printable_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -42,7 +44,7 @@ class LimitedLog:
                 return
             self._said[message] = (now, 0)
         more = f" ({hidden} more like it since the last one)" if hidden else ""
-        _logger.warning("%s%s", message % arguments, more)
+        _logger.warning("%s%s", printable_lines(message % arguments), more)
 
     def after_fork_in_child(self) -> None:
         """The lock may have been held by a thread that the child does not have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import struct
 
 import pytest
@@ -76,8 +77,8 @@ def test_averages_are_those_of_the_recording(recorded, tmp_path, form):
         "delimited": lambda: as_delimited(spans),
     }[form]()
     (tmp_path / "file").write_bytes(data)
-    sums, note = read(str(tmp_path / "file"))
-    assert note == ""
+    sums, problems = read(str(tmp_path / "file"))
+    assert problems == []
     found = {row.name: row for row in sums.averages()}
     for name in ("a", "b", "inside"):
         assert found[name].calls == averages[name].count
@@ -153,7 +154,7 @@ def test_spans_that_stand_for_many():
 
 
 def test_files_that_end_too_early(recorded, tmp_path, capsys):
-    """What is there is counted, and it is said that there is no more."""
+    """What is there is counted, and the error names the file and the byte; the exit status is 1."""
     _, spans, chrome = recorded
     forms = (
         chrome[: len(chrome) * 2 // 3],
@@ -163,21 +164,22 @@ def test_files_that_end_too_early(recorded, tmp_path, capsys):
     )
     for data in forms:
         (tmp_path / "cut").write_bytes(data)
-        assert cli.main(["show", str(tmp_path / "cut")]) == 0
+        assert cli.main(["show", str(tmp_path / "cut")]) == 1
         found = capsys.readouterr()
-        assert "cut short, or damaged" in found.err
+        assert re.search(f"^otel-torchprof: '{tmp_path}/cut': at byte \\d+", found.err)
+        assert "what comes before that is counted" in found.err
         assert "torch.step" in found.out
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot be read: No such file or directory"),
-        (b"", "has no span that can be read"),
-        (b"print('hello')", "has no span that can be read"),
-        (b'{"a": 1}', "has no span that can be read"),
-        (b'{"traceEvents": []}', "has no span that can be read"),
-        (b'{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2,"pid":1,"tid":1}]}', "the file tells of no steps"),
+        (None, "cannot read '{path}': No such file or directory; check the name"),
+        (b"", "'{path}': at byte 0: the file is empty"),
+        (b"print('hello')", "'{path}': at byte 0: expected OTLP for traces, as protobuf or as lines of JSON"),
+        (b'{"a": 1}', "'{path}': at byte 8: expected an object with traceEvents of a Chrome trace, or resourceSpans"),
+        (b'{"traceEvents": []}', "'{path}' is a trace without a span"),
+        (b'{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2,"pid":1,"tid":1}]}', "'{path}' has no steps"),
     ],
 )
 def test_what_is_no_trace(tmp_path, capsys, content, said):
@@ -185,4 +187,4 @@ def test_what_is_no_trace(tmp_path, capsys, content, said):
     if content is not None:
         (tmp_path / "t").write_bytes(content)
     assert cli.main(["show", "--steps", str(tmp_path / "t")]) == 1
-    assert said in capsys.readouterr().err
+    assert said.format(path=tmp_path / "t") in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Files that are not trusted, read in bounded memory: byte by byte, decompressed, each error with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_torchprof.errors import TorchProfError
+
+from .file import GZIP_FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+LARGEST_PIECE = 16 << 20
+"""Bytes of one line, or of one message: a piece is in memory as a whole, twice."""
+READ_SIZE = 1 << 16
+_LONGEST_VARINT = 10
+_GZIP = b"\x1f\x8b"
+_WAYS_OUT = {
+    errno.ENOENT: "check the name",
+    errno.ENOTDIR: "a part of the path is a file: check the name",
+    errno.EISDIR: "give the name of a file in it",
+    errno.EACCES: "read it as a user who may, or change its permissions",
+    errno.EPERM: "read it as a user who may, or change its permissions",
+}
+
+
+class UnexpectedError(Exception):
+    """Something other than expected is at an offset; what follows cannot be read.
+
+    Args:
+        offset: in bytes, before compression.
+        text: what was expected, and what was found.
+        end: of what it is in, where that is known: after it there may be more that can be read.
+    """
+
+    def __init__(self, offset: int, text: str, end: int | None = None) -> None:
+        super().__init__(text)
+        self.offset = offset
+        self.end = end
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[ByteStream]:
+    """The content of a file.
+
+    Raises:
+        TorchProfError: what is read inside cannot be read; names the file, the place and the way out.
+    """
+    stream = None
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            stream = ByteStream(file)
+            yield stream
+    except UnexpectedError as error:
+        raise TorchProfError(f"{path!r}: {place(stream, error.offset)}: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        way_out = _WAYS_OUT.get(getattr(error, "errno", None) or 0, "copy it elsewhere and try again")
+        where = f" after byte {stream.offset}" if stream is not None and stream.offset else ""
+        raise TorchProfError(f"cannot read {path!r}{where}: {reason}; {way_out}") from error
+
+
+def place(stream: ByteStream | None, offset: int) -> str:
+    """An offset in words."""
+    return f"at byte {offset}" + (" after decompression" if stream is not None and stream.is_compressed else "")
+
+
+class ByteStream:
+    """Bytes of a file, decompressed where it is gzip; a cut-off file ends there. Raises UnexpectedError and OSError."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.offset = 0
+        """Of the next byte."""
+        self._file = file
+        self._buffer = bytearray()
+        self._at = 0
+        self._packed = file.read(READ_SIZE)
+        self.is_compressed = self._packed.startswith(_GZIP)
+        self._unpacker = zlib.decompressobj(GZIP_FORMAT)
+        self._is_in_member = False
+        self._failure: UnexpectedError | OSError | None = None
+        """What ended the reading: raised once what was read before it is taken."""
+
+    def peek(self, size: int = 1) -> bytes:
+        """The next bytes, or what there is."""
+        self._fill(size)
+        return bytes(self._buffer[self._at : self._at + size])
+
+    def some(self) -> bytes:
+        """The next bytes, at most READ_SIZE; none at the end."""
+        if self._at == len(self._buffer) and not self._fill(1) and self._failure is not None:
+            raise self._failure
+        return self._taken(min(READ_SIZE, len(self._buffer) - self._at))
+
+    def take(self, size: int) -> bytes:
+        """So many bytes, or what there is."""
+        self._fill(size)
+        return self._taken(min(size, len(self._buffer) - self._at))
+
+    def take_all(self, size: int, begun: int) -> bytes:
+        """So many bytes of what began at an offset. Raises UnexpectedError where there are fewer."""
+        found = self.take(size)
+        if len(found) < size:
+            raise self.cut_off(begun, f"a message of {size} bytes, of which {len(found)} are there")
+        return found
+
+    def varint(self, begun: int) -> bytes:
+        """The bytes of a number. Raises UnexpectedError where there is none."""
+        found = self.take_all(1, begun)
+        while found[-1] & 0x80:
+            if len(found) == _LONGEST_VARINT:
+                raise UnexpectedError(begun, f"expected the size of a message, found {found.hex(' ')}")
+            found += self.take_all(1, begun)
+        return found
+
+    def line(self) -> bytes:
+        """The next line with its end, the rest where it has none; empty when there is nothing more."""
+        looked = 0
+        while (end := self._buffer.find(b"\n", self._at + looked)) < 0:
+            looked = len(self._buffer) - self._at
+            if looked > LARGEST_PIECE:
+                raise too_large(self.offset, looked)
+            if not self._fill(looked + 1):
+                return self._taken(looked)
+        return self._taken(end + 1 - self._at)
+
+    def skip_space(self) -> bool:
+        """Passes over white space, of which there may be very much; whether there is something after it."""
+        while self._fill(1) and self._buffer[self._at] in b" \t\r\n":
+            block = bytes(self._buffer[self._at :])
+            self._taken(len(block) - len(block.lstrip(b" \t\r\n")))
+        return self._at < len(self._buffer)
+
+    def skip(self, size: int) -> int:
+        """Passes over so many bytes, or what there is; returns how many were there."""
+        left = size
+        while left > 0 and (found := self.take(min(left, READ_SIZE))):
+            left -= len(found)
+        return size - left
+
+    def check_end(self) -> None:
+        """Raises what ended the reading, if it was not the end of the file; for whoever finds no more bytes, and misses none."""
+        if self._failure is not None or self._is_in_member:
+            raise self.cut_off(self.offset, "what the rest of the gzip data would hold")
+
+    def cut_off(self, offset: int, what: str) -> UnexpectedError | OSError:
+        """The error for whoever finds no more bytes in the middle of something that begins at the offset."""
+        return self._failure or cut_off(offset, what)
+
+    def _taken(self, size: int) -> bytes:
+        found = bytes(self._buffer[self._at : self._at + size])
+        self._at += size
+        self.offset += size
+        return found
+
+    def _fill(self, size: int) -> bool:
+        """Reads until so many bytes are there; whether they are."""
+        while len(self._buffer) - self._at < size:
+            more = b""
+            if self._failure is None:
+                try:
+                    more = self._read()
+                except (UnexpectedError, OSError) as error:
+                    self._failure = error
+            if not more:
+                return False
+            del self._buffer[: self._at]
+            self._at = 0
+            self._buffer += more
+        return True
+
+    def _read(self) -> bytes:
+        """Some more bytes, nothing at the end."""
+        while packed := self._packed or self._file.read(READ_SIZE):
+            self._packed = b""
+            found = self._unpacked(packed) if self.is_compressed else packed
+            if found:
+                return found
+        return b""
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        if not self._is_in_member:
+            packed = packed.lstrip(b"\0")  # padding between members
+        try:
+            found = self._unpacker.decompress(packed, READ_SIZE)
+        except zlib.error as error:
+            offset = self.offset + len(self._buffer) - self._at
+            raise UnexpectedError(
+                offset, f"expected gzip, found something else after this byte ({error}); copy the file again"
+            ) from error
+        self._is_in_member = bool(packed) and not self._unpacker.eof
+        self._packed = self._unpacker.unconsumed_tail
+        if self._unpacker.eof:
+            self._packed = self._unpacker.unused_data
+            self._unpacker = zlib.decompressobj(GZIP_FORMAT)
+        return found
+
+
+def cut_off(offset: int, what: str) -> UnexpectedError:
+    """The error for a file that ends too early."""
+    return UnexpectedError(offset, f"the file is cut off: here begins {what}; copy it again if its writer is done")
+
+
+def too_large(offset: int, size: int) -> UnexpectedError:
+    """The error for a piece that would take too much memory."""
+    return UnexpectedError(
+        offset, f"expected pieces of at most {LARGEST_PIECE} bytes, found one of {size}; write smaller batches"
+    )

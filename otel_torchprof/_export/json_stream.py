@@ -1,0 +1,200 @@
+"""JSON that is not trusted, read value by value: whatever the document, no more than one small value of it is in memory."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from .byte_stream import UnexpectedError, cut_off
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LARGEST_VALUE = 1 << 20
+"""Characters of one value that is looked at. Python's objects take up to 30 bytes for each, and the text four."""
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SPACE_AND_COMMAS = re.compile(r"[ \t\r\n,]*")
+_OUTSIDE_STRINGS = re.compile(r'[^"]*')
+_NESTING = re.compile(r"[\[\]{}]")
+_SCALAR = re.compile(r'[^ \t\r\n,:"\[\]{}]*')
+_IN_STRING = re.compile(r'[^"\\]*')
+_decode = json.JSONDecoder().raw_decode
+
+
+class UnusableError(ValueError):
+    """A value that cannot be used; reading continues after it."""
+
+
+class JsonStream:
+    """A document. Whoever iterates over members or elements takes or skips the value of each before the next.
+
+    Raises UnexpectedError where there is no JSON.
+
+    Args:
+        read: the next bytes, none at the end.
+        offset: of the first of them in the file.
+    """
+
+    def __init__(self, read: Callable[[], bytes], offset: int = 0) -> None:
+        self._read = read
+        # So that bytes which are no UTF-8 can be counted in the text, and are shown as escapes.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._text = ""
+        self._at = 0
+        self._before = offset
+        """Of the text's begin in the file."""
+        self._begun = ("", 0, offset)
+
+    @property
+    def offset(self) -> int:
+        """Of the next byte; costs 5 us where the text is not ASCII."""
+        return self._before + _size(self._text, self._at)
+
+    @property
+    def value_offset(self) -> int:
+        """Where the last value begins that was read."""
+        text, at, before = self._begun
+        return before + _size(text, at)
+
+    def peek(self) -> str:
+        """The next character that is no white space; the empty text at the end."""
+        return self._next(_SPACE)
+
+    def members(self) -> Iterator[str]:
+        """The names of an object's members."""
+        self._expect("{")
+        while (char := self._next(_SPACE_AND_COMMAS)) != "}":
+            if char != '"':
+                raise self._unexpected("a member of an object, or its end")
+            name = self.value()
+            self._expect(":")
+            yield name
+        self._at += 1
+
+    def elements(self) -> Iterator[None]:
+        """One turn for each element of an array."""
+        self._expect("[")
+        while (char := self._next(_SPACE_AND_COMMAS)) != "]":
+            if not char:
+                raise self._unexpected("an element of an array, or its end")
+            yield
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value.
+
+        Raises:
+            UnusableError: it is too large, nested too deeply, or has a number of too many digits; it was passed over.
+        """
+        self._next(_SPACE)
+        while True:
+            self._begun = self._text, self._at, self._before
+            try:
+                found, end = _decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                further = error.pos - self._at
+                if len(self._text) - self._at > LARGEST_VALUE:
+                    self._skip_unusable(f"a value of more than {LARGEST_VALUE} characters")
+                elif not self._more():
+                    raise self._no_value(f"{error.msg}, {further} characters further on") from error
+            except RecursionError:
+                self._skip_unusable("a value that is nested too deeply")
+            except ValueError as error:
+                self._skip_unusable(str(error))
+            else:
+                if end == len(self._text) and self._more():  # of a number there may be more
+                    continue
+                self._at = end
+                return found
+
+    def skip(self) -> None:
+        """Passes over a value of any size and depth."""
+        depth = 0
+        while True:
+            char = self._next(_SPACE)
+            if not char or (not depth and char in "]},:"):
+                raise self._unexpected("the end of a value" if depth else "a value")
+            if char == '"':
+                self._skip_string()
+            elif depth or char in "[{":
+                depth = self._skip_structure(depth)
+            else:
+                self._next(_SCALAR)
+            if not depth:
+                return
+
+    def _skip_structure(self, depth: int) -> int:
+        """Passes over what is outside strings, up to the next one or to where the depth is 0; returns the depth there."""
+        segment = _OUTSIDE_STRINGS.match(self._text, self._at).group()  # type: ignore[union-attr]
+        closed = segment.count("]") + segment.count("}")
+        if depth > closed:
+            self._at += len(segment)
+            return depth + segment.count("[") + segment.count("{") - closed
+        for bracket in _NESTING.finditer(segment):
+            depth += 1 if bracket.group() in "[{" else -1
+            if not depth:
+                self._at += bracket.end()
+                return 0
+        self._at += len(segment)
+        return depth
+
+    def _skip_string(self) -> None:
+        self._at += 1
+        while True:
+            self._at = _IN_STRING.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._text[self._at : self._at + 1] == '"':
+                self._at += 1
+                return
+            if self._at + 2 <= len(self._text):  # a backslash, and what it escapes
+                self._at += 2
+            elif not self._more():
+                raise self._unexpected("the end of a string")
+
+    def _skip_unusable(self, what: str) -> None:
+        begun = self._begun
+        self.skip()
+        self._begun = begun
+        raise UnusableError(what)
+
+    def _next(self, skipped: re.Pattern[str]) -> str:
+        while True:
+            self._at = skipped.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _expect(self, char: str) -> None:
+        if self.peek() != char:
+            raise self._unexpected(f"{char!r}")
+        self._at += 1
+
+    def _more(self) -> bool:
+        """Whether there were more bytes; what has been read is let go."""
+        self._before = self.offset
+        data = self._read()
+        self._text = self._text[self._at :] + self._decoder.decode(data, final=not data)
+        self._at = 0
+        return bool(data)
+
+    def _no_value(self, why: str) -> UnexpectedError:
+        """The error for the last value, whether it does not end or is none."""
+        error = self._unexpected("JSON", why)
+        try:
+            self.skip()
+        except UnexpectedError:
+            return cut_off(error.offset, "a value that does not end")
+        return error
+
+    def _unexpected(self, what: str, why: str = "") -> UnexpectedError:
+        found = self._text[self._at : self._at + 20]
+        if not found:
+            return UnexpectedError(self.offset, f"the file is cut off: expected {what}")
+        return UnexpectedError(self.offset, f"expected {what}, found {found!r}" + (f" ({why})" if why else ""))
+
+
+def _size(text: str, end: int) -> int:
+    """Bytes up to there."""
+    return end if text.isascii() else len(text[:end].encode("utf-8", "surrogateescape"))

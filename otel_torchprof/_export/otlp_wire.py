@@ -1,0 +1,156 @@
+"""Serialized OTLP requests taken apart without parsing them: costs no memory, however the bytes are nested."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RESOURCE_SPANS = 0x0A
+"""Of a request. The tag of a field: its number, and that its value has a length."""
+_SCOPE_SPANS = 0x12
+"""Of a ResourceSpans."""
+_SPANS = 0x12
+"""Of a ScopeSpans."""
+_IDS = {0x0A: 16, 0x12: 8}
+"""Of a Span: the trace's and its own, with their sizes."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def count_spans(request: bytes) -> int:
+    """How many spans a serialized request has; 3 us each.
+
+    Raises:
+        ValueError: it is no OTLP for traces: metrics and logs look like spans from afar, but no ids of theirs would be as long.
+    """
+    count = 0
+    for scope_spans in _scopes(request):
+        for tag, _, span in _fields(scope_spans):
+            if tag == _SPANS:
+                _check_ids(span)
+                count += 1
+    return count
+
+
+def parts(request: bytes, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """The same spans as requests of at most so many bytes, each with its count. One span that alone is larger goes alone.
+
+    What spans share (resource, scope) is in each; where it takes up most of a request, spans fill a quarter of the limit beside it.
+    """
+    if len(request) <= max_bytes:
+        yield request, count_spans(request)
+        return
+    for tag, _, resource_spans in _fields(memoryview(request)):
+        if tag != _RESOURCE_SPANS:
+            continue
+        shared = _all_but(_SCOPE_SPANS, resource_spans)
+        for inner, _, scope_spans in _fields(resource_spans):
+            if inner == _SCOPE_SPANS:
+                scope = _all_but(_SPANS, scope_spans)
+                room = max(max_bytes - len(shared) - len(scope) - 24, max_bytes // 4)
+                for spans in _batches(scope_spans, room):
+                    body = _field(_SCOPE_SPANS, scope + b"".join(spans))
+                    yield _field(_RESOURCE_SPANS, shared + body), len(spans)
+
+
+def common_size(request: bytes) -> int:
+    """Bytes of the largest resource with a scope of it, which each request with a span of it has again."""
+    largest = 0
+    for tag, _, resource_spans in _fields(memoryview(request)):
+        if tag == _RESOURCE_SPANS:
+            scopes = (
+                len(_all_but(_SPANS, value)) for inner, _, value in _fields(resource_spans) if inner == _SCOPE_SPANS
+            )
+            largest = max(largest, len(_all_but(_SCOPE_SPANS, resource_spans)) + max(scopes, default=0))
+    return largest
+
+
+def _all_but(left_out: int, message: memoryview) -> bytes:
+    found = bytearray()  # a list of very many very small fields would take a hundred times as much
+    for tag, field, _ in _fields(message):
+        if tag != left_out:
+            found += field
+    return bytes(found)
+
+
+def _batches(scope_spans: memoryview, room: int) -> Iterator[list[memoryview]]:
+    batch: list[memoryview] = []
+    size = 0
+    for tag, field, span in _fields(scope_spans):
+        if tag != _SPANS:
+            continue
+        _check_ids(span)
+        if batch and size + len(field) > room:
+            yield batch
+            batch, size = [], 0
+        batch.append(field)
+        size += len(field)
+    if batch:
+        yield batch
+
+
+def _scopes(request: bytes) -> Iterator[memoryview]:
+    for tag, _, resource_spans in _fields(memoryview(request)):
+        if tag == _RESOURCE_SPANS:
+            for inner, _, scope_spans in _fields(resource_spans):
+                if inner == _SCOPE_SPANS:
+                    yield scope_spans
+
+
+def _check_ids(span: memoryview) -> None:
+    found = {0x0A: 0, 0x12: 0}
+    for tag, _, value in _fields(span):
+        if tag in _IDS:
+            found[tag] = len(value)
+            if found == _IDS:
+                return
+    trace_id, span_id = found.values()
+    raise ValueError(
+        f"expected spans with ids of 16 and 8 bytes, found one with {trace_id} and {span_id}: other OTLP than traces?"
+    )
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Tag, all bytes and value of each field."""
+    at, end = 0, len(message)
+    while at < end:
+        begin = at
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _BYTES:
+            size, at = _varint(message, at)
+            stop = at + size
+        elif kind == _VARINT:
+            stop = _varint(message, at)[1]
+        elif kind in {_FIXED64, _FIXED32}:
+            stop = at + (8 if kind == _FIXED64 else 4)
+        else:
+            raise ValueError(f"expected an OTLP message, found a field of type {kind}")
+        if stop > end:
+            raise ValueError(
+                f"expected an OTLP message, found a field that is {stop - end} bytes longer than its message"
+            )
+        yield tag, message[begin:stop], message[at:stop]
+        at = stop
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    for byte in message[at : at + 10]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("expected an OTLP message, found one that ends in a number, or a number of more than 64 bits")
+
+
+def _field(tag: int, value: bytes) -> bytes:
+    size, prefix = len(value), bytearray([tag])
+    while size > 0x7F:  # noqa: PLR2004 - seven bits each
+        prefix.append(size & 0x7F | 0x80)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix) + value

@@ -1,0 +1,493 @@
+"""``show`` and ``send`` trust no file: what can be read is shown and sent, and the rest is an error with file and place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fault_server import HttpReceiver, free_port, status
+from hypothesis import given
+from hypothesis import strategies as st
+from malformed_files import check, malformed, messages
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from otel_torchprof import _trace_sums, cli
+from otel_torchprof._export.otlp_wire import parts
+from otel_torchprof._export.printable import printable
+from otel_torchprof._trace_reading import read
+from otel_torchprof._trace_sums import TraceSums
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MEMORY = 256 << 20
+CLI = (sys.executable, "-m", "otel_torchprof.cli")
+GOOD = {"ph": "X", "name": "good", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+IDS = {"traceId": "1" * 32, "spanId": "2" * 16}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all examples."""
+    return tmp_path_factory.mktemp("malformed")
+
+
+@given(st.integers(0, 1 << 40))
+def test_whatever_the_file(folder, seed):
+    """Any fault in any form: an error that names file and place, printable output, and what precedes the fault is counted and sent."""
+    check(folder / "input", malformed(seed))
+
+
+def events(*changed) -> bytes:
+    """A Chrome trace with a good event before and after those that differ from it."""
+    return json.dumps({"traceEvents": [GOOD, *({**GOOD, "name": "bad", **each} for each in changed), GOOD]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ts": "soon"}, "ts is 'soon', expected a number, event 2, at byte 85"),
+        ({"ts": float("nan")}, "ts is nan, expected a number"),
+        ({"ts": 1e300}, "ts is 1e+300, expected at most 2305843009213694"),
+        ({"dur": 10**400}, "dur is of type int, expected a number"),
+        ({"dur": float("inf")}, "dur is inf, expected a number"),
+        ({"dur": []}, "dur is of type list"),
+        ({"name": {"a": 1}}, "name is of type dict, expected a text"),
+        ({"args": [1]}, "args is of type list, expected an object"),
+        ({"args": {"span_id": "xyz"}}, "span_id is 'xyz', expected 16 hexadecimal digits"),
+        ({"args": {"span_id": "-1"}}, "span_id is '-1'"),
+        ({"args": {"span_id": "f" * 17}}, "span_id is 'fffffffffffffffff'"),
+        ({"args": {"span_id": "1", "parent_id": []}}, None),
+        ({"args": {"span_id": "1", "parent_id": [1]}}, "parent_id is of type list"),
+        ({"args": {"span_id": "1", "attributes": "x"}}, "attributes is 'x', expected an object"),
+        ({"args": {"span_id": "1", "attributes": {"torch.step": None}}}, "torch.step is of type NoneType"),
+        (
+            {"args": {"span_id": "1", "attributes": {"torch.composite.count": -5}}},
+            "torch.composite.count is of type int, expected a",
+        ),
+        ({"args": {"span_id": "1", "attributes": {"torch.folded.duration": "nan"}}}, "torch.folded.duration is 'nan'"),
+        ({"args": {"span_id": "1", "trace_id": {}}}, None),
+        ({"pid": {}, "tid": [[]]}, None),
+        ({"cat": ["x"]}, None),
+        ({"dur": -5}, None),
+    ],
+)
+def test_values_that_are_none(tmp_path, capsys, changed, said):
+    """An event that cannot be counted is named with its place and its value, and those before and after it are counted; exit 1."""
+    (tmp_path / "t").write_bytes(events(changed))
+    assert cli.main(["show", str(tmp_path / "t")]) == (said is not None)
+    found = capsys.readouterr()
+    (row,) = [line.split() for line in found.out.splitlines() if line.strip().startswith("good")]
+    assert row[-2] == "2"
+    if said is None:
+        assert found.err == ""
+        assert " bad " in found.out
+    else:
+        assert f"'{tmp_path}/t': not counted: 1; the first: {said}" in found.err
+
+
+FAULTS = {
+    "cut in an event": (events()[:100], "the file is cut off"),
+    "no comma": (b'{"traceEvents": [' + json.dumps(GOOD).encode() + b" x]}", "expected JSON, found 'x]}' (Expecting value, 0"),
+    "a digit too many": (b'[{"ph": "X", "name": "good", "ts": 1' + b"0" * 5000 + b"}, " + json.dumps(GOOD).encode() + b"]", "event 1"),
+    "deep": (b"[" + json.dumps(GOOD).encode() + b"," + b"[" * 100_000 + b"]" * 100_000 + b"]", "a value that is nested too deeply, event 2"),
+    "large": (b"[" + json.dumps(GOOD).encode() + b',"' + b"x" * (2 << 20) + b'"]', "a value of more than 1048576 characters, event 2"),
+    "binary": (json.dumps(GOOD).encode().join((b"[", b"\xff\xfe\x00")), "found '\\udcff\\udcfe\\x00'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_documents_that_are_none(tmp_path, capsys, name):
+    """What precedes the fault in the JSON itself is shown, and the error names the byte; exit 1."""
+    content, said = FAULTS[name]
+    (tmp_path / "t").write_bytes(content)
+    assert cli.main(["show", str(tmp_path / "t")]) == 1
+    found = capsys.readouterr()
+    assert " good " in found.out
+    assert f"'{tmp_path}/t': " in found.err
+    assert "at byte " in found.err
+    assert said in found.err
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
+def test_what_is_no_fault(tmp_path, capsys, mark):
+    """A byte order mark, bytes that are no UTF-8 and large metadata before the events are read."""
+    content = (
+        mark + b'{"meta": "' + b"x\\\\" * 900_000 + b'", "more": [[1, {"a": "]"}], -1.5e3, null], "traceEvents": [\r\n'
+    )
+    (tmp_path / "t").write_bytes(content + json.dumps(GOOD).encode().replace(b"good", b"caf\xe9") + b"]}")
+    assert cli.main(["show", str(tmp_path / "t")]) == 0
+    assert "caf\\udce9" in capsys.readouterr().out
+    line = {"resourceSpans": [{"scopeSpans": [{"spans": [{**IDS, "name": "ours"}]}]}]}
+    (tmp_path / "t").write_bytes(mark + b"\n" * (not mark) + json.dumps(line).encode() + b"\n\r\n  \n")
+    assert cli.main(["show", str(tmp_path / "t")]) == (not mark)  # 0x0A begins a message, too
+    assert (" ours " in capsys.readouterr().out) == bool(mark)
+
+
+@pytest.mark.parametrize("size", [0x5B, 0x7B])
+def test_a_message_whose_size_is_a_bracket(tmp_path, size):
+    """Serialized spans of 91 or 123 bytes are not taken for JSON after white space."""
+    request = ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"t" * 16, span_id=b"s" * 8)
+    while request.resource_spans[0].ByteSize() < size:
+        span.name += "x"
+    (tmp_path / "t").write_bytes(request.SerializeToString())
+    sums, problems = read(str(tmp_path / "t"))
+    assert (len(sums), problems) == (1, [])
+
+
+def test_gzip_with_something_else_behind_it(tmp_path, capsys):
+    """Garbage after a member, and a member that is cut off where a message ends, are errors; zeros are padding."""
+    line = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{**IDS, "name": "good"}]}]}]}).encode() + b"\n"
+    member = gzip.compress(line)
+    for content, said in (
+        (member + b"garbage", f"at byte {len(line)} after decompression: expected gzip"),
+        (member + member[:-8], f"at byte {2 * len(line)} after decompression: the file is cut off"),
+        (member + b"\0" * 100_000 + member, ""),
+    ):
+        (tmp_path / "t.gz").write_bytes(content)
+        for command in (["show"], ["send", "--endpoint", f"http://127.0.0.1:{free_port()}", "--timeout", "0.01"]):
+            if command[0] == "send" and not said:
+                continue
+            assert cli.main([*command, str(tmp_path / "t.gz")]) == bool(said)
+            found = capsys.readouterr()
+            assert said in found.err or command[0] == "send"
+            assert " good " in found.out or command[0] == "send"
+
+
+def test_what_is_no_file(tmp_path, capsys):
+    """Folders, files that are not there, endless devices and names with a zero byte are errors that say what to do."""
+    for path, said in (
+        (str(tmp_path), "Is a directory; give the name of a file in it"),
+        (str(tmp_path / "none"), "No such file or directory; check the name"),
+        (f"{sys.executable}/x", "Not a directory; a part of the path is a file"),
+        ("a\0b", "embedded null byte"),
+        ("/dev/zero", "at byte 0: expected the size of a message, found 0"),
+        ("/dev/null", "at byte 0: the file is empty"),
+    ):
+        for command in (["show"], ["send", "--endpoint", "http://127.0.0.1:9"]):
+            assert cli.main([*command, path]) == 1
+            found = capsys.readouterr().err
+            assert repr(path) in found
+            assert said in found
+
+
+def test_a_pipe(tmp_path, capsys):
+    """A FIFO is read as a file is."""
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=(events(),))
+    writer.start()
+    assert cli.main(["show", str(tmp_path / "fifo")]) == 0
+    writer.join()
+    assert " good " in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    """The system's refusal, at the begin or in the middle, is an error with the path."""
+    found = subprocess.run((*CLI, "show", "/proc/self/mem"), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert found.returncode == 1
+    assert (
+        found.stderr
+        == "otel-torchprof: cannot read '/proc/self/mem': Input/output error; copy it elsewhere and try again\n"
+    )
+
+
+# ---- the terminal ----
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\x7f\r\n\ud800"
+SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202egnp\\u2066\\x7f\\r\\n\\ud800"
+
+
+def assert_printable(*texts: str) -> None:
+    for text in texts:
+        assert [char for char in text if not char.isprintable() and char != "\n"] == []
+
+
+def test_escapes_of_a_terminal(tmp_path, capsys):
+    """Control characters in names, files' names, arguments and errors are printed as visible escapes."""
+    assert printable(ESCAPE) == SHOWN
+    path = tmp_path / f"a {ESCAPE.encode('utf-8', 'surrogatepass').decode('utf-8', 'surrogateescape')}"
+    path.write_bytes(events({"name": ESCAPE}, {"ts": ESCAPE}, {"name": f"ProfilerStep#{ESCAPE}"}))
+    for words in ((), ("--steps",)):
+        assert cli.main(["show", *words, str(path)]) == 1
+        found = capsys.readouterr()
+        assert_printable(found.out, found.err)
+        assert bool(words) or "\\x1b]0;owned\\x07" in found.out
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["show", "--sort", ESCAPE, f"--x{ESCAPE}", "file"])
+    assert caught.value.code == 2
+    with pytest.raises(SystemExit):
+        cli.main(["show", "file", ESCAPE])
+    assert_printable(capsys.readouterr().err)
+
+
+def test_a_command_that_can_be_pasted(tmp_path, capsys, caplog):
+    """The command that goes on quotes the files for a shell, and what a receiver says moves no cursor."""
+    line = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{**IDS, "name": "a"}]}]}]}).encode() + b"\n"
+    names = ("it's; rm -rf $HOME `x`", "\x1b[31m\nx", "plain")
+    paths = [str(tmp_path / name) for name in names]
+    for path in paths:
+        Path(path).write_bytes(line)
+    with HttpReceiver(turns=[status(503, {"Retry-After": "3600"}, body=ESCAPE.encode("utf-8", "replace"))]) as receiver:
+        assert cli.main(["send", "--endpoint", receiver.url, "--protocol", "http/protobuf", *paths]) == 1
+    said = capsys.readouterr().err
+    assert_printable(said, caplog.text)
+    command = said.partition("continue with: ")[2].partition("\n")[0]
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+    assert shown.decode().split("\0")[:-1] == ["otel-torchprof", "send", "--from", "0", *paths]
+    assert shlex.quote(paths[0]) in command
+
+
+def test_names_in_the_table_of_a_run(tmp_path):
+    """The table that ``run`` prints, and the name of the script, are printable; ``table()`` itself stays as torch's."""
+    script = tmp_path / "a\x1b[31m.py"
+    script.write_text(
+        "import otel_torchprof as otp\n"
+        "with otp.profile() as prof:\n    with otp.record_function('\\x1b[2Jb'): pass\n"
+        "assert '\\x1b[2Jb' in prof.key_averages().table()\n"
+    )
+    done = subprocess.run(
+        (*CLI, "run", "--table", "-o", str(tmp_path / "\x1bt.json"), str(script)),
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "\\x1b[2Jb" in done.stderr
+    assert "\\x1bt.json" in done.stderr
+    assert_printable(done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_of_any_encoding(tmp_path, encoding):
+    """What the terminal's encoding does not have is printed as escapes."""
+    (tmp_path / "t").write_bytes(events({"name": "caf\u00e9 \U0001f600"}))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        (*CLI, "show", str(tmp_path / "t")), capture_output=True, cwd=ROOT, env=environment, check=True
+    )
+    assert "caf\u00e9".encode(encoding, "backslashreplace") in done.stdout
+
+
+def test_output_that_cannot_be_written(tmp_path):
+    """A full disk is an error; a reader that has seen enough, and a closed stdout, are none that is worth a message."""
+    (tmp_path / "t").write_bytes(events())
+    for where, code, said in (
+        (">/dev/full", 1, "cannot write the result: No space left on device"),
+        (">&-", 0, ""),
+        ("2>&- >/dev/full", 1, ""),
+    ):
+        command = f"{shlex.join(CLI)} show {tmp_path}/t {where}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (code, True, False)
+    command = f"set -o pipefail; {shlex.join(CLI)} show {tmp_path}/t | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stderr == ""
+
+
+# ---- memory ----
+
+
+def field(tag: int, value: bytes) -> bytes:
+    size, varint = len(value), b""
+    while size > 0x7F:
+        varint, size = varint + bytes([size & 0x7F | 0x80]), size >> 7
+    return bytes([tag]) + varint + bytes([size]) + value
+
+
+MEASURED = """
+import pathlib, re, sys
+from otel_torchprof import cli
+code = cli.main(sys.argv[1:])
+print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+sys.exit(code)
+"""
+"""Of this program only: what ``getrusage`` tells begins with the memory of the process that forked it."""
+SPAN = field(0x0A, b"t" * 16) + field(0x12, b"s" * 8)
+MB = 1 << 20
+BOMBS = {
+    "spans of nothing": lambda: field(0x0A, field(0x12, b"\x12\x00" * MB)),
+    "resources of nothing": lambda: field(0x0A, b"\x0a\x00" * MB),
+    "a span with very many attributes": lambda: field(0x0A, field(0x12, field(0x12, SPAN + b"\x4a\x00" * 7 * MB))),
+    "a span with very many links": lambda: field(0x0A, field(0x12, field(0x12, SPAN + b"\x6a\x00" * (MB // 2 - 50)))),
+    "very many spans": lambda: field(0x0A, field(0x12, field(0x12, SPAN) * 200_000)),
+    "one endless line": lambda: b'{"resourceSpans":[' + b" " * 64 * MB,
+    "a line of objects": lambda: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * MB + b"{}]}]}]}",
+    "a line of scopes": lambda: b'{"resourceSpans":[{"scopeSpans":[' + b"{}," * MB + b"{}]}]}",
+    "an event of objects": lambda: b'[{"ph":"X","args":[' + b"{}," * 4 * MB,
+    "names": lambda: b"[" + b",".join(json.dumps({**GOOD, "name": f"{n} " + "\U0001f600" * 900}).encode() for n in range(15_000)),
+    "threads and steps": lambda: b"[" + b",".join(
+        b'{"ph":"X","name":"ProfilerStep#%d","ts":%d,"dur":9,"pid":"%d","tid":1}' % (n, n, n) for n in range(250_000)
+    ),
+    "deep": lambda: b"[" + b"[" * 32 * MB,
+    "white space": lambda: b"[" + b" " * 64 * MB,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_memory_is_bounded(tmp_path, name):
+    """Small files that grow when they are read stay under 256 MB, in ``show`` and in ``send``."""
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(BOMBS[name](), 1))
+    for command in (("show",), ("send", "--endpoint", "http://127.0.0.1:9", "--timeout", "0.01")):
+        words = (sys.executable, "-c", MEASURED, *command, str(tmp_path / "bomb.gz"))
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode in {0, 1}
+        assert "Traceback" not in done.stderr
+        assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
+
+
+def test_memory_of_an_endless_file():
+    """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
+    source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
+    program = (
+        "import signal, otel_torchprof._trace_sums as sums\n"
+        "settle, turns = sums._Rows.settle, []\n"
+        "def counted(*words):\n"
+        "    turns.append(1)\n"
+        "    if len(turns) == 3: signal.raise_signal(signal.SIGINT)\n"
+        "    return settle(*words)\n"
+        "sums._Rows.settle = counted\n"
+    )
+    words = [sys.executable, "-c", program + MEASURED, "show", "/dev/stdin"]
+    # Nothing but commas and events: a list whose begin is given by hand.
+    begin = subprocess.Popen(["bash", "-c", "printf '['; cat"], stdin=source.stdout, stdout=subprocess.PIPE)
+    done = subprocess.run(words, stdin=begin.stdout, capture_output=True, text=True, cwd=ROOT, check=False)
+    for process in (begin, source):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert "interrupted; what was read before that is counted" in done.stderr
+    assert " good " in done.stdout
+    assert done.returncode == 1
+    assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(4, 80),
+)
+def test_sums_of_pieces(shape, by_id, most):
+    """Adding up the events that ended, from time to time, gives the self times of all at once, whatever closes when.
+
+    The window is as large as the events that are open or near; parents come before their children.
+    """
+    rows, stack, now = [], [], 0
+    for number, (closed, pause) in enumerate(shape, 1):
+        del stack[max(0, len(stack) - closed) :]
+        now += pause + 1
+        rows.append([f"n{number % 5}", now, 0, number, stack[-1][3] if stack else 0])
+        stack.append(rows[-1])
+        for row in stack:
+            row[2] = now + 1 - row[1] + 1000 * (len(stack) - stack.index(row))
+    tall = max(row[2] + row[1] for row in rows)
+    whole, pieces = TraceSums(), TraceSums()
+    for sums, limit in ((whole, 10**6), (pieces, max(most, 2 * len(rows) // 2 + 2))):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_trace_sums, "MOST_ROWS", limit)
+            for name, start, duration, span_id, parent in rows:
+                if by_id:
+                    sums.add_span(name, start, duration, (span_id, parent, "t"), {})
+                else:
+                    sums.add_slice(name, start, min(duration, tall - start), "track")
+    assert pieces.averages() == whole.averages()
+
+
+def test_sums_of_a_long_file(monkeypatch):
+    """Of a million times what fits, calls, totals and self times are exact where parents are near, and a parent of all is too."""
+    monkeypatch.setattr(_trace_sums, "MOST_ROWS", 20)
+    by_time, by_id = TraceSums(), TraceSums()
+    by_time.add_slice("all", 0, 10_000, "t")
+    by_id.add_span("all", 0, 10_000, (1, 0, "t"), {})
+    for number in range(1000):
+        start = number * 10
+        by_time.add_slice("parent", start, 9, "t")
+        by_time.add_slice("child", start + 1, 4, "t")
+        by_id.add_span("child", start + 1, 4, (2 * number + 3, 2 * number + 2, "t"), {})
+        by_id.add_span("parent", start, 9, (2 * number + 2, 1, "t"), {})
+    for sums in (by_time, by_id):
+        assert {row.name: row[2:5] for row in sums.averages()} == {
+            "all": (1, 10_000, 1000),
+            "parent": (1000, 9000, 5000),
+            "child": (1000, 4000, 4000),
+        }
+        assert sums.averages() == sums.averages()
+        assert sums.limits == ["self times do not see children that are more than 10 events away"]
+
+
+def test_names_have_a_limit(monkeypatch):
+    """Names beyond the limit share one entry, and it is said."""
+    monkeypatch.setattr(_trace_sums, "MOST_NAMES", 2)
+    sums = TraceSums()
+    for name in ("a", "b", "c", "d", "a", "x" * 600):
+        sums.add_slice(name, 0, 5, 1)
+    assert {row.name: row.calls for row in sums.averages()} == {"a": 2, "b": 1, "(other spans)": 3}
+    assert any("more than 2 names" in limit for limit in sums.limits)
+
+
+@given(st.integers(0, 1 << 30), st.integers(40, 900))
+def test_parts_of_a_message(seed, most):
+    """Taken apart, a message has the same spans in order, with their resource and scope; each part is small, or one span."""
+    message = messages(random.Random(seed))[0]  # noqa: S311 - no secret
+    found = list(parts(message, most))
+    whole = ExportTraceServiceRequest.FromString(message)
+    spans = []
+    for body, count in found:
+        request = ExportTraceServiceRequest.FromString(body)
+        (resource_spans,) = request.resource_spans
+        (scope_spans,) = resource_spans.scope_spans
+        assert resource_spans.resource == whole.resource_spans[0].resource
+        assert resource_spans.schema_url == "u"
+        assert scope_spans.scope.name == "s"
+        assert len(scope_spans.spans) == count
+        assert count == 1 or len(body) <= most + most // 4 + 100
+        spans += scope_spans.spans
+    assert spans == list(whole.resource_spans[0].scope_spans[0].spans)
+
+
+def test_a_large_line_is_taken_apart(tmp_path):
+    """A line of JSON above a megabyte goes in several requests, each with what is written behind its spans; one that stops goes on before it."""
+    spans = [{**IDS, "spanId": f"{n:016x}", "name": f"span {n} \u00e9" + "x" * 1000} for n in range(1, 3000)]
+    line = {
+        "resourceSpans": [{"scopeSpans": [{"spans": spans, "scope": {"name": "s"}}], "schemaUrl": "u", "resource": {}}]
+        * 2,
+        "x": [1],
+    }
+    (tmp_path / "t.jsonl").write_text(json.dumps(line, ensure_ascii=False) + "\n")
+    sums, problems = read(str(tmp_path / "t.jsonl"))
+    assert (len(sums), problems) == (2 * len(spans), [])
+    with HttpReceiver() as receiver:
+        assert (
+            cli.main(["send", "--endpoint", receiver.url, "--protocol", "http/protobuf", str(tmp_path / "t.jsonl")])
+            == 0
+        )
+    assert receiver.names == [span["name"] for span in spans] * 2
+    for arrived in receiver.arrived:
+        for each in ExportTraceServiceRequest.FromString(arrived.body).resource_spans:
+            assert (each.schema_url, each.scope_spans[0].scope.name) == ("u", "s")
+
+
+def test_what_follows_a_line_that_is_none(tmp_path, capsys):
+    """The error for a line that cannot be sent says how to send what follows it."""
+    lines = [json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{**IDS, "name": name}]}]}]}) for name in "ab"]
+    (tmp_path / "t.jsonl").write_text(f"{lines[0]}\n{'[' * 5000}\n{lines[1]}\n")
+    with HttpReceiver() as receiver:
+        words = ["send", "--endpoint", receiver.url, "--protocol", "http/protobuf", str(tmp_path / "t.jsonl")]
+        assert cli.main(words) == 1
+        said = capsys.readouterr().err
+        assert f"at byte {len(lines[0]) + 1}: expected" in said
+        offset = said.partition("--from ")[2].split()[0]
+        assert cli.main([words[0], "--from", offset, *words[1:]]) == 0
+        assert receiver.names == ["a", "b"]
+        assert cli.main([words[0], "--from", "999999", *words[1:]]) == 1
+    assert "--from is 999999, and the file has" in capsys.readouterr().err
+
+
+def test_numbers_of_an_input_are_the_same_again():
+    """An input follows from its number alone."""
+    assert [malformed(seed) for seed in range(50)] == [malformed(seed) for seed in range(50)]
+    assert len({malformed(seed).content for seed in range(50)}) > 40
