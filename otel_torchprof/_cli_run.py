@@ -11,11 +11,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ._averages_list import printable_table
 from ._encode.table import SORT_KEYS
+from ._export.printable import printable_lines
 from ._export.sdk import takes_whole_traces
+from ._interpreter_state import InterpreterState
 from ._live_recording import KINDS
 from ._progress import Progress, duration, size
 from ._run_program import NoProgramError, Program
+from ._terminal import OwnStderr, say
 from .errors import TorchProfError
 from .health import ON
 from .span_policy import policy_of_texts
@@ -33,6 +37,7 @@ _LAST_SECONDS = 60.0
 _INTERRUPTED = 130
 _CANNOT_START = 2
 """Exit status where there is nothing to run, as Python's own."""
+_display = sys.__excepthook__
 _CHROME, _OTLP_FILE = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
 
 _DESCRIPTION = """\
@@ -112,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         program.run(words[1:])
     except NoProgramError as error:
-        sys.stderr.write(f"otel-torchprof: {error}\n")
+        say(str(error))
         recorded.options.quiet = True
         return 1 if program.is_module else _CANNOT_START
     except SystemExit:
@@ -140,7 +145,8 @@ class _Recorded:
             use_device=options.device,
             policy=_policy(options, self._exporters),
         )
-        self._progress = Progress(self._line)
+        self._stderr = OwnStderr()
+        self._progress = Progress(self._line, self._stderr)
         self._begin = time.monotonic()
         self._is_writing = False
 
@@ -148,39 +154,61 @@ class _Recorded:
         """From now on."""
         self._begin = time.monotonic()
         self._stream.start()
+        self._state = InterpreterState()
         if not self.options.quiet:
             self._progress.start()
 
     def end_with_threads(self) -> None:
-        """Ends it now; where threads of the script go on, which Python waits for, after them."""
-        if os.getpid() != self._pid:
+        """Ends it now; where threads of the script go on, which Python waits for, after them.
+
+        Whatever that comes upon, the script's exit status stays, but where the user interrupts it.
+        """
+        try:
+            with self._state.restored():
+                is_child = os.getpid() != self._pid
+                waits = any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
+                if waits and not is_child:
+                    atexit.register(self._end)
+        except Exception as error:  # noqa: BLE001 - the script may have changed anything that it needs
+            self._say_why_not(error)
             return
-        if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
-            atexit.register(self._end)
-        else:
+        if not waits and not is_child:
             self._end()
 
     def _end(self) -> None:
-        if os.getpid() != self._pid:
+        try:
+            with self._state.restored(stderr=self._stderr):
+                is_whole = os.getpid() != self._pid or self._stop()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._say_why_not(error)
             return
-        self._is_writing = True
-        is_cut_short = False
+        if not is_whole:
+            self._say("otel-torchprof: interrupted: what was still to be sent or written is lost\n")
+            raise SystemExit(_INTERRUPTED)
+
+    def _say_why_not(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self._say(f"otel-torchprof: the recording was not ended as it should: {type(error).__name__}: {error}\n")
+
+    def _stop(self) -> bool:
+        """Whether all was sent and written before the user had enough of waiting."""
+        self._is_writing = is_whole = True
         try:
             self._stream.stop(_LAST_SECONDS)
         except KeyboardInterrupt:  # whoever does not want to wait for a receiver that is down
-            is_cut_short = True
+            is_whole = False
         finally:
             self._progress.stop()
         if self.options.table:
             rows = self._stream.key_averages()
-            _say(
-                rows.table(sort_by=self.options.sort, row_limit=self.options.rows) if rows else "nothing was recorded\n"
-            )
+            table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"
+            self._say(table)
         if not self.options.quiet:
-            _say("".join(f"otel-torchprof: {line}\n" for line in self._summary()))
-        if is_cut_short:
-            _say("otel-torchprof: interrupted: what was still to be sent or written is lost\n")
-            raise SystemExit(_INTERRUPTED)
+            self._say("".join(f"otel-torchprof: {line}\n" for line in self._summary()))
+        return is_whole
+
+    def _say(self, text: str) -> None:
+        self._stderr.write(printable_lines(text))
 
     def _line(self) -> str:
         health = self._stream.health
@@ -272,18 +300,24 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
 def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:
     """Has Python show the error as if the script had been started by Python; it goes on through the command, for its exit status."""
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", _display)
+    prefix = "" if hasattr(sys, "excepthook") else "sys.excepthook is missing\n"
 
     def show(kind: type[BaseException], value: BaseException, traceback: types.TracebackType | None) -> None:
         if value is error:
             traceback = own
             value.__traceback__ = own
-        hook(kind, value, traceback)
+        try:
+            if prefix:
+                sys.stderr.write(prefix)
+            hook(kind, value, traceback)
+        except SystemExit:
+            raise
+        except BaseException as second:  # noqa: BLE001 - shown as Python does, but without this frame
+            outer = second.__traceback__
+            sys.stderr.write("Error in sys.excepthook:\n")
+            _display(type(second), second.with_traceback(outer and outer.tb_next), outer and outer.tb_next)
+            sys.stderr.write("\nOriginal exception was:\n")
+            _display(kind, value, traceback)
 
     sys.excepthook = show
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script
-        sys.stderr.write(text)
-        sys.stderr.flush()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._terminal import OwnStderr
+
 _EVERY_SECOND = 1.0
 _FIRST, _LONGEST = 10.0, 600.0
 """Seconds between plain lines: twice as many each time."""
@@ -29,7 +31,7 @@ class Progress:
     def __init__(
         self,
         describe: Callable[[], str],
-        stream: TextIO | None = None,
+        stream: TextIO | OwnStderr | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._describe = describe

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
 import os
 import sys
+import tokenize
 import types
 import zipfile
 from dataclasses import dataclass
@@ -138,8 +140,24 @@ def _code_of(path: str, loader: Any) -> types.CodeType:
         return compiled
     with io.open_code(path) as file:
         source = file.read()
+    _check_encoding(source, path)
     found: types.CodeType = compile(source, path, "exec", dont_inherit=True)
     return found
+
+
+def _check_encoding(source: bytes, path: str) -> None:
+    """Raises SyntaxError for what Python refuses in a file, and ``compile`` takes."""
+    with contextlib.suppress(SyntaxError):  # of an encoding that there is not, compile says more
+        if not tokenize.detect_encoding(io.BytesIO(source).readline)[0].startswith("utf-8"):
+            return
+    try:
+        source.decode()
+    except UnicodeDecodeError as error:
+        line, byte = source.count(b"\n", 0, error.start) + 1, f"\\x{source[error.start]:02x}"
+        raise SyntaxError(
+            f"Non-UTF-8 code starting with '{byte}' in file {path} on line {line}, but no encoding declared; "
+            "see https://peps.python.org/pep-0263/ for details"
+        ) from None
 
 
 def _new_main(**attributes: Any) -> types.ModuleType:

@@ -110,7 +110,7 @@ class StreamedFile:
     def _open(self) -> None:
         for path in (self.path, self._beside):
             # O_NONBLOCK: a FIFO that nobody reads is an error, not a wait without end.
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            fd = _above_standard(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
             if self._begin(path, fd):
                 return
             os.close(fd)
@@ -181,6 +181,16 @@ class StreamedFile:
             yield compressor.compress(piece) if compressor else piece
         if compressor:
             yield compressor.flush()
+
+
+def _above_standard(fd: int) -> int:
+    """The file under a number that no program takes for that of stdin, stdout or stderr, which it may have closed."""
+    if fd > 2:  # noqa: PLR2004 - stderr
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
