@@ -101,7 +101,6 @@ class MetricsInstrumentation:
         self._call_off: Callable[[], None] = _nothing
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
-        self._fork_has_lock = False
         self._marks = RawMarks(self._at_boundary)
         self._begin()
 
@@ -214,17 +213,28 @@ class MetricsInstrumentation:
 
     # ---- forks ----
 
-    def before_fork(self) -> None:
-        """Takes the observer out of torch: the child cannot, since another thread may hold torch's lock."""
-        self._fork_has_lock = self._lock.acquire(timeout=fork.LONGEST_WAIT)
-        self._sampler.break_off(time.monotonic())
+    def before_fork(self) -> bool:
+        """Takes the observer out of torch: the child cannot, since another thread may hold torch's lock.
 
-    def after_fork_in_parent(self) -> None:
-        """Goes on."""
-        self._sampler.resume(time.monotonic())
-        self._follow()
-        if self._fork_has_lock:
-            self._lock.release()
+        Returns whether the lock was taken, for :meth:`after_fork_in_parent`: other threads may fork at the same time.
+        """
+        has_lock = self._lock.acquire(timeout=fork.LONGEST_WAIT)
+        try:
+            self._sampler.break_off(time.monotonic())
+        except BaseException:  # an interrupt: what follows is not told of this fork
+            if has_lock:
+                self._lock.release()
+            raise
+        return has_lock
+
+    def after_fork_in_parent(self, has_lock: bool) -> None:
+        """Resumes."""
+        try:
+            self._sampler.resume(time.monotonic())
+            self._follow()
+        finally:
+            if has_lock:
+                self._lock.release()
 
     def restart_in_child(self) -> None:
         """Goes on in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""

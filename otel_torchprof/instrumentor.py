@@ -361,18 +361,23 @@ def _running_metrics() -> MetricsInstrumentation | None:
 
 
 _forking = threading.local()
+"""On a thread that forks. ``has_lock``: whether it took the instrumentor's lock; ``prepared``: the instrumentation, and whether its
+lock was taken. Another may run when the fork is over."""
 
 
 def _before_fork() -> None:
     """Lets a start or stop on another thread end first, if it does within a second: the child would get half of it."""
+    _forking.prepared = None
     _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=fork.LONGEST_WAIT)  # noqa: SLF001 - our own
     if (running := _running_metrics()) is not None:
-        running.before_fork()
+        _forking.prepared = running, running.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    if (running := _running_metrics()) is not None:
-        running.after_fork_in_parent()
+    prepared, _forking.prepared = _forking.prepared, None
+    if prepared is not None:
+        running, has_lock = prepared
+        running.after_fork_in_parent(has_lock)
     if _forking.has_lock:
         TorchInstrumentor._lock.release()  # noqa: SLF001 - our own
 

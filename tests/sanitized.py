@@ -90,7 +90,17 @@ def sanitized_copy(flavour: str) -> Copy:
 def tested(flavour: str) -> int:
     """The status of pytest in that copy."""
     copy = sanitized_copy(flavour)
-    command = [*copy.command, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", FLAVOURS[flavour][2]]
+    command = [
+        *copy.command,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        FLAVOURS[flavour][2],
+    ]
     command += [f"tests/unit/{name}" for name in TESTS]
     return subprocess.run(command, cwd=copy.place, env={**os.environ, **copy.environment}, check=False).returncode
 

@@ -102,7 +102,9 @@ def tasks(worker: Worker) -> None:
             if worker.chance(0.3):
                 task.cancel()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), worker.random.choice([0, 0.001, 5]))
+            await asyncio.wait_for(
+                asyncio.gather(*running, return_exceptions=True), worker.random.choice([0, 0.001, 5])
+            )
 
     asyncio.run(main())
 
@@ -181,7 +183,7 @@ def other_tracer(worker: Worker) -> None:
     try:
         worker.some(1)
     finally:
-        give(before)
+        give(before if callable(before) else None)  # that of cProfile is not
 
 
 def other_profiler(worker: Worker) -> None:

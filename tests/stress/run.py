@@ -131,7 +131,9 @@ def main() -> int:
     parser.add_argument("--version", default="", help="of Python, of one in .venv/interpreters, which has no torch")
     parser.add_argument("--go-on", action="store_true", help="after a failed round too")
     given = parser.parse_args()
-    python = str(Path(sys.prefix) / "interpreters" / given.version / "bin" / "python") if given.version else sys.executable
+    python = (
+        str(Path(sys.prefix) / "interpreters" / given.version / "bin" / "python") if given.version else sys.executable
+    )
     place, before, environment = prepared(given.flavour)
     OUT.mkdir(parents=True, exist_ok=True)
     end, seed, failed = time.monotonic() + given.seconds, given.seed, 0

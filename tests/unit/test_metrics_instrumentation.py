@@ -13,7 +13,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch_metrics import data_points, points, value
 
 import otel_torchprof as otp
-from otel_torchprof import _metrics_instrumentation
+from otel_torchprof import _metrics_instrumentation, instrumentor
+from otel_torchprof._export import fork
 from otel_torchprof._metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._operator_metrics import has_sdk, metrics_of
@@ -255,3 +256,45 @@ def test_many_threads_step_and_read(provider, reader, library):
     assert raised == []
     assert sum(count for _, count in points(reader, "torch.steps")) == 900
     assert library.observing == 0
+
+
+def is_taken(lock) -> bool:
+    """Whether a thread has a lock, asked on another thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False) and lock.release() is None))
+    thread.start()
+    thread.join()
+    return found == [False]
+
+
+def test_forks_on_two_threads(provider, library, monkeypatch):
+    """Of two forks at the same time each gives back the lock that it took, and no other; whoever is instrumented by then."""
+    monkeypatch.setattr(fork, "LONGEST_WAIT", 0.01)
+    running = instrument(provider)
+    instrumentor._before_fork()
+    second = threading.Thread(target=lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
+    second.start()
+    second.join()
+    assert is_taken(running._lock)
+    monkeypatch.setattr(otp.TorchInstrumentor(), "_running", None)
+    instrumentor._after_fork_in_parent()
+    assert not is_taken(running._lock)
+    monkeypatch.setattr(otp.TorchInstrumentor(), "_running", running)
+
+
+def test_fork_whose_preparation_was_interrupted(provider, library, monkeypatch):
+    """What an interrupt kept from being prepared is not undone: nothing raises, no lock stays taken."""
+    running = instrument(provider)
+
+    break_off = running._sampler.break_off
+
+    def interrupted(now):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        break_off(now)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(running._sampler, "break_off", interrupted)
+        instrumentor._before_fork()
+    instrumentor._after_fork_in_parent()
+    assert not is_taken(running._lock)
