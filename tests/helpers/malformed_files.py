@@ -166,7 +166,7 @@ FORMS: dict[str, tuple[Callable[[random.Random], list[bytes]], Callable[[bytes],
 
 def malformed(seed: int) -> Malformed:
     """The input of that number."""
-    number = random.Random(seed)  # noqa: S311 - no secret
+    number = random.Random(seed)
     form = number.choice(list(FORMS))
     pieces, count = list(_whole_file(form, number.randrange(200))), FORMS[form][1]
     fault = number.choices((_bytes_changed, _values_changed, _grown, _mixed), (60, 31, 1, 8))[0]
@@ -184,7 +184,7 @@ def malformed(seed: int) -> Malformed:
 
 @functools.cache
 def _whole_file(form: str, variant: int) -> tuple[bytes, ...]:
-    return tuple(FORMS[form][0](random.Random(variant)))  # noqa: S311 - likewise
+    return tuple(FORMS[form][0](random.Random(variant)))
 
 
 def _whole(pieces: list[bytes], at: int, count: Callable[[bytes], int]) -> int:

@@ -50,8 +50,7 @@ def decorated(worker: Worker) -> None:
 
     @otp.record_function(HANDED_OVER)
     def generator() -> Any:
-        for number in range(5):
-            yield number
+        yield from range(5)
 
     function()
     running = generator()

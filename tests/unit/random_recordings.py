@@ -43,7 +43,7 @@ def recordings(seed: int, moves: int, *, stretches: int = 1, nested: bool = Fals
 
     ``moves`` is about how much happens on a thread in a stretch; ``nested``: everything ends where it belongs.
     """
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    chance = random.Random(seed)
     ids, clock, found = itertools.count(1), 1_000_000_000_000_000_000, []
     for _ in range(stretches):
         stretch = _Stretch(chance, ids, nested=nested)

@@ -432,7 +432,7 @@ def test_names_have_a_limit(monkeypatch):
 @given(st.integers(0, 1 << 30), st.integers(40, 900))
 def test_parts_of_a_message(seed, most):
     """Taken apart, a message has the same spans in order, with their resource and scope; each part is small, or one span."""
-    message = messages(random.Random(seed))[0]  # noqa: S311 - no secret
+    message = messages(random.Random(seed))[0]
     found = list(parts(message, most))
     whole = ExportTraceServiceRequest.FromString(message)
     spans = []

@@ -155,7 +155,7 @@ def test_moved_memory_is_apart_by_direction():
 @pytest.mark.parametrize("seed", range(30))
 def test_random_trees(seed):
     """On random properly nested threads, each event has exactly the bytes between its begin and its end on its thread."""
-    choose = random.Random(seed)  # noqa: S311 - no secret
+    choose = random.Random(seed)
     columns = {name: [] for name in ("start", "end", "name", "parent", "thread")}
     records, now = [], 0
     for thread in (0, 1):

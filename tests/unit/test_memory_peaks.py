@@ -133,7 +133,7 @@ def recorded(columns, records):
 @pytest.mark.parametrize("seed", range(30))
 def test_random_trees(seed):
     """On random trees events, and averages of all, have the largest total of the allocations in their time on their thread."""
-    columns, records = grown(random.Random(seed))  # noqa: S311 - no secret
+    columns, records = grown(random.Random(seed))
     batch, order = recorded(columns, records)
 
     def expected(row):
@@ -151,7 +151,7 @@ def test_random_trees(seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_random_intervals(seed):
     """The highest total between any two times, both included, is what looking at every record finds."""
-    choose = random.Random(seed)  # noqa: S311 - no secret
+    choose = random.Random(seed)
     count = choose.randrange(70)
     time = np.array([choose.randrange(50) for _ in range(count)], dtype=np.int64)
     total = np.array([choose.randrange(-1, 1000) for _ in range(count)], dtype=np.int64)

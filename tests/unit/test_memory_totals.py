@@ -83,7 +83,7 @@ def test_too_many_are_thinned():
 @pytest.mark.parametrize("seed", range(20))
 def test_thinning_keeps_the_picture(seed):
     """Of random walks as many samples stay as allowed, among them the first, lowest, highest and last of every stretch."""
-    choose = random.Random(seed)  # noqa: S311 - no secret
+    choose = random.Random(seed)
     count, most = choose.randrange(101, 3000), choose.choice([8, 40, 100])
     value, total = [], 0
     for _ in range(count):

@@ -65,7 +65,7 @@ def check_trees(table):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_the_tree_and_the_budget(seed):
     """Every trace is a tree within the budget, all that was recorded is accounted for, and doing it again changes nothing."""
-    table, budget = random_unit(seed), budget_of(random.Random(seed))  # noqa: S311 - no secret
+    table, budget = random_unit(seed), budget_of(random.Random(seed))
     found, done = cut(table, budget)
     check_trees(found)
     assert done.recorded == len(table) == len(found) - done.parts + done.merged + done.folded

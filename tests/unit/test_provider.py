@@ -107,7 +107,7 @@ def test_programs_that_seed_their_random_numbers():
     for _ in range(2):
         random.seed(0)
         ids += [provider.new_span_id(), provider.new_trace("mm", -1, None).trace_id]
-        following = random.random()  # noqa: S311 - the program's, of whatever kind
+        following = random.random()
     assert len(set(ids)) == 4
     random.seed(0)
-    assert random.random() == following  # noqa: S311 - likewise
+    assert random.random() == following

@@ -35,7 +35,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.begin = self.looked = self.now
-        self.random = random.Random(4)  # noqa: S311 - the same noise each time
+        self.random = random.Random(4)
         self.sampler = Sampler(self.share, self.now, self.switched.append)
         self.sampler.begin(self.alone, self.now)
         self.pending = 0

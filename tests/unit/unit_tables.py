@@ -100,7 +100,7 @@ def shown(table: SpanTable) -> list[tuple[str, float, float, str, dict[str, Any]
 
 def random_unit(seed: int, most: int = 300) -> SpanTable:
     """A tree by chance: several threads, errors, links, attributes with gaps; children lie inside of their parents."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    chance = random.Random(seed)
     rows: list[tuple[str, int, int, int]] = [("torch.step", 0, 1 << 20, 0)]
     free = [(0, 0, 1 << 20)]
     while free and len(rows) < most:
