@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.frame_facts import (
@@ -64,18 +65,21 @@ def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...
 
 
 class _Entry:
-    """Something that was noted, and may have gone since. The note is replaced as a whole, never changed."""
+    """Something that was noted, and may have been collected since. The note is replaced as a whole, never changed."""
 
-    __slots__ = ("note", "reference")
+    __slots__ = ("note", "reference", "thread")
 
     def __init__(self, what: Any, note: Any) -> None:
         self.reference = weakref.ref(what)
         self.note = note
+        self.thread = get_ident()
 
 
 def _complete(entry: _Entry, again: Callable[[Any, Any], Any]) -> None:
     what = entry.reference()
-    if what is not None:
+    # Not what another thread called, which may be in its backward pass: that replaces gradients without Python's lock, and torch
+    # does not survive it when somebody reads one meanwhile.
+    if what is not None and entry.thread == get_ident():
         # Whatever the program has made of it meanwhile, the first note is there.
         with suppress(Exception):
             entry.note = again(what, entry.note)
@@ -114,7 +118,7 @@ class Book:
             self._optimizers[identity] = _Entry(optimizer, self._note_of_optimizer(optimizer))
 
     def finish(self) -> FrameFacts:
-        """What is known at the end of a recording, completed by another look at the modules and optimizers that live still.
+        """What is known at the end of a recording, completed by another look at what this thread called and lives still.
 
         Others may go on with the same book. Costs about a microsecond per function, and per parameter without a gradient.
         """

@@ -120,6 +120,20 @@ def test_gradients_of_the_first_call_and_of_the_end():
     }
 
 
+def test_gradients_of_what_another_thread_calls_are_left_alone():
+    """A stop does not read the gradients of a thread that may be in its backward pass, which torch would not survive."""
+    book, net = Book(), nn.Linear(2, 2)
+
+    def train():
+        book.add_module(1, net)
+        net(torch.ones(1, 2)).sum().backward()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert [parameter.gradient for parameter in book.finish().modules[1].parameters] == [None, None]
+
+
 def test_gradients_are_of_the_parameter_that_was_noted():
     """Where a program puts another parameter in the place of one, its gradient is not taken for the first one's."""
     layer = nn.Linear(2, 2, bias=False)
