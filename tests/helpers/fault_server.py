@@ -131,6 +131,8 @@ class Receiver:
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when the receiver closes: a turn that never answers waits for it."""
     came: threading.Condition = field(default_factory=threading.Condition)
+    outlasted: bool = False
+    """Whether a client waited for an answer that never came until we gave up."""
 
     def note(self, arrived: Arrived) -> Any:
         """Keeps a request and gives the turn that it gets."""
@@ -143,6 +145,10 @@ class Receiver:
         """Waits until so many have arrived."""
         with self.came:
             assert self.came.wait_for(lambda: len(self.arrived) >= requests, LONG)
+
+    def stay_silent(self) -> None:
+        """Waits for the receiver's end."""
+        self.outlasted |= not self.ended.wait(LONG)
 
     @property
     def names(self) -> list[str]:
@@ -187,7 +193,7 @@ def raw(answer: bytes) -> HttpTurn:
 
 def silence(handler: _Handler) -> None:
     """Reads the request and never answers."""
-    handler.server.receiver.ended.wait(LONG)
+    handler.server.receiver.stay_silent()
     handler.close_connection = True
 
 
@@ -320,7 +326,7 @@ class GrpcReceiver(Receiver):
         headers = {item.key: item.value for item in context.invocation_metadata()}
         turn = self.note(Arrived("", headers, body, context.peer()))
         if turn is SILENCE:
-            self.ended.wait(LONG)
+            self.stay_silent()
         if isinstance(turn, Held):
             self.wait_for(turn.requests)
         if isinstance(turn, Abort):

@@ -61,9 +61,11 @@ class Hanging(SpanExporter):
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
+        self.outlasted = False
+        """Whether it came back before it was let go: somebody waited for it."""
 
     def export(self, spans):
-        self.let_go.wait(60)
+        self.outlasted |= not self.let_go.wait(60)
         return SpanExportResult.SUCCESS
 
 

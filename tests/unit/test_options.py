@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -277,10 +278,12 @@ def test_a_memory_timeline_needs_much():
 
 def test_figures():
     """The figures of a profile say how long it ran and, once it is read, how many events it has."""
+    begun = time.perf_counter()
     prof = recorded()
+    most = time.perf_counter() - begun
     stats = prof._stats()
     assert stats == prof.health.stats
-    assert 0 < stats.profiling_window_duration_sec < 60
+    assert 0 < stats.profiling_window_duration_sec < most
     assert (stats.number_of_events, stats.function_events_build_tree_call_duration_us) == (0, 0)
     assert prof.health.start_ns < prof.health.stop_ns
     prof.events()

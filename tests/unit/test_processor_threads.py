@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import pytest
 from forked import in_child
@@ -33,13 +32,15 @@ def exporter() -> InMemorySpanExporter:
 def in_a_drain(recording):
     """A way to have a drain of the recording hang, and the moment when one does."""
     begun, let_go = threading.Event(), threading.Event()
+    outlasted = []
 
     def hang() -> None:
         begun.set()
-        let_go.wait(LONG)
+        outlasted.append(not let_go.wait(LONG))
 
     recording.meanwhile = hang
     yield begun
+    assert not any(outlasted), "somebody waited for the drain"
     let_go.set()
 
 
@@ -85,19 +86,15 @@ def test_a_flush_does_not_wait_for_ever_for_another_drain(recording, in_a_drain,
     """A flush whose time is over while another drain hangs says False."""
     processor = attached(recording, schedule_delay_millis=1)
     assert in_a_drain.wait(LONG)
-    begin = time.monotonic()
     assert processor.force_flush(timeout) is False
-    assert time.monotonic() - begin < LONG / 2
 
 
 def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, in_a_drain, caplog):
     """A drain that never ends (a sampler that waits) is left behind: the recording is stopped, the exporters are shut down."""
     processor = attached(recording, exporter, schedule_delay_millis=1)
     assert in_a_drain.wait(LONG)
-    begin = time.monotonic()
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         processor.shutdown_within(0.1)
-    assert time.monotonic() - begin < LONG / 2
     assert (recording.stopped, recording.finished) == (True, False)
     assert "the last events were not taken" in caplog.text
     assert exporter.export(()) is SpanExportResult.FAILURE

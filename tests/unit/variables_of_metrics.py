@@ -12,9 +12,9 @@ from given_variables import (
     Given,
     Kept,
     KeptMetrics,
+    before_the_end_of,
     metrics_in,
     proves,
-    soon,
     steps,
 )
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
@@ -104,7 +104,7 @@ def timeout_of_metrics(name: str, given: Given) -> None:
     receiver = given.receiver(HTTP, turns=[silence])
     given.before_the_general(name, "0.05", LONG)
     given.set(**{f"{OTLP}METRICS_ENDPOINT": receiver.url})
-    with soon():
+    with before_the_end_of(receiver):
         given.metrics(HttpMetricExporter()).force_flush()
     assert len(receiver.arrived) == 1
 

@@ -13,10 +13,10 @@ from given_variables import (
     SPANS,
     Given,
     Kept,
+    before_the_end_of,
     profile,
     proves,
     sent,
-    soon,
     spans_in,
     steps,
 )
@@ -110,7 +110,7 @@ def timeout_of_traces(name: str, given: Given) -> None:
     for protocol, turn in zip(PROTOCOLS, (SILENCE, silence), strict=True):
         receiver = given.receiver(protocol, turns=[turn])
         given.before_the_general(name, "0.05", LONG)
-        with soon(), pytest.raises(otp.ExportError):
+        with before_the_end_of(receiver), pytest.raises(otp.ExportError):
             profile().export(given.exporter(endpoint=receiver.url, protocol=protocol))
 
 
