@@ -206,7 +206,7 @@ def main() -> int:
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    rng = random.Random(given.seed)  # noqa: S311 - to be drawn again
+    rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="stress-") as folder:
         # Not both: an interrupt in one of the hooks around a fork leaves locks taken, those of logging among them.
         interrupts, forks = rng.choice([(True, False), (False, not given.no_forks)])

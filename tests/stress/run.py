@@ -40,7 +40,7 @@ class Turns:
     def pop(self, _: int) -> Any:
         """The next one."""
         del self._receiver.arrived[:-10]
-        return random.choice(self._turns)  # noqa: S311 - no secret
+        return random.choice(self._turns)
 
 
 @contextlib.contextmanager

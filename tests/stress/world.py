@@ -103,7 +103,7 @@ class Worker:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.random = random.Random(f"{world.seed} {name}")  # noqa: S311 - to be drawn again
+        self.random = random.Random(f"{world.seed} {name}")
         self.labels: collections.Counter[str] = collections.Counter()
         """Labels that began on this thread, by name."""
         self.is_acting = False

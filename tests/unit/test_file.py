@@ -235,7 +235,7 @@ def test_a_path_of_another_type_is_an_error(path):
 
 def test_writers_of_one_path_do_not_mix(tmp_path):
     """Of several threads the last one to finish wins, whole."""
-    contents = [random.Random(seed).randbytes(300_000) for seed in range(4)]  # noqa: S311 - bytes that are different
+    contents = [random.Random(seed).randbytes(300_000) for seed in range(4)]
     threads = [
         threading.Thread(
             target=write, args=(tmp_path / "t", [content[at : at + 1000] for at in range(0, 300_000, 1000)])
