@@ -85,9 +85,12 @@ class CleanupStack:
         return not self._functions or self._pid != os.getpid()
 
     def close_if_due(self) -> None:
-        """Closes where a close was cut off or the owner is gone, unless another thread is closing; logs what a function raises."""
+        """Closes where a close was cut off or the owner is gone, unless it is being closed; logs what a function raises."""
         self._check_process()
-        if not (self._closing or self._owner() is None) or not self._lock.acquire(blocking=False):
+        if not (self._closing or self._owner() is None):
+            return
+        is_closing_here = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition asks
+        if is_closing_here or not self._lock.acquire(blocking=False):
             return
         try:
             self.close()

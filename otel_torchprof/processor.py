@@ -118,7 +118,7 @@ class TorchSpanProcessor(SpanProcessor):
         # Where this is the provider's only processor, its spans are sent whether torch is instrumented or not.
         self._sends_alone = sdk_spans is True
         self._log = LimitedLog()
-        self._down = False
+        self._down = self._is_shut = False
         self._reset()
         self._living.add(self)
 
@@ -166,7 +166,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     def shutdown_within(self, seconds: float) -> None:
         """:meth:`shutdown`, with another deadline."""
-        if self._down:
+        if self._is_shut:
             return
         self._down = True
         deadline, of_recording = Deadline.after(seconds), Deadline.after(seconds / 2)
@@ -179,6 +179,7 @@ class TorchSpanProcessor(SpanProcessor):
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
             # One that hangs must not take the time of those after it, whose exporters may have files to close.
             queue.shutdown(Deadline.after(deadline.remaining() / left))
+        self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
     # ---- what users ask ----
 
@@ -264,12 +265,17 @@ class TorchSpanProcessor(SpanProcessor):
             attached, self._attached = self._attached, None
             thread, self._thread = self._thread, None
         recording = None if attached is None else attached.recording
-        if recording is not None:
-            recording.stop()
-        if thread is not None:
-            thread.end(deadline)
-        if not self._drain(deadline, recording):
-            self._log.warning("the last events were not taken from the recorder: there was no time, or it failed")
+        try:
+            if recording is not None:
+                recording.stop()
+            if thread is not None:
+                thread.end(deadline)
+            if not self._drain(deadline, recording):
+                self._log.warning("the last events were not taken from the recorder: there was no time, or it failed")
+        except KeyboardInterrupt:
+            with self._lock:  # for the next call
+                self._attached, self._thread = attached, thread
+            raise
 
     # ---- within ----
 

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from . import config
+from ._cleanup import CleanupStack
 from ._export import fork
 from ._export.provider import Provider
 from ._instrument_options import device_choice
@@ -98,6 +99,8 @@ class stream:  # noqa: N801 - beside profile
             calls_at_once=importlib.util.find_spec("torch") is None,
             policy=checked_policy(policy),
         )
+        self._cleanup = CleanupStack(self)
+        self._seconds = 30.0
         self._state = _NOT_STARTED
         self._last: ProcessorHealth | None = None
 
@@ -124,21 +127,30 @@ class stream:  # noqa: N801 - beside profile
             return
         fork.watch(self)
         atexit.register(self.stop)
+        self._cleanup.push(self._shut_down)
         try:
             self._instrumentation.start()
         except BaseException:
-            self._instrumentation.stop()
+            self._cleanup.close()
             self.stop()
             raise
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the recording, sends the rest and shuts the exporters down, within so many seconds; a second call does nothing."""
+        """Ends the recording, sends the rest and shuts the exporters down, within so many seconds.
+
+        A second call does nothing, but the rest of one that was interrupted.
+        """
         if self._state:
             return
-        self._last = self.health
+        self._last = self._last or self.health
+        self._seconds = timeout
+        self._cleanup.close()
         self._state = _IS_STOPPED
         atexit.unregister(self.stop)
-        self._processor.shutdown_within(timeout)
+
+    def _shut_down(self) -> None:
+        self._instrumentation.stop()  # first: a start that was interrupted may not have told the processor of it
+        self._processor.shutdown_within(self._seconds)
 
     def step(self) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on optimizers no longer do. Costs a microsecond."""

@@ -81,6 +81,9 @@ def streamed(worker: Worker) -> None:
         record_shapes=worker.chance(0.3),
         policy=policy(worker),
     )
+    worker.world.left_profiles.append(
+        running
+    )  # to be stopped at the end where an interrupt keeps it from being stopped here
     try:
         running.start()
     except otp.NativeError as error:
@@ -96,6 +99,8 @@ def streamed(worker: Worker) -> None:
         running.key_averages()
     finally:
         running.stop(worker.random.choice([0.0, 1.0, 5.0]))
+    with contextlib.suppress(ValueError):
+        worker.world.left_profiles.remove(running)
 
 
 ACTIONS = {"instrumented": instrumented, "flushed": flushed, "streamed": streamed}

@@ -107,6 +107,15 @@ def test_close_inside_of_a_close():
     assert done == ["nested", "nested", "first"]
 
 
+def test_what_a_function_stops_does_not_close_its_own_stack():
+    """A function may stop something else, which closes what is due: not the stack that is being closed."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+    stack.push(lambda: (close_due(), done.append(1)))
+    stack.close()
+    assert done == [1]
+
+
 def test_second_thread_waits_for_the_first():
     """Whoever calls close() returns when everything is undone, and close_due() does not wait for a close that runs."""
     owner, done = _Owner(), []

@@ -196,3 +196,29 @@ def test_a_forked_child_is_not_recorded(tmp_path):
     assert [event["name"] for event in slices(events_in(path))] == ["parent"]
     assert list(tmp_path.iterdir()) == [path]
     json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("again", ["stop", "another"])
+def test_a_stop_that_is_interrupted_is_completed(tmp_path, monkeypatch, again):
+    """What an interrupted stop left on is off after the next stop, or once something else has started and stopped; the file is whole."""
+    running = otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json"))
+    running.start()
+    with otp.record_function("kept"):
+        pass
+
+    def interrupted(_deadline):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running._processor, "detach", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.stop()
+    if again == "another":
+        with otp.profile(operators=False):
+            pass
+    else:
+        running.stop()
+    assert recorder_stats().sessions == 0
+    running.stop()
+    [event] = slices(events_in(tmp_path / "t.json"))
+    assert event["name"] == "kept"
