@@ -78,6 +78,7 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
     """
     kind = stream.peek(4)
     if not kind:
+        stream.check_end()
         raise UnexpectedError(0, "the file is empty")
     if (passed := stream.skip(offset)) < offset:
         raise TorchProfError(

@@ -406,6 +406,6 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
         cycles(50)
         before = sys.getallocatedblocks()
         cycles(150)
-        print(sys.getallocatedblocks() - before < 500)
+        print(sys.getallocatedblocks() - before < 1000)  # of 1,500 threads
     """
     assert printed_by(program) == ["True"]

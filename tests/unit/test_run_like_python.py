@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMAND = ("-m", "otel_torchprof.cli", "run", "-o", "trace.json")
 OURS = re.compile(rb"otel-torchprof: .*\n")
-CHANGING = re.compile(rb"0x[0-9a-f]+|object refcount : \d+")
+CHANGING = re.compile(rb"0x[0-9a-f]+|object refcount : \d+|on line \d+")
 
 SCRIPTS = {
     # How it ends.
