@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class CleanupStack:
 
     A ``KeyboardInterrupt`` can end a stop between any two instructions, and in a finalizer Python swallows it. So a function
     stays on its stack until it has returned, or raised an ``Exception``; one that was cut off is called again by the next
-    :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. None may refer to the owner: the
-    stack closes by itself when the owner is garbage collected. In a forked child all stacks are empty.
+    :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
+    owner is garbage collected, if no function refers to it. In a forked child all stacks are empty.
 
     Thread-safe; a second thread that closes waits for the first.
 
@@ -40,10 +41,11 @@ class CleanupStack:
         self._owner = weakref.ref(owner, self._owner_died)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._functions: list[Callable[[], object]] = []
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._closer = 0
         self._closing = False
+        self._pid = os.getpid()  # last: until then it is the parent's
 
     def _check_process(self) -> None:
         # Not by a handler of forks: those of the owners, which use this, may come before and after it.
@@ -64,18 +66,25 @@ class CleanupStack:
         """
         self._check_process()
         self._closing = True
-        errors = []
+        if self._lock.locked() and self._closer == threading.get_ident():  # a function, or a finalizer, closes it again
+            self._call_all()
+            return
         with self._lock:
-            while self._functions:
-                function = self._functions[-1]
-                try:
-                    function()
-                except Exception as error:  # noqa: BLE001 - the others are to be called all the same
-                    errors.append(error)
-                if self._functions and self._functions[-1] is function:  # else a finalizer has closed it meanwhile
-                    self._functions.pop()
-            self._closing = False
-            _stacks.discard(self)
+            self._closer = threading.get_ident()
+            self._call_all()
+
+    def _call_all(self) -> None:
+        errors = []
+        while self._functions:
+            function = self._functions[-1]
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - the others are to be called all the same
+                errors.append(error)
+            with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
+                self._functions.remove(function)
+        self._closing = False
+        _stacks.discard(self)
         if errors:
             raise errors[0]
 
@@ -87,17 +96,16 @@ class CleanupStack:
     def close_if_due(self) -> None:
         """Closes where a close was cut off or the owner is gone, unless it is being closed; logs what a function raises."""
         self._check_process()
-        if not (self._closing or self._owner() is None):
-            return
-        is_closing_here = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition asks
-        if is_closing_here or not self._lock.acquire(blocking=False):
-            return
+        # No attempt to take the lock: an interrupt right after it would leave it taken for good.
+        if (self._closing or self._owner() is None) and not self._lock.locked():
+            self.close_and_log()
+
+    def close_and_log(self) -> None:
+        """As :meth:`close`, but what a function raises is logged: the others are called, and the caller has more to do."""
         try:
             self.close()
-        except Exception:  # it is no fault of the caller, who starts or stops something else
-            _logger.warning("a recording that was interrupted while it stopped could not be stopped", exc_info=True)
-        finally:
-            self._lock.release()
+        except Exception:
+            _logger.warning("a recording was not stopped whole", exc_info=True)
 
     def _owner_died(self, _reference: object) -> None:
         if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
@@ -113,7 +121,7 @@ def close_due() -> None:
 
 def _close_all() -> None:
     for stack in _stacks.copy():
-        stack.close()
+        stack.close_and_log()
 
 
 atexit.register(_close_all)

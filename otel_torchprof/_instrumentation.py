@@ -177,7 +177,7 @@ class Instrumentation:
                 close_due()
                 return
             self._call_off()
-            self._cleanup.close()
+            self._cleanup.close_and_log()
             self._running = False
         close_due()
         if self._sources["labels"] == ON:

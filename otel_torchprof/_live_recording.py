@@ -165,7 +165,6 @@ class LiveRecording:
             contexts=True,
             devices=devices,
         )
-        self._is_recording = False
 
     def now(self) -> int:
         """The time by which the job's span is ended and begun, Unix ns."""
@@ -178,7 +177,6 @@ class LiveRecording:
             NativeError: as :meth:`Session.start`.
         """
         self.session.start()
-        self._is_recording = True
 
     def boundary(self, number: int, now: int, context: int, thread: int) -> None:
         """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
@@ -246,9 +244,7 @@ class LiveRecording:
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
         with self._control:
-            if self._is_recording:
-                self.session.stop()
-            self._is_recording = False
+            self.session.stop()
 
     def finish(self) -> Drained:
         """After the stop: takes the rest, the step that is not finished among it.

@@ -175,13 +175,14 @@ class MetricsInstrumentation:
             self._sampler.stop(time.monotonic())
             self._marks.ask_at = float("inf")
             self._call_off()
-            self._cleanup.close()
+            self._cleanup.close_and_log()
             self._running = False
         close_due()
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
-        self._drain(Deadline.after(_STOP_SECONDS))
+        if self._session.consumer:  # it was started
+            self._drain(Deadline.after(_STOP_SECONDS))
         self._metrics.end()
         self._metrics.recorder.source = None
 
@@ -285,9 +286,11 @@ class MetricsInstrumentation:
             self._observation = self._library.observe(self._session, wants)
 
     def _unobserve(self) -> None:
-        if self._observation is not None:
-            self._observation.stop()
-            self._observation = None
+        observation = self._observation
+        if observation is not None:
+            observation.stop()
+            if self._observation is observation:
+                self._observation = None
 
     def _operators_are_off(self, error: Exception) -> None:
         self._sources["operators"] = f"off: {error}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -77,7 +76,6 @@ class ProfileResults:
         self._events: EventList | None = None
         self._spans: dict[str, SpanTable] = {}
         self._ids = sdk.SameIds()
-        self._reading = threading.Lock()
         self._figures = ProfilerStats()
         self._window = 0
         self._kind = "KINETO"
@@ -146,7 +144,7 @@ class ProfileResults:
                 "events() is not available when trace_only=True in ExperimentalConfig. "
                 "Use export_chrome_trace() instead."
             )
-        with self._reading:
+        with self._stretches.reading:
             if self._events is None:
                 self._events = self._made_events()
             return self._events
@@ -393,7 +391,7 @@ class ProfileResults:
 
     def _forget_results(self) -> None:
         """What was read no longer is all that there is."""
-        with self._reading:
+        with self._stretches.reading:
             self._events, self._spans, self._ids = None, {}, sdk.SameIds()
 
     def _steps(self) -> list[Step]:
@@ -403,7 +401,7 @@ class ProfileResults:
         if detail not in DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
         # The ids are made here: two threads that read at the same time have to get the same ones.
-        with self._reading:
+        with self._stretches.reading:
             if detail not in self._spans:
                 self._spans[detail] = self._made_span_table(detail)
             return self._spans[detail]

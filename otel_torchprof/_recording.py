@@ -15,6 +15,7 @@ from . import config
 from ._cleanup import CleanupStack, close_due
 from ._columns.batch import Batch
 from ._columns.schema import Kind
+from ._export import fork
 from ._model.devices import not_before
 from ._model.frames import ShortFrames, with_facts
 from ._model.input_words import InputKept, kept
@@ -141,6 +142,7 @@ class Recording:
         self._library: torch_library.TorchLibrary | None = None
         if self._operators == ON or self._can_record_more():
             self._library = torch_library.load()
+        fork.watch(self)
         self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
         self._sources = Sources(
             wanted, self.cleanup, self._library, operators=self._operators == ON, memory_limit=self._limit
@@ -187,8 +189,8 @@ class Recording:
         )
         try:
             self._sources.start_before()
-            session.start()
             self.cleanup.push(session.stop)
+            session.start()
             self._sources.start(session)
             self.cleanup.push(session.stop)  # again, to be stopped first: what stops the sources is not recorded
         except BaseException:  # a KeyboardInterrupt too
@@ -220,17 +222,19 @@ class Recording:
         if not self.running:
             close_due()
             return
-        if self._session is None:
-            self._times = self._times[0], now_ns()
-        elif self.is_parents:
-            self._stopped = True
-            self._session.stop()  # says so
-        else:
-            try:
+        try:
+            if self._session is None:
+                self._times = self._times[0], now_ns()
+            elif self.is_parents:
+                self._session.stop()  # says so
+            else:
                 self._waiting = self._waiting or self._sources.waiting_stacks()
-            finally:
-                self.cleanup.close()
-        self._stopped = True
+            self.cleanup.close()
+        except Exception:
+            self.cleanup.close()
+            self._stopped = True
+            raise
+        self._stopped = True  # only now: a stop that was interrupted is to be called again
         close_due()
 
     def batch(self) -> Batch:
@@ -281,6 +285,12 @@ class Recording:
             self._times = stats.start_ns, stats.stop_ns
         start, stop = self._times
         return start or now_ns(), stop or now_ns()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        self._lock = threading.Lock()
+        if self._session is not None:
+            self._session.after_fork_in_child()
 
     def health(self) -> Health:
         """State and figures so far."""

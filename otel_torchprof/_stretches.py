@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ._columns.joined import joined
+from ._export import fork
 from ._profiler_flag import profiler_flag
 from ._recording import Recording
 from .errors import TorchProfError
@@ -38,8 +39,9 @@ class Stretches:
         self._kept: Batch | None = None
         self._figures: list[Health] = []
         self._times: tuple[int, int] | None = None
-        self._lock = threading.RLock()
         self._pid = os.getpid()
+        self.after_fork_in_child()
+        fork.watch(self)
 
     @property
     def is_parents(self) -> bool:
@@ -90,8 +92,10 @@ class Stretches:
         with self._lock:
             running = self._running
             if running is not None:
-                running.stop()
-                self._running = None
+                try:
+                    running.stop()
+                finally:
+                    self._running = running if running.running else None
         return self.times()[1]
 
     def clear(self) -> None:
@@ -122,6 +126,14 @@ class Stretches:
             self._times = self.times()
         self._kept = joined(fresh if self._kept is None else [self._kept, *fresh])
         self._recordings = []
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        self._lock = threading.RLock()
+        self.stopping = threading.RLock()
+        """Held while the profile stops; reentrant, since what is called when a trace is ready may stop it."""
+        self.reading = threading.Lock()
+        """Held while the profile makes its results."""
 
     def times(self) -> tuple[int, int]:
         """When the first one started and the last one stopped, Unix ns; now where they have not."""

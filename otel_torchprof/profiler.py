@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from dataclasses import replace
 from time import perf_counter_ns
@@ -159,7 +158,6 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self.execution_trace_observer = execution_trace_observer
         self.with_modules = with_modules
         self._active = False
-        self._lock = threading.RLock()  # what is called when a trace is ready may stop it
         self._step_label: record_function | None = None
         self._kineto_steps = ProfilerSteps()
         events = checked_device_events(device_events, device_events_every)
@@ -260,9 +258,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         """
         if not self.enabled:
             return
-        with self._lock:
-            active = self._active
-            if active:
+        lock: Any = self._stretches.stopping
+        if lock._is_owned():  # noqa: SLF001 - as threading.Condition asks. What is called when a trace is ready stops it
+            return
+        with lock:
+            if active := self._active:
                 self._end()
         if not active and not self._started:
             raise TorchProfError("the profile cannot be stopped: it was not started; use `with profile():` or start()")
@@ -326,8 +326,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             options.synchronize(self.use_device)
         finally:
             begun = perf_counter_ns()
-            self._marks.close(self._stretches.end() if self._stretches.running else now_ns())
             self._tracing = False
+            self._marks.close(self._stretches.end() if self._stretches.running else now_ns())
             self._note(
                 profiler_disable_call_duration_us=us_since(begun),
                 profiling_window_duration_sec=(begun - self._window) / 1e9,
@@ -430,10 +430,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._kineto_steps.end()
             self._end_step_label()
             self._cycles.end()
-        except Exception:
+        except Exception:  # not an interrupt: after that the stop is to be called again
             self._active = False
             raise
-        self._active = False  # only now: a stop that was interrupted is to be called again
+        self._active = False
 
     def _begin_step_label(self) -> None:
         if self._labels_steps:

@@ -56,6 +56,8 @@ def release_locks(root: object, package: str) -> None:
             continue
         seen.add(id(thing))
         if isinstance(thing, _LOCKS):
+            if getattr(thing, "_is_owned", bool)():  # by the thread that forked, which is to release it
+                continue
             thing._at_fork_reinit()  # type: ignore[union-attr]  # noqa: SLF001 - what threading itself calls
         elif isinstance(thing, dict):
             waiting += [*thing, *thing.values()]

@@ -197,8 +197,8 @@ class ExportQueue:
                     self._changed.wait(deadline.remaining())
                 return condition()
         except RuntimeError as error:
-            # An interrupt that comes while wait() has released the lock leaves `with` nothing to release.
-            raise error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error from None
+            # What a handler of a signal raises while wait() has released the lock leaves `with` nothing to release.
+            raise error.__context__ or error from None
 
     def _run(self) -> None:
         with suppressed():

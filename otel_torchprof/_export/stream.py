@@ -168,6 +168,8 @@ class StreamedFile:
         if self._rewritable and self._is_ours():
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
+                if self._size:  # the end may be overwritten with blanks already
+                    self._write(self._closing, self._size - len(self._closing))
 
     def _member(self, data: bytes) -> bytes:
         if not self._compressed or not data:

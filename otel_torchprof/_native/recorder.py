@@ -285,14 +285,15 @@ class Session:
         return int(lib.otp_session_consumer(self._native))
 
     def stop(self) -> None:
-        """Stops recording, from any thread; events still open end now and are marked unfinished. Again without effect.
+        """Stops recording, from any thread; events still open end now and are marked unfinished. Without effect where it does not run.
 
         Raises:
-            NativeError: it was not started, or the session belongs to the parent of this forked process.
+            NativeError: the session belongs to the parent of this forked process.
         """
         check(lib.otp_session_stop(self._native), "stopping a recording")
         _thread_names.refresh()
-        self._unread.add(self)
+        if self.consumer:  # it was started
+            self._unread.add(self)
 
     def drain(self) -> Batch:
         """The events that have come since the last drain; those still open stay for a later one.
@@ -312,6 +313,10 @@ class Session:
             if self._final is None:
                 self._final = self.drain()
             return self._final
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held the lock is not in this process."""
+        self._lock = threading.Lock()
 
     def stats(self) -> SessionStats:
         """Figures so far.

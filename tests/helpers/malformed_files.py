@@ -177,7 +177,7 @@ def malformed(seed: int) -> Malformed:
     else:
         content, whole = fault(number, form, pieces, count)
     if number.random() < 0.2:
-        content = gzip.compress(content, 1)
+        content = gzip.compress(content, 1, mtime=0)
         if number.random() < 0.3:  # a fault in what is compressed: how much of it can be read is not known
             content, whole = _bytes_changed(number, content)[0], 0
     return Malformed(content, whole, form != "chrome")

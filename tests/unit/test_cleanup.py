@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 
 import pytest
 
-from otel_torchprof._cleanup import CleanupStack, close_due
+import otel_torchprof as otp
+from otel_torchprof._cleanup import CleanupStack, _close_all, close_due
+from otel_torchprof._native.recorder import recorder_stats
 
 
 class _Owner:
@@ -148,3 +151,57 @@ def test_forked_child_has_nothing_to_undo():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     stack.close()
     assert done == ["parent's"]
+
+
+def test_all_stacks_are_closed_at_exit(caplog):
+    """An error in one does not keep the others from being closed."""
+    owners, done = [_Owner(), _Owner()], []
+    for owner in owners:
+        CleanupStack(owner).push(lambda: (done.append(1), 1 / 0))
+    _close_all()
+    assert len(done) == 2
+    assert caplog.text.count("division by zero") == 2
+
+
+def test_recording_whose_cleanup_fails_is_readable():
+    """The stop raises what a function raised; everything is stopped then, and what was recorded is there."""
+    prof = otp.profile(operators=False)
+    prof.start()
+    with otp.record_function("kept"):
+        pass
+    prof._stretches._running.cleanup.push(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prof.stop()
+    prof.stop()
+    assert [event.name for event in prof.events()] == ["kept"]
+    assert recorder_stats().sessions == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_stop_when_a_trace_is_ready(steps):
+    """What is called when a trace is ready may stop the profile; it is called once for each trace."""
+    calls = []
+
+    def ready(prof):
+        calls.append(1)
+        prof.stop()
+
+    with otp.profile(operators=False, on_trace_ready=ready, schedule=lambda _step: otp.ProfilerAction.RECORD) as prof:
+        for _ in range(steps):
+            prof.step()
+    assert len(calls) == 1
+
+
+def test_forked_child_stops_a_profile_that_a_thread_was_reading():
+    """Locks of a profile that a thread of the parent held are free in a forked child."""
+    prof = otp.profile(operators=False)
+    with prof:
+        pass
+    with prof._stretches.reading, prof._stretches.stopping, prof._stretches._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            prof.start()
+            prof.stop()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

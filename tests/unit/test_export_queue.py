@@ -286,14 +286,12 @@ def test_an_interrupt_while_a_flush_waits(made):
 
     class Interrupted(threading.Condition):
         def wait(self, _timeout=None):
-            self.release()
-            raise KeyboardInterrupt
+            raise self.release() or KeyboardInterrupt
 
     queue = made(Exporter())
-    changed, queue._changed = queue._changed, Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        queue._wait(lambda: False, in_time())
-    queue._changed = changed
+    queue._changed = Interrupted()
+    pytest.raises(KeyboardInterrupt, queue._wait, lambda: False, in_time())
+    queue._reset()
 
 
 def test_shutdown_of_an_unused_queue(made):

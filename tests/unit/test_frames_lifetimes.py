@@ -409,3 +409,37 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
         print(sys.getallocatedblocks() - before < 1000)  # of 1,500 threads
     """
     assert printed_by(program) == ["True"]
+
+
+def test_return_while_another_recording_comes_and_goes():
+    """A recording that comes and goes while a thread is asked for names takes no event of the one that was there."""
+    running, go_on = threading.Event(), threading.Event()
+
+    def other():
+        with recording():
+            pass
+
+    def returns():
+        running.set()
+        while not go_on.is_set():
+            pass
+
+    def after():
+        _leaf()
+
+    def work():
+        returns()
+        after()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    running.wait()
+    record = Recording(
+        Wanted(operators=False, frames=True, frame_filter=_Meddling().meddle("work", other), all_threads=True)
+    )
+    record.start()
+    go_on.set()
+    thread.join()
+    record.stop()
+    found = tree(record.batch(), "work")
+    assert [name for name in found if name.endswith(("returns", "after", "_leaf"))] == [".returns", ".after", ".._leaf"]

@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from malformed_files import check, malformed, messages
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_torchprof import _trace_sums, cli
+from otel_torchprof import cli
 from otel_torchprof._export.otlp_wire import parts
 from otel_torchprof._export.printable import printable
 from otel_torchprof._trace_reading import read
-from otel_torchprof._trace_sums import TraceSums
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MEMORY = 256 << 20
 CLI = (sys.executable, "-m", "otel_torchprof.cli")
 GOOD = {"ph": "X", "name": "good", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
 IDS = {"traceId": "1" * 32, "spanId": "2" * 16}
@@ -289,144 +287,7 @@ def test_output_that_cannot_be_written(tmp_path):
     assert done.stderr == ""
 
 
-# ---- memory ----
-
-
-def field(tag: int, value: bytes) -> bytes:
-    size, varint = len(value), b""
-    while size > 0x7F:
-        varint, size = varint + bytes([size & 0x7F | 0x80]), size >> 7
-    return bytes([tag]) + varint + bytes([size]) + value
-
-
-MEASURED = """
-import pathlib, re, sys
-from otel_torchprof import cli
-code = cli.main(sys.argv[1:])
-print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-sys.exit(code)
-"""
-"""Of this program only: what ``getrusage`` tells begins with the memory of the process that forked it."""
-SPAN = field(0x0A, b"t" * 16) + field(0x12, b"s" * 8)
-MB = 1 << 20
-BOMBS = {
-    "spans of nothing": lambda: field(0x0A, field(0x12, b"\x12\x00" * MB)),
-    "resources of nothing": lambda: field(0x0A, b"\x0a\x00" * MB),
-    "a span with very many attributes": lambda: field(0x0A, field(0x12, field(0x12, SPAN + b"\x4a\x00" * 7 * MB))),
-    "a span with very many links": lambda: field(0x0A, field(0x12, field(0x12, SPAN + b"\x6a\x00" * (MB // 2 - 50)))),
-    "very many spans": lambda: field(0x0A, field(0x12, field(0x12, SPAN) * 200_000)),
-    "one endless line": lambda: b'{"resourceSpans":[' + b" " * 64 * MB,
-    "a line of objects": lambda: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * MB + b"{}]}]}]}",
-    "a line of scopes": lambda: b'{"resourceSpans":[{"scopeSpans":[' + b"{}," * MB + b"{}]}]}",
-    "an event of objects": lambda: b'[{"ph":"X","args":[' + b"{}," * 4 * MB,
-    "names": lambda: b"[" + b",".join(json.dumps({**GOOD, "name": f"{n} " + "\U0001f600" * 900}).encode() for n in range(15_000)),
-    "threads and steps": lambda: b"[" + b",".join(
-        b'{"ph":"X","name":"ProfilerStep#%d","ts":%d,"dur":9,"pid":"%d","tid":1}' % (n, n, n) for n in range(250_000)
-    ),
-    "deep": lambda: b"[" + b"[" * 32 * MB,
-    "white space": lambda: b"[" + b" " * 64 * MB,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_memory_is_bounded(tmp_path, name):
-    """Small files that grow when they are read stay under 256 MB, in ``show`` and in ``send``."""
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(BOMBS[name](), 1))
-    for command in (("show",), ("send", "--endpoint", "http://127.0.0.1:9", "--timeout", "0.01")):
-        words = (sys.executable, "-c", MEASURED, *command, str(tmp_path / "bomb.gz"))
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.returncode in {0, 1}
-        assert "Traceback" not in done.stderr
-        assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
-
-
-def test_memory_of_an_endless_file():
-    """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
-    source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
-    program = (
-        "import signal, otel_torchprof._trace_sums as sums\n"
-        "settle, turns = sums._Rows.settle, []\n"
-        "def counted(*words):\n"
-        "    turns.append(1)\n"
-        "    if len(turns) == 3: signal.raise_signal(signal.SIGINT)\n"
-        "    return settle(*words)\n"
-        "sums._Rows.settle = counted\n"
-    )
-    words = [sys.executable, "-c", program + MEASURED, "show", "/dev/stdin"]
-    # Nothing but commas and events: a list whose begin is given by hand.
-    begin = subprocess.Popen(["bash", "-c", "printf '['; cat"], stdin=source.stdout, stdout=subprocess.PIPE)
-    done = subprocess.run(words, stdin=begin.stdout, capture_output=True, text=True, cwd=ROOT, check=False)
-    for process in (begin, source):
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert "interrupted; what was read before that is counted" in done.stderr
-    assert " good " in done.stdout
-    assert done.returncode == 1
-    assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=60),
-    st.booleans(),
-    st.integers(4, 80),
-)
-def test_sums_of_pieces(shape, by_id, most):
-    """Adding up the events that ended, from time to time, gives the self times of all at once, whatever closes when.
-
-    The window is as large as the events that are open or near; parents come before their children.
-    """
-    rows, stack, now = [], [], 0
-    for number, (closed, pause) in enumerate(shape, 1):
-        del stack[max(0, len(stack) - closed) :]
-        now += pause + 1
-        rows.append([f"n{number % 5}", now, 0, number, stack[-1][3] if stack else 0])
-        stack.append(rows[-1])
-        for row in stack:
-            row[2] = now + 1 - row[1] + 1000 * (len(stack) - stack.index(row))
-    tall = max(row[2] + row[1] for row in rows)
-    whole, pieces = TraceSums(), TraceSums()
-    for sums, limit in ((whole, 10**6), (pieces, max(most, 2 * len(rows) // 2 + 2))):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(_trace_sums, "MOST_ROWS", limit)
-            for name, start, duration, span_id, parent in rows:
-                if by_id:
-                    sums.add_span(name, start, duration, (span_id, parent, "t"), {})
-                else:
-                    sums.add_slice(name, start, min(duration, tall - start), "track")
-    assert pieces.averages() == whole.averages()
-
-
-def test_sums_of_a_long_file(monkeypatch):
-    """Of a million times what fits, calls, totals and self times are exact where parents are near, and a parent of all is too."""
-    monkeypatch.setattr(_trace_sums, "MOST_ROWS", 20)
-    by_time, by_id = TraceSums(), TraceSums()
-    by_time.add_slice("all", 0, 10_000, "t")
-    by_id.add_span("all", 0, 10_000, (1, 0, "t"), {})
-    for number in range(1000):
-        start = number * 10
-        by_time.add_slice("parent", start, 9, "t")
-        by_time.add_slice("child", start + 1, 4, "t")
-        by_id.add_span("child", start + 1, 4, (2 * number + 3, 2 * number + 2, "t"), {})
-        by_id.add_span("parent", start, 9, (2 * number + 2, 1, "t"), {})
-    for sums in (by_time, by_id):
-        assert {row.name: row[2:5] for row in sums.averages()} == {
-            "all": (1, 10_000, 1000),
-            "parent": (1000, 9000, 5000),
-            "child": (1000, 4000, 4000),
-        }
-        assert sums.averages() == sums.averages()
-        assert sums.limits == ["self times do not see children that are more than 10 events away"]
-
-
-def test_names_have_a_limit(monkeypatch):
-    """Names beyond the limit share one entry, and it is said."""
-    monkeypatch.setattr(_trace_sums, "MOST_NAMES", 2)
-    sums = TraceSums()
-    for name in ("a", "b", "c", "d", "a", "x" * 600):
-        sums.add_slice(name, 0, 5, 1)
-    assert {row.name: row.calls for row in sums.averages()} == {"a": 2, "b": 1, "(other spans)": 3}
-    assert any("more than 2 names" in limit for limit in sums.limits)
+# ---- large messages and lines ----
 
 
 @given(st.integers(0, 1 << 30), st.integers(40, 900))

@@ -9,6 +9,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof._profile_options import say_once
+from otel_torchprof._profiler_flag import profiler_flag
 
 CHUNK = 65536
 
@@ -188,6 +189,7 @@ def test_the_kill_switch(monkeypatch, tmp_path):
         prof.step()
     assert "OTEL_TORCHPROF_ENABLED is false" in prof.health.operators
     assert "OTEL_TORCHPROF_ENABLED is false" in prof.health.labels
+    assert not profiler_flag._users
     assert len(prof.events()) == 0
     prof.export_chrome_trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["schemaVersion"] == 1

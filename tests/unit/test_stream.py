@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -281,3 +282,26 @@ def test_a_pipe_that_is_lost_gets_no_closing(tmp_path):
         file.close()
     assert_untouched(number, tmp_path / "victim")
     os.close(reader)
+
+
+def test_an_append_that_is_interrupted_after_the_old_end_was_overwritten(tmp_path, monkeypatch):
+    """The file is as it was before, with its end."""
+    file = StreamedFile(str(tmp_path / "t"), beside=str(tmp_path / "u"), closing=b"\n]")
+    file.append([b"[1"])
+    write, calls = os.pwrite, []
+
+    def interrupted(*arguments):
+        written = write(*arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.append([b",2"])
+    assert (tmp_path / "t").read_text() == "[1\n]"
+    file.append([b",3"])
+    file.close()
+    assert json.loads((tmp_path / "t").read_text()) == [1, 3]

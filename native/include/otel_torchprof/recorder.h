@@ -88,7 +88,7 @@ int otp_session_new(const otp_session_options* options, otp_session** out);
 /* Starts it; the calling thread is in its scope. Events that are open already are not recorded. Once per session. */
 int otp_session_start(otp_session* session);
 
-/* Stops it, from any thread; again without effect. Events still open end now, marked unfinished. What was recorded
+/* Stops it, from any thread; without effect where it does not run. Events still open end now, marked unfinished. What was recorded
  * stays until drained or freed. */
 int otp_session_stop(otp_session* session);
 

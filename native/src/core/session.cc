@@ -302,8 +302,7 @@ int otp_session_stop(otp_session* session) {
   Registry& all = registry();
   {
     std::lock_guard<std::mutex> hold(all.mutex);
-    if (session->state == State::kStopped) return OTP_OK;
-    if (session->state != State::kRunning) return OTP_E_STATE;
+    if (session->state != State::kRunning) return OTP_OK;
     otp::stop_locked(all, session);
   }
   all.clock.calibrate();

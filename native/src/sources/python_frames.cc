@@ -64,8 +64,11 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
   }
   follow_sessions(calls_of(self), innermost);
   // Naming, and up to Python 3.11 making a frame's object, can run anything, which may stop the tracer and start it
-  // again: the next event then looks around anew.
-  bool is_current = g_tracer.names != nullptr && Py_REFCNT(self) > 1 && calls_of(self).epoch == g_tracer.epoch;
+  // again: the next event then looks around anew. Where sessions have come only, those that were there have this event.
+  ThreadCalls& thread = calls_of(self);
+  thread.sessions &= ~newcomers_of(thread);
+  bool is_current =
+      g_tracer.names != nullptr && Py_REFCNT(self) > 1 && thread.epoch != kNoEpoch && thread.run == g_tracer.run;
   Py_DECREF(self);
   return is_current;
 }

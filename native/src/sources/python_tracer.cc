@@ -25,14 +25,6 @@ __attribute__((noinline)) void release_retired() {
   }
 }
 
-// The sessions that have come since the thread last looked around.
-uint32_t newcomers_of(const ThreadCalls& thread) {
-  uint32_t found = 0;
-  for (uint32_t rest = g_tracer.sessions; rest != 0; rest &= rest - 1)
-    if (g_tracer.came_in[__builtin_ctz(rest)] > thread.epoch) found |= rest & -rest;
-  return found;
-}
-
 // ---- the long ways ----
 
 bool is_closed(const ThreadCalls& thread) { return !thread.open.empty() && (thread.open.back() & kClosed) != 0; }
@@ -135,6 +127,13 @@ uint32_t not_for_callees(PyObject* object, PyFrameObject* frame) {
 Inside::~Inside() {
   if (--g_tracer.inside == 0 && __builtin_expect(!g_tracer.retired.empty(), 0)) release_retired();
   Py_XDECREF(d_owner);
+}
+
+uint32_t newcomers_of(const ThreadCalls& thread) {
+  uint32_t found = 0;
+  for (uint32_t rest = g_tracer.sessions; rest != 0; rest &= rest - 1)
+    if (g_tracer.came_in[__builtin_ctz(rest)] > thread.epoch) found |= rest & -rest;
+  return found;
 }
 
 void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFrameObject* known, Start start) {

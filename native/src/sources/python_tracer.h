@@ -122,6 +122,8 @@ void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* co
                              PyObject* function, uint32_t name = 0);
 // What is not the innermost, left out, open several times, not there, or ends with an error whose type is known.
 void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size);
+// The sessions that have come since the thread last looked around.
+uint32_t newcomers_of(const ThreadCalls& thread);
 // Sessions have come or gone since the thread's last event. `innermost` was there before it; released.
 void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost);
 // Ends all that is open on the thread, from whichever thread.

@@ -307,11 +307,12 @@ __attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer,
     if (all_threads == 0) otp::g_handles[__builtin_ctz(consumer)].store(*handle, std::memory_order_relaxed);
   } catch (...) {
     otp::count_wants(wants, -1);
-    *handle = 0;
+    *handle = 0;  // of which otp_torch_unobserve knows that nothing is to be done
   }
 }
 
 __attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle) {
+  if (handle == 0) return;
   std::lock_guard<std::mutex> lock(otp::g_control);
   auto found = otp::g_observers.find(handle);
   if (found == otp::g_observers.end()) return;
