@@ -8,9 +8,11 @@ import signal
 import threading
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
 from otel_torchprof._cleanup import CleanupStack, _close_all, close_due
+from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._native.recorder import recorder_stats
 
 
@@ -205,3 +207,17 @@ def test_forked_child_stops_a_profile_that_a_thread_was_reading():
             prof.stop()
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_an_interrupt_while_a_flush_waits():
+    """Who interrupts a flush gets the KeyboardInterrupt, also where it comes when the lock is released for the wait."""
+
+    class Interrupted(threading.Condition):
+        def wait(self, _timeout=None):
+            self.release()
+            raise KeyboardInterrupt
+
+    queue = ExportQueue(InMemorySpanExporter())
+    queue._changed = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        queue._wait(lambda: False, Deadline.after(60))

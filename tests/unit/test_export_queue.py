@@ -281,19 +281,6 @@ def test_shutdown(made):
     assert not thread.is_alive()
 
 
-def test_an_interrupt_while_a_flush_waits(made):
-    """Who interrupts a flush gets the KeyboardInterrupt, also where it comes when the lock is released for the wait."""
-
-    class Interrupted(threading.Condition):
-        def wait(self, _timeout=None):
-            raise self.release() or KeyboardInterrupt
-
-    queue = made(Exporter())
-    queue._changed = Interrupted()
-    pytest.raises(KeyboardInterrupt, queue._wait, lambda: False, in_time())
-    queue._reset()
-
-
 def test_shutdown_of_an_unused_queue(made):
     """The exporter is shut down also where there was nothing to export."""
     queue = made(Exporter())

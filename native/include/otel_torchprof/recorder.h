@@ -88,8 +88,8 @@ int otp_session_new(const otp_session_options* options, otp_session** out);
 /* Starts it; the calling thread is in its scope. Events that are open already are not recorded. Once per session. */
 int otp_session_start(otp_session* session);
 
-/* Stops it, from any thread; without effect where it does not run. Events still open end now, marked unfinished. What was recorded
- * stays until drained or freed. */
+/* Stops it, from any thread; without effect where it does not run. Events still open end now, marked unfinished. What
+ * was recorded stays until drained or freed. */
 int otp_session_stop(otp_session* session);
 
 /* While `muted`, a session that follows contexts leaves out what begins outside of any context (a step that is not
