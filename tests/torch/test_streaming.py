@@ -82,9 +82,9 @@ def test_a_script_with_stacks(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "aten::addmm" in done.stderr
     assert ", 4 steps, " in done.stderr
-    sums, note = read(str(tmp_path / "t.json"))
+    sums, problems = read(str(tmp_path / "t.json"))
     calls = {row.name: row.calls for row in sums.averages()}
-    assert (note, calls["aten::addmm"], calls["train.py(4): train"]) == ("", 4, 4)
+    assert (problems, calls["aten::addmm"], calls["train.py(4): train"]) == ([], 4, 4)
     assert [step.number for step in sums.steps][:4] == [0, 1, 2, 3]
     json.loads((tmp_path / "t.json").read_text())
 

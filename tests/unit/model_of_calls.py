@@ -10,12 +10,13 @@ import contextlib
 import gc
 import sys
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import TYPE_CHECKING
 
 from random_calls import COROUTINE, GENERATOR, LINE, Action, Program, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 MOST_CALLS = 1500
 """Of a program with more no model is made."""
@@ -36,6 +37,35 @@ class Call:
 
 class _StopError(Exception):
     """Stands for StopIteration, which the model's own generators do not let through."""
+
+
+class _ExitError(BaseException):
+    """Stands for GeneratorExit, which would close the generators of the model that delegate to each other one by one: that an inner
+    one has caught what became of it (an error in a `finally`) the outer ones would never know.
+    """
+
+
+_NAMES = {_StopError: "StopIteration", _ExitError: "GeneratorExit"}
+
+
+def _throw(body: Generator[None, None, bool], error: BaseException) -> None:
+    if body.gi_running:  # up to Python 3.11 the interpreter crashes where a generator that delegates throws into itself
+        raise ValueError("generator already executing")
+    body.throw(error)
+
+
+def _close(body: Generator[None, None, bool]) -> None:
+    """As ``close()`` does it."""
+    if body.gi_frame is None:
+        return
+    try:
+        _throw(body, _ExitError())
+    except (_ExitError, StopIteration):
+        return
+    raise RuntimeError("generator ignored GeneratorExit")
+
+
+_METHODS: dict[str, Callable[..., object]] = {"send": GeneratorType.send, "throw": _throw, "close": _close}
 
 
 @dataclass(eq=False)
@@ -74,7 +104,7 @@ class Model:
     def _leave(self, error: BaseException | None = None) -> None:
         call = self._open.pop()
         if error is not None:
-            call.error = "StopIteration" if isinstance(error, _StopError) else type(error).__name__
+            call.error = _NAMES.get(type(error), type(error).__name__)
 
     @contextlib.contextmanager
     def _inside(self, name: str) -> Iterator[None]:
@@ -174,9 +204,9 @@ class Model:
                 self._leave()
             try:
                 yield
-            except GeneratorExit:
+            except _ExitError:
                 try:
-                    inner.close()
+                    _close(inner)
                 finally:
                     self._enter(me.at(action.line), me.identity)
                 raise
@@ -205,7 +235,7 @@ class Model:
             if slot.sort == COROUTINE and slot.body.gi_frame is None and method != "close":
                 raise RuntimeError
             try:
-                getattr(slot.body, method)(*arguments)
+                _METHODS[method](slot.body, *arguments)
             except StopIteration:
                 if action.what != "next":
                     raise _StopError from None
@@ -251,7 +281,7 @@ class Model:
             returned = yield from self._body(action.body, me)
         except BaseException as error:
             self._exit()
-            if not action.target or isinstance(error, GeneratorExit):
+            if not action.target or isinstance(error, _ExitError):
                 raise
         else:
             self._exit()
@@ -270,7 +300,7 @@ class Model:
                     return True
         finally:
             with contextlib.suppress(Exception):
-                inner.close()
+                _close(inner)
         return False
 
 
