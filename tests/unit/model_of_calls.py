@@ -40,8 +40,9 @@ class _StopError(Exception):
 
 
 class _ExitError(BaseException):
-    """Stands for GeneratorExit, which would close the generators of the model that delegate to each other one by one: that an inner
-    one has caught what became of it (an error in a `finally`) the outer ones would never know.
+    """Stands for GeneratorExit, with which the generators of the model that delegate to each other would be closed one by one.
+
+    The outer ones would not know then that an inner one has caught what became of it: an error in a `finally`.
     """
 
 
