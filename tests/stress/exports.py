@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc  # noqa: F401 - before interrupts: half imported and imported again it aborts the process
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from profiles import frame_filter
+from profiles import frame_filter, refused_where_full
 
 import otel_torchprof as otp
 
@@ -46,13 +46,14 @@ def instrumented(worker: Worker) -> None:
         processor = otp.TorchSpanProcessor(exporter(worker), schedule_delay_millis=50)
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(processor)
-        with contextlib.suppress(otp.NativeError):  # 16 recordings, of other threads, hold data
+        with refused_where_full():
             instrumentor.instrument(
                 tracer_provider=provider,
                 detail=worker.random.choice(["off", "metrics", "steps", "modules", "ops", "frames"]),
                 record_shapes=worker.chance(0.3),
                 frames=frame_filter(worker) if worker.chance(0.3) else None,
                 policy=policy(worker),
+                skip_dep_check=True,
             )
         worker.world.providers.append(provider)
         if len(worker.world.providers) > 4:
@@ -85,12 +86,8 @@ def streamed(worker: Worker) -> None:
         running
     )  # to be stopped at the end where an interrupt keeps it from being stopped here
     try:
-        running.start()
-    except otp.NativeError as error:
-        if "16" not in str(error):
-            raise
-        return
-    try:
+        with refused_where_full():
+            running.start()
         for _ in range(worker.random.randint(0, 3)):
             worker.act()
             running.step()

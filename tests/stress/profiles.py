@@ -11,6 +11,7 @@ from otel_torchprof._columns.schema import Kind
 
 if TYPE_CHECKING:
     import collections
+    from collections.abc import Iterator
 
     from world import Worker
 
@@ -18,8 +19,8 @@ HANDED_OVER = "handed over"
 """Name of labels that begin on one thread and end on another."""
 IN_TASK = "label in task"
 """In the names of labels that stay open while their task waits and other calls are made."""
-_FULL = 16
-"""Recordings that may run at a time."""
+_FULL = "16 recordings hold data"
+"""What it says where as many recordings run as can."""
 
 
 def frame_filter(worker: Worker) -> otp.FrameFilter:
@@ -55,19 +56,28 @@ def options(worker: Worker) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def refused_where_full() -> Iterator[None]:
+    """Around the start of a recording."""
+    try:
+        yield
+    except otp.NativeError as error:
+        if _FULL not in str(error):
+            raise
+
+
 def begun(worker: Worker, **more: Any) -> otp.profile | None:
     """A profile that runs, or none where there are as many as can be, or torch's has the thread's memory."""
     found = otp.profile(**{**options(worker), **more})
     try:
-        found.start()
-    except otp.NativeError as error:
-        if str(_FULL) not in str(error):
-            raise
+        with refused_where_full():
+            found.start()
+            return found
+    except otp.NativeError:
+        raise
     except otp.TorchProfError as error:
         if "profile_memory" not in str(error):
             raise
-    else:
-        return found
     return None
 
 

@@ -66,6 +66,13 @@ A body is drawn flat, which is quick and shrinks well: blocks go on to their sec
 """
 
 
+CAUGHT_AFTER_CLOSE = [
+    *[(FUNCTION, [("c", 0)])] * 3,
+    (GENERATOR, [("try", 0), ("finally", 0), ("yield", 0), ("other", 0), ("c_error", 0)]),
+]
+"""A generator that is closed, raises another error because of it, catches that, and returns."""
+
+
 def _nested(tokens: Iterator[tuple[str, int]]) -> tuple[tuple[Step, ...], str]:
     """The statements of a block, and the token that ends it."""
     found = []

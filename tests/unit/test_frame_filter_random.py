@@ -5,10 +5,10 @@ import re
 import call_programs
 import pytest
 from frame_trees import recorded, recording
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from model_of_calls import Call, Model, undisturbed
-from random_calls import Program, drawn_programs
+from random_calls import CAUGHT_AFTER_CLOSE, Program, drawn_programs
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof.frame_filter import FrameFilter
@@ -74,6 +74,10 @@ def _found(batch):
 
 @settings(max_examples=150)
 @given(drawn_programs, _filters)
+@example(
+    CAUGHT_AFTER_CLOSE,
+    {"included": set(), "excluded": {"two"}, "max_depth": None, "c_functions": True, "modules_only": False},
+)
 def test_calls_are_those_that_the_model_keeps(drawn, chosen):
     """Included and excluded files, a greatest depth, no C functions: each leaves out what it should, and nothing else."""
     program = Program(drawn)

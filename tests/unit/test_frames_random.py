@@ -4,9 +4,9 @@ import re
 import sys
 
 from frame_trees import recorded
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from model_of_calls import Call, Model, undisturbed
-from random_calls import Program, drawn_programs
+from random_calls import CAUGHT_AFTER_CLOSE, Program, drawn_programs
 
 from otel_torchprof._columns.schema import Flag
 
@@ -34,6 +34,7 @@ def _numbered(calls):
 
 @settings(max_examples=200)
 @given(drawn_programs)
+@example(CAUGHT_AFTER_CLOSE)
 def test_calls_are_those_of_the_model(drawn):
     """Names, lines, order and nesting of calls, which generator runs, and which calls an exception left, are the model's."""
     program = Program(drawn)

@@ -16,7 +16,7 @@ import otel_torchprof as otp
 from otel_torchprof import _metrics_instrumentation, instrumentor
 from otel_torchprof._export import fork
 from otel_torchprof._metrics_instrumentation import MetricsInstrumentation
-from otel_torchprof._native.recorder import recorder_stats
+from otel_torchprof._native.recorder import Session, recorder_stats
 from otel_torchprof._operator_metrics import has_sdk, metrics_of
 
 LONG = 30
@@ -258,6 +258,20 @@ def test_many_threads_step_and_read(provider, reader, library):
     assert library.observing == 0
 
 
+def test_too_many_recordings(provider, library):
+    """Where 16 recordings run the error says so, and instrumenting works as soon as one of them has been read."""
+    others = [Session(1 << 20) for _ in range(16)]
+    for other in others:
+        other.start()
+    with pytest.raises(otp.NativeError, match="16 recordings hold data"):
+        instrument(provider)
+    for other in others:
+        other.stop()
+        other.final_batch()
+    otp.TorchInstrumentor().uninstrument()
+    assert instrument(provider).is_running
+
+
 def is_taken(lock) -> bool:
     """Whether a thread has a lock, asked on another thread."""
     found = []
@@ -270,6 +284,7 @@ def is_taken(lock) -> bool:
 def test_forks_on_two_threads(provider, library, monkeypatch):
     """Of two forks at the same time each gives back the lock that it took, and no other; whoever is instrumented by then."""
     monkeypatch.setattr(fork, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)
     instrumentor._before_fork()
     second = threading.Thread(target=lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
@@ -284,6 +299,7 @@ def test_forks_on_two_threads(provider, library, monkeypatch):
 
 def test_fork_whose_preparation_was_interrupted(provider, library, monkeypatch):
     """What an interrupt kept from being prepared is not undone: nothing raises, no lock stays taken."""
+    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)
 
     break_off = running._sampler.break_off
