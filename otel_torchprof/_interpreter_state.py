@@ -20,7 +20,8 @@ class InterpreterState:
     """Modules, builtins and the attributes of ``sys`` and ``os`` at one moment."""
 
     def __init__(self) -> None:
-        self._kept = [(kept, dict(kept)) for kept in (sys.modules, vars(builtins), vars(sys), vars(os))]
+        self._sys = vars(sys)
+        self._kept = [(kept, dict(kept)) for kept in (sys.modules, vars(builtins), self._sys, vars(os))]
 
     @contextlib.contextmanager
     def restored(self, **attributes: Any) -> Iterator[None]:
@@ -29,7 +30,7 @@ class InterpreterState:
         What is opened meanwhile gets no descriptor of a standard stream that the script closed: text that waits in the
         stream's buffer would go there when Python ends.
         """
-        changes = [(kept, {**saved, **(attributes if kept is vars(sys) else {})}) for kept, saved in self._kept]
+        changes = [(kept, {**saved, **(attributes if kept is self._sys else {})}) for kept, saved in self._kept]
         undo: list[tuple[dict[str, Any], str, Any]] = []
         taken: list[int] = []
         try:

@@ -17,7 +17,7 @@ OURS = re.compile(
     rb"otel-torchprof: .*\n"
     rb"|.*DeprecationWarning: This process \(pid=\d+\) is multi-threaded, use of fork.*\n.*fork.*\n"  # ours, from 3.12 on
 )
-CHANGING = re.compile(rb"0x[0-9a-f]+|object refcount : \d+|on line \d+")
+CHANGING = re.compile(rb"0x[0-9a-f]+|object refcount : \d+|on line \d+|see https://\S+")
 
 SCRIPTS = {
     # How it ends.
