@@ -290,7 +290,7 @@ def interrupted(call, at):
 
 
 def test_interrupts_in_stop_lose_nothing():
-    """Wherever a stop is interrupted, the times are there afterwards, and the device's events are given back with the profile."""
+    """Wherever a stop is interrupted, the times are there after the next one, and the device's events go with the profile."""
     assert (
         run(
             INTERRUPTED
@@ -303,6 +303,7 @@ while True:
     recording.start()
     torch.add(a, a)
     more = interrupted(recording.stop, at)
+    recording.stop()
     devices = recording.batch().devices
     if devices is None or len(devices["event"]) != 1:
         lost.append(at)
