@@ -36,11 +36,7 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
         Calls it off; without effect once the action has begun.
     """
     with _lock:
-        # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
-        entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
-        # Whoever was interrupted here could not call it off, and asks for the same again.
-        entry = next((each for each in entries if each.action == action), None) or _Entry(action)
-        _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
+        entry = _added(module_name, action)
         # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
@@ -48,6 +44,15 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     if module is not None:
         _run_waiting(module_name, module)
     return entry.call_off
+
+
+def _added(module_name: str, action: Action) -> _Entry:
+    # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
+    entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
+    # Whoever was interrupted here could not call it off, and asks for the same again.
+    entry = next((each for each in entries if each.action == action), None) or _Entry(action)
+    _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
+    return entry
 
 
 class _Entry:
