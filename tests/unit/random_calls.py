@@ -73,6 +73,14 @@ CAUGHT_AFTER_CLOSE = [
 """A generator that is closed, raises another error because of it, catches that, and returns."""
 
 
+RESUMES_ITSELF = [
+    *[(FUNCTION, [("c", 0)])] * 2,
+    (COROUTINE, [("try", 0), ("next", 3)]),
+    (FUNCTION, [("c", 0)]),
+]
+"""A coroutine that resumes another one of the same function, which resumes itself and goes on after the error."""
+
+
 def _nested(tokens: Iterator[tuple[str, int]]) -> tuple[tuple[Step, ...], str]:
     """The statements of a block, and the token that ends it."""
     found = []

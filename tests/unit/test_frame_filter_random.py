@@ -8,7 +8,7 @@ from frame_trees import recorded, recording
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from model_of_calls import Call, Model, undisturbed
-from random_calls import CAUGHT_AFTER_CLOSE, Program, drawn_programs
+from random_calls import CAUGHT_AFTER_CLOSE, RESUMES_ITSELF, Program, drawn_programs
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof.frame_filter import FrameFilter
@@ -77,6 +77,10 @@ def _found(batch):
 @example(
     CAUGHT_AFTER_CLOSE,
     {"included": set(), "excluded": {"two"}, "max_depth": None, "c_functions": True, "modules_only": False},
+)
+@example(
+    RESUMES_ITSELF,
+    {"included": {"one"}, "excluded": set(), "max_depth": None, "c_functions": True, "modules_only": False},
 )
 def test_calls_are_those_that_the_model_keeps(drawn, chosen):
     """Included and excluded files, a greatest depth, no C functions: each leaves out what it should, and nothing else."""
