@@ -16,6 +16,7 @@ import time
 import traceback
 from concurrent import futures
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles import HANDED_OVER, IN_TASK
@@ -24,11 +25,13 @@ import otel_torchprof as otp
 from otel_torchprof._native.recorder import recorder_stats
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Iterator
 
     from world import Worker
 
 CALM_THRESHOLD, CALM_INTERVAL = (700, 10, 10), 0.005
+_STANDARD = str(Path(threading.__file__).parent)
 CHILD_SECONDS = 60
 """How long a forked child may take."""
 
@@ -229,8 +232,19 @@ class _Interrupts:
             interrupt_thread(thread)
 
 
+def is_fair(frame: types.FrameType | None) -> bool:
+    """Whether an interrupt may come in a frame.
+
+    Not in the standard library, which leaves its locks taken then: those of imports, of logging, of conditions.
+    """
+    path = "" if frame is None else frame.f_code.co_filename
+    return not path.startswith("<frozen") and ("site-packages" in path or not path.startswith(_STANDARD))
+
+
 def interrupt_thread(thread: threading.Thread) -> None:
-    """Raises KeyboardInterrupt where a thread is, or will be when it runs again."""
+    """Raises KeyboardInterrupt where a thread is, or will be when it runs again, if that is fair."""
+    if not is_fair(sys._current_frames().get(thread.ident or 0)):
+        return
     ident, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
 

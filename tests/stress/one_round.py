@@ -92,7 +92,7 @@ def acted(world: World, rng: random.Random, most: int) -> None:
     """Acts on this thread and up to so many others, which are replaced when they end, until the round is over."""
     main, workers = Worker(world, "main"), dict[str, threading.Thread]()
     if world.interrupts:
-        signal.signal(signal.SIGINT, lambda *_: raise_interrupt() if main.is_acting else None)
+        signal.signal(signal.SIGINT, lambda _, frame: raise_interrupt(frame) if main.is_acting else None)
         threading.Thread(target=interrupt, args=(world, rng, main, workers), daemon=True, name="interrupts").start()
     threading.Thread(target=calm, args=(world,), daemon=True, name="calm").start()
     while not world.is_over:
@@ -114,9 +114,10 @@ def filled(world: World, workers: dict[str, threading.Thread], most: int) -> Non
     reap(world)
 
 
-def raise_interrupt() -> None:
+def raise_interrupt(frame: Any) -> None:
     """From a handler."""
-    raise KeyboardInterrupt
+    if actions.is_fair(frame):
+        raise KeyboardInterrupt
 
 
 def joined(world: World) -> bool:
