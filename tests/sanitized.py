@@ -8,6 +8,7 @@ fork.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -62,17 +63,20 @@ def build(place: Path, flags: str) -> None:
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=place, env=environment, check=True)
 
 
-def compiler_of_library(place: Path, flags: str) -> dict[str, str]:
-    """Variables with which the package builds its library for torch there, under the sanitizer too."""
-    script = place / "sanitized-c++"
-    # The sanitizer is loaded before the interpreter; the compiler would run under it too.
-    script.write_text(
-        "#!/bin/sh\nunset LD_PRELOAD\n"
-        f'exec "${{SANITIZED_CXX:-c++}}" -fsanitize={flags} -fno-omit-frame-pointer -g1 "$@" -O1\n'
-    )
+def build_library(place: Path, flags: str) -> Path:
+    """Builds the library for torch, if there is torch, as the ordinary package builds it; where it is.
+
+    Ahead of the runs: the sanitizer that these load first would also be loaded into the compiler.
+    """
+    script, folder = place / "sanitized-c++", place / "torch-library"
+    compiler = os.environ.get("CXX", "c++")
+    script.write_text(f'#!/bin/sh\nexec {compiler} -fsanitize={flags} -fno-omit-frame-pointer -g1 "$@" -O1\n')
     script.chmod(0o755)
-    names = {"CXX": str(script), "OTEL_TORCHPROF_BUILD_DIR": str(place / "torch-library")}
-    return {**names, "SANITIZED_CXX": os.environ.get("CXX", "c++")}
+    if importlib.util.find_spec("torch") is not None:
+        program = "import torch; from otel_torchprof._native import torch_build; torch_build.ensure(torch)"
+        names = {"PYTHONPATH": str(ROOT), "CXX": str(script), "OTEL_TORCHPROF_BUILD_DIR": str(folder)}
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, **names}, check=True)
+    return folder
 
 
 def sanitized_copy(flavour: str) -> Copy:
@@ -82,9 +86,9 @@ def sanitized_copy(flavour: str) -> Copy:
     build(place, flags)
     found = [subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in libraries]
     fixed = flavour == "tsan" and subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0
-    variables = {**OPTIONS, **compiler_of_library(place, flags), "PYTHONPATH": str(place)}
+    paths = {"PYTHONPATH": str(place), "OTEL_TORCHPROF_BUILD_DIR": str(build_library(place, flags))}
     # see native/Makefile for setarch
-    return Copy(place, ("setarch", "-R") if fixed else (), {**variables, "LD_PRELOAD": " ".join(found)})
+    return Copy(place, ("setarch", "-R") if fixed else (), {**OPTIONS, **paths, "LD_PRELOAD": " ".join(found)})
 
 
 def tested(flavour: str) -> int:
