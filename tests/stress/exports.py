@@ -82,9 +82,7 @@ def streamed(worker: Worker) -> None:
         record_shapes=worker.chance(0.3),
         policy=policy(worker),
     )
-    worker.world.left_profiles.append(
-        running
-    )  # to be stopped at the end where an interrupt keeps it from being stopped here
+    worker.world.streams.append(running)  # to be stopped at the end where an interrupt keeps it from being stopped here
     try:
         with refused_where_full():
             running.start()
@@ -97,7 +95,7 @@ def streamed(worker: Worker) -> None:
     finally:
         running.stop(worker.random.choice([0.0, 1.0, 5.0]))
     with contextlib.suppress(ValueError):
-        worker.world.left_profiles.remove(running)
+        worker.world.streams.remove(running)
 
 
 ACTIONS = {"instrumented": instrumented, "flushed": flushed, "streamed": streamed}

@@ -142,9 +142,10 @@ def all_stopped(world: World, witness: Witness) -> None:
     for provider in world.providers:
         provider.shutdown()
     world.providers.clear()
-    for found in world.left_profiles:
+    for found in (*world.left_profiles, *world.streams):
         found.stop()
     world.left_profiles.clear()
+    world.streams.clear()
     world.open_labels.clear()
     for _ in range(3):
         gc.collect()

@@ -54,6 +54,8 @@ class World:
     """Providers that were instrumented and not shut down."""
     open_labels: collections.deque[Any] = field(default_factory=collections.deque)
     """Labels begun on one thread that another is to end."""
+    streams: list[Any] = field(default_factory=list)
+    """Streams that run."""
     left_profiles: collections.deque[Any] = field(default_factory=collections.deque)
     """Running profiles that any thread may stop."""
 

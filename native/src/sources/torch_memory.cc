@@ -37,7 +37,7 @@ class Reporter final : public ProfilerStateBase {
   Reporter() : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled, false, /*profile_memory=*/true)) {}
 
   ActiveProfilerType profilerType() override { return ActiveProfilerType::NONE; }
-  bool memoryProfilingEnabled() const override { return *g_wants_memory != 0; }
+  bool memoryProfilingEnabled() const override { return __atomic_load_n(g_wants_memory, __ATOMIC_RELAXED) != 0; }
 
   void reportMemoryUsage(void* block, int64_t bytes, size_t allocated, size_t reserved, c10::Device device) override {
     report(block, bytes, allocated, reserved, device, 0);

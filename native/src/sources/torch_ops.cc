@@ -229,7 +229,7 @@ void begin_with_words(const at::RecordFunction& fn, uint64_t wanting, otp_begin_
 // Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
 // address), and a context would be an allocation per operator.
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
-  if (__builtin_expect(g_hot.active[OTP_EVENT_OPERATOR] == 0, 0)) {
+  if (__builtin_expect(__atomic_load_n(&g_hot.active[OTP_EVENT_OPERATOR], __ATOMIC_RELAXED) == 0, 0)) {
     if (!is_forked()) carried_sessions();
     return nullptr;
   }
@@ -252,7 +252,7 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
   args.name_is_stable = name_is_stable;
   uint64_t wanting = g_hot.wanting.load(std::memory_order_relaxed);
-  if (__builtin_expect(wanting != 0, 0) && *g_hot.wants_inputs != 0) {
+  if (__builtin_expect(wanting != 0, 0) && __atomic_load_n(g_hot.wants_inputs, __ATOMIC_RELAXED) != 0) {
     begin_with_words(fn, wanting, &args);
   } else {
     g_hot.begin(&args);
