@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--http", required=True)
-    parser.add_argument("--grpc", required=True)
+    parser.add_argument("--grpc", default="", help="by default gRPC is left out")
     parser.add_argument("--no-forks", action="store_true")
     given = parser.parse_args()
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
