@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -266,8 +267,10 @@ class Session:
 
         Looking for one can make a place too: a collection of garbage comes by, and takes those that nobody refers to.
         """
-        for session in list(cls._unread)[:1]:
-            session.final_batch()
+        for session in list(cls._unread):
+            with contextlib.suppress(NativeError):  # the parent's, in a forked child, or one that is being read
+                session.final_batch()
+                return
 
     def mute_roots(self, muted: bool) -> None:
         """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from fake_contexts import FakeContexts
+from forked import in_child
 from frame_trees import no_collections
 
 import otel_torchprof as otp
@@ -215,6 +216,26 @@ def test_sixteen_that_have_stopped_make_room():
         session.stop()
         sessions.append(session)
     assert [names(session.final_batch()) for session in sessions] == [[f"{number}"] for number in range(20)]
+
+
+def test_those_of_the_parent_make_no_room():
+    """A forked child whose places are all taken is told so, and reads one of its own, whatever of its parent's was not read."""
+    unread = [Session(1 << 20) for _ in range(16)]
+    for session in unread:
+        session.start()
+        session.stop()
+
+    def seventeen():
+        sessions = [Session(1 << 20) for _ in range(17)]
+        for session in sessions[:16]:
+            session.start()
+        with pytest.raises(NativeError, match="16 recordings"):
+            sessions[16].start()
+        sessions[0].stop()
+        sessions[16].start()
+
+    assert in_child(seventeen) == "None"
+    assert [names(session.final_batch()) for session in unread] == [[]] * 16
 
 
 def test_schema_and_header_agree_on_kinds():
