@@ -18,6 +18,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
+from ._columns.schema import NEVER
 from ._native.ffi import python_sources
 from ._native.recorder import CONTEXT_MUTED
 
@@ -72,7 +73,7 @@ class AmbientTable:
         self._ambients: dict[int, Ambient] = {}
         self._last = 0
         self._gone: deque[int] = deque()
-        self._leaving: set[int] = set()
+        self._leaving: dict[int, int] = {}
 
     def resolve(self) -> int:
         """The number of the span that is current in the calling thread or task, :data:`NONE` or :data:`MUTED`."""
@@ -94,21 +95,24 @@ class AmbientTable:
         """The span of a number; None where there is none (0, muted) or the entry has gone."""
         return self._ambients.get(number)
 
-    def begin_drain(self) -> None:
-        """To be called before the recorder is drained, by the thread that does so: who is gone by now may leave after it."""
+    def begin_drain(self, now: int = 0) -> None:
+        """To be called before the recorder is drained, by the thread that does so: who is gone by now (Unix ns) may leave after it."""
         while self._gone:
-            self._leaving.add(self._gone.popleft())
+            self._leaving[self._gone.popleft()] = now
 
-    def end_drain(self, still_open: Iterable[int] = ()) -> None:
+    def end_drain(self, watermark: int = NEVER, still_open: Iterable[int] = ()) -> None:
         """To be called when the events of the drain have been looked up.
 
         Args:
-            still_open: numbers that open events have: their entries stay, since these events come with a later drain.
+            watermark: Unix ns, up to which events were drained: who was gone later stays, since its events come with a later
+                drain.
+            still_open: numbers that open events have: their entries stay, for the same reason.
         """
-        stay = self._leaving.intersection(still_open)
-        for number in self._leaving - stay:
-            self._ambients.pop(number, None)
-        self._leaving = stay
+        stay = self._leaving.keys() & still_open
+        for number, since in list(self._leaving.items()):
+            if since <= watermark and number not in stay:
+                del self._leaving[number]
+                self._ambients.pop(number, None)
 
     def follow(self) -> bool:
         """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.

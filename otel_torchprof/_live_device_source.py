@@ -68,7 +68,7 @@ class LiveDeviceSource:
         if library is not None and choice.is_timed:
             self._source = DeviceSource(library, choice.device, choice.events, budget_bytes // BYTES_OF_A_TIME)
         self._energy: EnergySource | None = None
-        self._early: Times | None = None
+        self._early: list[tuple[int, Times]] = []
         self._begun = False
 
     def states(self) -> dict[str, str]:
@@ -117,17 +117,19 @@ class LiveDeviceSource:
         return [] if self._source is None else self._source.notes()
 
     def _of_batch(self, batch: Batch) -> Times | None:
-        """Those of its events; of an event that has ended since the drain they are kept for the next one."""
+        """Those of its events; those of events that have ended since are kept for the drain that brings these."""
+        asked = now_ns()
         new = None if self._source is None else self._source.take(WAIT_SECONDS)
         if new is None:
             return None
-        known = rows_of(batch, new["event"]) >= 0
-        here = {name: column[known] for name, column in new.items()}
-        early, self._early = self._early, {name: column[~known] for name, column in new.items()}
-        if early is None:
-            return here
-        due = rows_of(batch, early["event"]) >= 0
-        return {c.name: np.concatenate((early[c.name][due], here[c.name])) for c in DEVICE_COLUMNS}
+        here, kept = [], []
+        for since, times in [*self._early, (asked, new)]:
+            known = rows_of(batch, times["event"]) >= 0
+            here.append({name: column[known] for name, column in times.items()})
+            if since > batch.watermark or times is new:
+                kept.append((since, {name: column[~known] for name, column in times.items()}))
+        self._early = [entry for entry in kept if len(entry[1]["event"])]
+        return {c.name: np.concatenate([times[c.name] for times in here]) for c in DEVICE_COLUMNS}
 
 
 def _is_in_use(device: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ._columns.schema import Kind
+from ._columns.schema import NEVER, Kind
 from ._encode.attributes import add_attributes
 from ._encode.spans import SpanList
 from ._export.quiet import LimitedLog
@@ -28,7 +28,7 @@ from ._model.pending import PendingSpans, Pieces
 from ._model.steps import Steps
 from ._model.tree import torch_view
 from ._model.units import STEP_NAME
-from ._native.recorder import Session, now_ns
+from ._native.recorder import SLICE_BYTES, Session, now_ns
 from .span_policy import SpanPolicy
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ._ambient import AmbientTable
     from ._collective_source import CollectiveSource
+    from ._columns.batch import Batch
     from ._columns.frame_facts import FrameFacts
     from ._export.provider import Provider
     from ._live_device_source import LiveDeviceSource
@@ -71,6 +72,8 @@ class Drained(NamedTuple):
     """Time of what ran directly inside spans of the application, ns, by span id."""
     policy: Mapping[str, int]
     """What the policy did since the last drain: see :attr:`PendingSpans.figures`."""
+    watermark: int = NEVER
+    """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
 
 
 class LiveRecording:
@@ -195,10 +198,14 @@ class LiveRecording:
         return self.session.stats().bytes_held >= size or (not self.steps.threads and self._has_marks())
 
     def drain(self, *, final: bool = False) -> Drained:
-        """Takes what has come since the last drain. ``final``: after the stop, with the step that is not finished."""
+        """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain.
+
+        ``final``: after the stop; the last one has the step that is not finished.
+        """
         with self._lock:
             self._before_drain()
-            # Before the events are taken: what belongs to a step that has ended is then in this drain or was in one before.
+            # Before the events are taken: what belongs to a step that has ended is then in this drain, in one before, or in
+            # one to come, which the watermark tells.
             ended = self.steps.take_ended()
             try:
                 return self._drained(ended, final)
@@ -209,8 +216,10 @@ class LiveRecording:
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
-        self._ambient.begin_drain()
-        batch = kept(self.session.drain(), InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
+        self._ambient.begin_drain(now_ns())
+        drained = self.session.drain(SLICE_BYTES)
+        watermark, final = drained.watermark, final and drained.is_last
+        batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
         batch = replace(batch, frame_facts=self.frame_facts())
@@ -226,6 +235,7 @@ class LiveRecording:
             self._job.begin(earliest)
             self.steps.begin(earliest)
         placed = self._trees.place(batch)
+        ended = self._complete(ended, batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = [span for step in ended for span in step.spans.values()]
@@ -233,13 +243,26 @@ class LiveRecording:
         spans, sent = self._spans(placed, step_spans, self._job.ended(self.now(), final=final), final=final)
         self._add_up(placed, step_spans)
         inside = self._inside(placed, step_spans)
-        self._ambient.end_drain(still_open=batch.opens.context.tolist())
+        self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
         self._unreported.clear()
         if self._on_steps is not None and step_spans:
             self._on_steps(step_spans)
         told, self._told = self._told, Counter(self._pending.figures)
-        return Drained(spans, sent, len(batch), dropped, inside, self._told - told)
+        return Drained(spans, sent, len(batch), dropped, inside, self._told - told, watermark)
+
+    def _complete(self, ended: list[Step], batch: Batch) -> list[Step]:
+        """Those of the steps of which everything has been drained; the others come again.
+
+        The last one waits where something that began in it is open: torch's label of the optimizer ends a little later.
+        """
+        count = next((at for at, step in enumerate(ended) if (step.end or 0) > batch.watermark), len(ended))
+        if count and not batch.is_last:
+            last = ended[count - 1]
+            opened = batch.opens.start
+            count -= bool(((opened >= last.start) & (opened < (last.end or 0))).any())
+        self.steps.put_back(ended[count:])
+        return ended[:count]
 
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
@@ -247,7 +270,7 @@ class LiveRecording:
             self.session.stop()
 
     def finish(self) -> Drained:
-        """After the stop: takes the rest, the step that is not finished among it.
+        """After the stop: takes the next of what is left, at the end with the step that is not finished.
 
         Where that fails it is tried again: what was held has not failed with the last events.
         """
@@ -256,6 +279,11 @@ class LiveRecording:
         except Exception as error:  # noqa: BLE001 - the events that it took are counted as failed by the second
             self._log.warning("the last events were lost: %s: %s", type(error).__name__, error)
             return self.drain(final=True)
+
+    def give_up(self) -> Drained:
+        """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
+        self.session.discard()
+        return self.finish()
 
     def _surroundings(self, context: int) -> tuple[SpanContext, int | None] | None:
         found = self._ambient.get(context)

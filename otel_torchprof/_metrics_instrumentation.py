@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from ._export.deadline import Deadline
 from ._export.sdk import suppressed
 from ._live_device_source import LiveDeviceSource
 from ._native import torch_library
-from ._native.recorder import Session
+from ._native.recorder import SLICE_BYTES, Session
 from ._native.torch_library import Wants
 from ._operator_metrics import ThinnedDurations, has_sdk, is_heard
 from ._recorder_metrics import RecorderFigures
@@ -27,7 +28,7 @@ from ._sampling import Sampler
 from ._step_marks import RawMarks
 from ._steps import StepTracker
 from ._torch_hooks import OptimizerHooks
-from .errors import TorchProfError
+from .errors import NativeError, TorchProfError
 from .health import ON, ProcessorHealth
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _logger = logging.getLogger("otel_torchprof")
 _LOOK_SECONDS = 0.25
 _WINDOW_SECONDS = 0.05
 """How long operators are recorded at a time where there are no steps."""
-_DRAIN_BYTES = 4 << 20
 _STOP_SECONDS = 30.0
 _MARK_SECONDS = 2e-6
 """What noting the end of a step costs the loop's thread, at most (measured: 1 us)."""
@@ -94,11 +94,9 @@ class MetricsInstrumentation:
         self._library: TorchLibrary | None = None
         self._observation: Observation | None = None
         self._event_cost: float | None = None
-        waiting = "off: torch is not imported"
-        self._sources = {"steps": waiting, "operators": waiting}
-        if device is not None:
-            self._sources["devices"] = waiting
-        self._call_off: Callable[[], None] = _nothing
+        names = ("steps", "operators") if device is None else ("steps", "operators", "devices")
+        self._sources = dict.fromkeys(names, "off: torch is not imported")
+        self._call_off: Callable[[], None] = lambda: None
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
         self._marks = RawMarks(self._at_boundary)
@@ -181,8 +179,10 @@ class MetricsInstrumentation:
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
-        if self._session.consumer:  # it was started
-            self._drain(Deadline.after(_STOP_SECONDS))
+        if self._session.consumer and not self._drain(Deadline.after(_STOP_SECONDS)):  # it was started
+            with contextlib.suppress(NativeError):  # another thread is still at it
+                self._session.discard()
+            self._drain(Deadline.after(0))
         self._metrics.end()
         self._metrics.recorder.source = None
 
@@ -346,20 +346,15 @@ class MetricsInstrumentation:
     def _run(self, ended: threading.Event) -> None:
         with suppressed():
             while not ended.wait(_LOOK_SECONDS):
-                if not self._looked(ended):
+                try:
+                    self._look(ended)
+                except Exception:  # a later look may do better
+                    _logger.exception("operators could not be counted")
                     ended.wait(_STOP_SECONDS)
-
-    def _looked(self, ended: threading.Event) -> bool:
-        try:
-            self._look(ended)
-        except Exception:  # a later look may do better
-            _logger.exception("operators could not be counted")
-            return False
-        return True
 
     def _look(self, ended: threading.Event) -> None:
         begin = time.thread_time()
-        provider: Any = otel_metrics.get_meter_provider() if self._provider is None else self._provider
+        provider: Any = self._provider or otel_metrics.get_meter_provider()
         if getattr(provider, "_shutdown", False):  # nobody will ask any more, and nobody else says so
             self.stop()
             return
@@ -378,7 +373,7 @@ class MetricsInstrumentation:
         with self._lock:
             self._spend(time.thread_time() - begin, time.monotonic())
         if self._is_worth_a_drain():
-            self._drain(Deadline.after(_STOP_SECONDS))
+            self._drain(Deadline.after(_LOOK_SECONDS))
 
     def _record_window(self, ended: threading.Event) -> None:
         with self._lock:
@@ -395,7 +390,7 @@ class MetricsInstrumentation:
 
     def _is_worth_a_drain(self) -> bool:
         sampler = self._sampler
-        return (sampler.wants_reading and not sampler.is_on) or self._session.stats().bytes_held >= _DRAIN_BYTES
+        return (sampler.wants_reading and not sampler.is_on) or self._session.stats().bytes_held >= SLICE_BYTES
 
     def refresh(self) -> None:
         """Adds what was recorded to the sums, unless another thread is at it. Any thread."""
@@ -404,26 +399,35 @@ class MetricsInstrumentation:
         except Exception:  # the reader of metrics gets what there is
             _logger.exception("operators could not be counted")
 
-    def _drain(self, deadline: Deadline, *, events: bool = True) -> None:
-        """Adds to the metrics what has come, durations of steps alone or with the ``events``."""
+    def _drain(self, deadline: Deadline, *, events: bool = True) -> bool:
+        """Adds to the metrics what has come, durations of steps alone or with the ``events``; False where there was no time for all."""
         if not self._draining.acquire(timeout=deadline.remaining()):
-            return
+            return False
         try:
             if not self._in_drain:  # else a signal handler asks
                 self._in_drain = True
                 try:
-                    self._take_over() if events else self._record_durations()
+                    is_done = not events or self._take_over_all(deadline)
+                    self._record_durations()
+                    return is_done
                 finally:
                     self._in_drain = False
         finally:
             self._draining.release()
+        return True
 
-    def _take_over(self) -> None:
+    def _take_over_all(self, deadline: Deadline) -> bool:
+        while not (is_last := self._take_over()) and not deadline.passed:
+            pass
+        return is_last
+
+    def _take_over(self) -> bool:
+        """Adds up a slice of the events; whether nothing is left."""
         begin = time.thread_time()
         with self._lock:
             self._take_marks()
             is_whole = not self._sampler.is_on
-        batch = self._session.drain()
+        batch = self._session.drain(SLICE_BYTES)
         if self._devices is not None:
             batch = self._devices.added_to(batch, self._session)
         self._recorded += len(batch)
@@ -433,15 +437,11 @@ class MetricsInstrumentation:
         except Exception:
             self._dropped["failed"] += len(batch)
             raise
-        self._record_durations()
         with self._lock:
             cost, now = time.thread_time() - begin, time.monotonic()
-            self._sampler.read_out(len(batch), cost, now, whole=is_whole)
+            self._sampler.read_out(len(batch), cost, now, whole=is_whole and batch.is_last)
             self._follow()
+        return batch.is_last
 
     def _record_durations(self) -> None:
         self._thinned.record([self._durations.popleft() for _ in range(len(self._durations))])
-
-
-def _nothing() -> None:
-    """What there is to call off before anything was called for."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opentelemetry.sdk.trace import SpanProcessor
 
 from ._averages_list import averages_list
+from ._columns.schema import NEVER
 from ._export import fork
 from ._export.chrome import ChromeTraceExporter
 from ._export.queue import Deadline, ExportQueue, QueueSettings
@@ -21,6 +22,7 @@ from ._export.quiet import LimitedLog
 from ._export.sdk import suppressed, takes_whole_traces
 from ._model.listed_devices import device_name
 from ._model.running import RunningAverages
+from ._native.recorder import SLICE_BYTES, now_ns
 from ._recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from ._recording import checked_memory_limit
 from .health import ON, ProcessorHealth
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from ._live_recording import LiveRecording
+    from ._live_recording import Drained, LiveRecording
     from .events import EventList
 
 _SHUTDOWN_SECONDS = 30.0
@@ -44,11 +46,10 @@ _MAX_ENDED = 100_000
 _SPAN_BYTES = 2800
 """What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
 
-# Drained in pieces of about 100,000 events: what numpy does to one in one call is then far below a millisecond, which is how
-# long a training thread may wait for Python's lock.
-_DRAIN_BYTES = 4 << 20
 _LOOK_SECONDS = 0.25
 """How often the buffer is looked at between two scheduled drains."""
+_DRAIN_SHARE = 0.5
+"""Of one core, that the drain thread takes at most: when it does not keep up, the recorder throws away the oldest events."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +134,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._inside: dict[int, int] = {}
+        self._lag = 0
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
         self._policy: Counter[str] = Counter()
@@ -270,8 +272,10 @@ class TorchSpanProcessor(SpanProcessor):
                 recording.stop()
             if thread is not None:
                 thread.end(deadline)
-            if not self._drain(deadline, recording):
-                self._log.warning("the last events were not taken from the recorder: there was no time, or it failed")
+            is_done = self._drain(deadline, None if recording is None else recording.finish)
+            if not is_done and recording is not None:
+                self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
+                self._drain(Deadline.after(0), recording.give_up)
         except KeyboardInterrupt:
             with self._lock:  # for the next call
                 self._attached, self._thread = attached, thread
@@ -290,59 +294,76 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _is_full(self) -> bool:
         attached = self._attached
-        full = attached is not None and attached.recording.holds(_DRAIN_BYTES)
+        full = attached is not None and attached.recording.holds(SLICE_BYTES)
         return full or len(self._ended) >= _MAX_ENDED // 8
 
-    def _drain(self, deadline: Deadline, last: LiveRecording | None = None) -> bool:
-        """Hands on what there is, of ``last`` all; False where that failed, or another drain took until the deadline."""
+    def _drain(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
+        """Hands on what was recorded until now, or all that ``take`` brings, in slices; False where there was no time or it failed.
+
+        There is time for one slice at least, unless another thread is at it until the deadline.
+        """
+        until = now_ns() if take is None else NEVER
+        while True:
+            watermark = self._drain_slice(deadline, take)
+            if watermark is None or watermark >= until:
+                return watermark is not None
+            if deadline.passed:
+                return False
+
+    def _drain_slice(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> int | None:
+        """Up to when everything has been handed on, Unix ns; None where that failed, or another drain took until the deadline."""
         if not self._draining.acquire(timeout=deadline.remaining()):
-            return False
+            return None
         try:
             if self._in_drain:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
-                return False
+                return None
             self._in_drain = True
             try:
-                self._hand_on(last)
+                return self._hand_on(take)
             finally:
                 self._in_drain = False
         except Exception:  # noqa: BLE001 - the application goes on, whatever this is
             self._log.warning("taking events from the recorder failed, these are lost: %s", traceback.format_exc())
-            return False
+            return None
         finally:
             self._draining.release()
-        return True
 
-    def _hand_on(self, last: LiveRecording | None) -> None:
-        """The application's spans are taken first: what ran inside them is then drained with them."""
-        attached = self._attached
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        drained = None
-        try:
-            if last is not None:
-                drained = last.finish()
-            elif attached is not None:
-                drained = attached.recording.drain()
-        except BaseException:
-            self._ended.extendleft(reversed(ended))
-            raise
-        self._add_up(ended, {} if drained is None else drained.inside)
+    def _hand_on(self, take: Callable[[], Drained] | None) -> int:
+        attached, ended = self._attached, len(self._ended)
+        if take is None and attached is not None:
+            take = attached.recording.drain
+        drained = None if take is None else take()
+        watermark = NEVER if drained is None else drained.watermark
+        self._lag = 0 if watermark == NEVER else max(now_ns() - watermark, 0)
         if drained is not None:
-            self._recorded += drained.events
-            self._dropped.update(drained.dropped)
-            self._policy.update(drained.policy)
-            for queue in self._queues:
-                spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
-                if len(spans):
-                    queue.put(spans, spans.nbytes)
+            self._hand_on_spans(drained)
+        self._hand_on_application(ended, watermark)
+        return watermark
+
+    def _hand_on_spans(self, drained: Drained) -> None:
+        self._recorded += drained.events
+        self._dropped.update(drained.dropped)
+        self._policy.update(drained.policy)
+        for span_id, time_ns in drained.inside.items():
+            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
+        for queue in self._queues:
+            spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
+            if len(spans):
+                queue.put(spans, spans.nbytes)
+
+    def _hand_on_application(self, count: int, watermark: int) -> None:
+        """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
+        ended: list[ReadableSpan] = []
+        while len(ended) < count and self._ended and (self._ended[0].end_time or 0) <= watermark:
+            ended.append(self._ended.popleft())
+        self._add_up(ended)
         sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
         if sampled:
             for queue in self._sdk_queues:
                 queue.put(sampled, _SPAN_BYTES * len(sampled))
 
-    def _add_up(self, ended: Sequence[ReadableSpan], inside: Mapping[int, int]) -> None:
+    def _add_up(self, ended: Sequence[ReadableSpan]) -> None:
         """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
-        for span_id, time_ns in inside.items():
-            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
         for span in ended:
             if span.context is None or span.start_time is None or span.end_time is None:
                 continue
@@ -379,12 +400,20 @@ class _DrainThread:
             self._thread.join(deadline.remaining())
 
     def _run(self) -> None:
-        processor, due = self._processor, time.monotonic() + self._delay
+        processor, pause = self._processor, min(_LOOK_SECONDS, self._delay)
+        begin = time.monotonic()
+        due, wait = begin + self._delay, pause
         with suppressed():
-            while not self._ended.wait(min(_LOOK_SECONDS, self._delay)):
-                if time.monotonic() >= due or processor._is_full():  # noqa: SLF001 - of this module
-                    due = time.monotonic() + self._delay
-                    processor._drain(Deadline.after(math.inf))  # noqa: SLF001
+            while not self._ended.wait(wait):
+                begin, wait = time.monotonic(), pause
+                if begin < due and not processor._is_full():  # noqa: SLF001 - of this module
+                    continue
+                watermark = processor._drain_slice(Deadline.after(math.inf))  # noqa: SLF001
+                took = time.monotonic() - begin
+                if watermark in {None, NEVER}:
+                    due = begin + took + self._delay
+                else:
+                    wait = took / _DRAIN_SHARE - took
 
 
 def _check_exporters(exporters: Sequence[SpanExporter]) -> None:

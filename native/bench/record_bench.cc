@@ -117,7 +117,7 @@ double drained(uint32_t input_words) {
   otp_session_stop(session);
   otp_batch* batch = nullptr;
   double begin = now_ns();
-  if (otp_session_drain(session, &batch) != OTP_OK || batch->rows != kEvents) std::abort();
+  if (otp_session_drain(session, 0, &batch) != OTP_OK || batch->rows != kEvents) std::abort();
   double ns = (now_ns() - begin) / kEvents;
   otp_batch_free(batch);
   otp_session_free(session);

@@ -139,7 +139,7 @@ void two_drains_at_once_do_not_meet() {
   auto reader = [&] {
     while (!done.load()) {
       otp_batch* batch = nullptr;
-      int status = otp_session_drain(session, &batch);
+      int status = otp_session_drain(session, 0, &batch);
       CHECK(status == OTP_OK || (status == OTP_E_STATE && batch == nullptr));
       refused += status != OTP_OK;
       if (batch != nullptr) rows += batch->rows;

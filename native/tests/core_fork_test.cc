@@ -73,7 +73,7 @@ void a_child_starts_empty() {
     for (otp_session* parents : {static_cast<otp_session*>(session), static_cast<otp_session*>(stopped)}) {
       CHECK_EQ(otp_session_start(parents), OTP_E_FORKED);
       CHECK_EQ(otp_session_stop(parents), OTP_E_FORKED);
-      CHECK_EQ(otp_session_drain(parents, &batch), OTP_E_FORKED);
+      CHECK_EQ(otp_session_drain(parents, 0, &batch), OTP_E_FORKED);
       CHECK_EQ(otp_session_get_stats(parents, &session_stats), OTP_E_FORKED);
       CHECK_EQ(otp_session_consumer(parents), 0u);
       otp_session_free(parents);

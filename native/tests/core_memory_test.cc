@@ -82,11 +82,11 @@ struct Recording {
   void drain(otp_session* session) {
     otp_batch* batch = nullptr;
     int status = OTP_OK;
-    step([&] { status = otp_session_drain(session, &batch); });
+    step([&] { status = otp_session_drain(session, 0, &batch); });
     if (status != OTP_OK) {
       CHECK_EQ(status, OTP_E_NO_MEMORY);
       CHECK(batch == nullptr);
-      CHECK_EQ(otp_session_drain(session, &batch), OTP_OK);
+      CHECK_EQ(otp_session_drain(session, 0, &batch), OTP_OK);
     }
     Batch sound(batch);
     sound.check_sound();

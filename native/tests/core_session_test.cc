@@ -57,7 +57,7 @@ void wrong_calls_are_refused() {
   Session session(options(), false);
   otp_batch* batch = nullptr;
   CHECK_EQ(otp_session_stop(session), OTP_OK);
-  CHECK_EQ(otp_session_drain(session, &batch), OTP_E_STATE);
+  CHECK_EQ(otp_session_drain(session, 0, &batch), OTP_E_STATE);
   CHECK_EQ(session.stats().start_ns, 0);
   session.start();
   CHECK_EQ(otp_session_start(session), OTP_E_STATE);

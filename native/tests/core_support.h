@@ -123,9 +123,9 @@ class Session {
   operator otp_session*() const { return d_session; }
   void start() { CHECK_EQ(otp_session_start(d_session), OTP_OK); }
   void stop() { CHECK_EQ(otp_session_stop(d_session), OTP_OK); }
-  otp_batch* drain() {
+  otp_batch* drain(uint64_t max_bytes = 0) {
     otp_batch* batch = nullptr;
-    CHECK_EQ(otp_session_drain(d_session, &batch), OTP_OK);
+    CHECK_EQ(otp_session_drain(d_session, max_bytes, &batch), OTP_OK);
     return batch;
   }
   otp_session_stats stats() const {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, OPTIONAL
+from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, NEVER, OPTIONAL
 
 if TYPE_CHECKING:
     from .frame_facts import FrameFacts
@@ -138,6 +138,8 @@ class Batch:
     :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`); None where operators were not recorded."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Events that were produced but are not here, by reason."""
+    watermark: int = NEVER
+    """Unix ns: what began or ended later comes with a later drain; :data:`NEVER` where all there was is here."""
     outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """Rows whose parent is not in this batch (still open when it was made, or in an earlier one), ascending ..."""
     outer_parents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -146,6 +148,11 @@ class Batch:
     """What was open when it was made."""
     frame_facts: FrameFacts | None = None
     """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing that happened before the drain is left for another."""
+        return self.watermark == NEVER
 
     def __len__(self) -> int:
         return len(self.columns["start"])

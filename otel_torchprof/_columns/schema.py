@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+NEVER = int(np.iinfo(np.int64).max)
+"""A time that does not come, Unix ns: the end of what is still open."""
+
 
 class Kind(enum.IntEnum):
     """What sort of thing an event is (column ``kind``)."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.schema import NEVER
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.uint64]
-
-NEVER = np.iinfo(np.int64).max
-"""The end of what is still open, Unix ns."""
 
 
 @dataclass(frozen=True, eq=False)

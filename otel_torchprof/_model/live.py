@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import NEVER
 
 from .compiled import shares
-from .forest import NEVER, Decided, Forest, contexts_of, forest
+from .forest import Decided, Forest, contexts_of, forest
 from .live_devices import LiveDevices
 from .live_frames import without_loose_calls
 from .steps import Step, StepSpan, Trace

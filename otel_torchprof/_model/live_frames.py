@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import without
-from otel_torchprof._columns.schema import Kind
+from otel_torchprof._columns.schema import NEVER, Kind
 
-from .forest import NEVER, around_of, contexts_of
+from .forest import around_of, contexts_of
 from .frame_spans import module_calls
 
 if TYPE_CHECKING:

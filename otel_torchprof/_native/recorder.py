@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.schema import Kind
 
-LOSS_REASONS: tuple[str, ...] = ("budget", "evicted", "depth", "no_memory")
+LOSS_REASONS: tuple[str, ...] = ("budget", "evicted", "depth", "no_memory", "deadline")
 """Names of ``otp_loss``, in its order."""
 
 CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 """The unit in which memory budgets are charged."""
+
+SLICE_BYTES = 4 << 20
+"""Of records, that is drained at a time while a recording runs: about 100,000 events. What numpy does to them in one call is then
+far below a millisecond, which is how long a training thread may wait for Python's lock, and what a drain holds is bounded."""
 
 CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
 """The context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation)."""
@@ -181,6 +185,7 @@ def _batch(raw: Any) -> Batch:
         inputs=words,
         memory=memory,
         dropped=_by_reason(raw.dropped),
+        watermark=int(raw.watermark),
         outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, owned),
         outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, owned),
         opens=OpenEvents(
@@ -298,17 +303,31 @@ class Session:
         if self.consumer:  # it was started
             self._unread.add(self)
 
-    def drain(self) -> Batch:
+    def drain(self, max_bytes: int = 0) -> Batch:
         """The events that have come since the last drain; those still open stay for a later one.
+
+        Args:
+            max_bytes: of records, the oldest; ``Batch.watermark`` says up to when that is. 0: all there are.
 
         Raises:
             NativeError: not started, being drained by another thread, or forked.
         """
         _thread_names.refresh()
         out = ffi.new("otp_batch **")
-        check(lib.otp_session_drain(self._native, out), "reading a recording")
-        self._unread.discard(self)  # if it has stopped, that was all of it
-        return _batch(out[0])
+        check(lib.otp_session_drain(self._native, max_bytes, out), "reading a recording")
+        batch = _batch(out[0])
+        if batch.is_last:  # if it has stopped, that was all of it
+            self._unread.discard(self)
+        return batch
+
+    def discard(self) -> None:
+        """Throws away what was not drained before the stop; the next drain tells of it as dropped: ``deadline``.
+
+        Raises:
+            NativeError: it runs, is being drained by another thread, or forked.
+        """
+        check(lib.otp_session_discard(self._native), "throwing away the rest of a recording")
+        self._unread.discard(self)
 
     def final_batch(self) -> Batch:
         """All events of a stopped session that was never drained; the same object every time."""

@@ -32,7 +32,7 @@ def table():
 
 def drain(table, still_open=()):
     table.begin_drain()
-    table.end_drain(still_open)
+    table.end_drain(still_open=still_open)
 
 
 def remote(traceparent=TRACEPARENT):

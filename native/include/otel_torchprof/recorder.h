@@ -50,7 +50,8 @@ enum otp_loss {
   OTP_LOSS_EVICTED = 1,   /* recorded, then thrown away for newer events by a session that keeps the newest */
   OTP_LOSS_DEPTH = 2,     /* more than OTP_MAX_DEPTH events open on one thread */
   OTP_LOSS_NO_MEMORY = 3, /* the system gave no memory */
-  OTP_LOSS_REASONS = 4,
+  OTP_LOSS_DEADLINE = 4,  /* recorded, and thrown away unread after the stop: there was no time to drain it */
+  OTP_LOSS_REASONS = 5,
 };
 
 /* What a session does at its budget. */
@@ -105,7 +106,7 @@ void otp_session_free(otp_session* session);
 
 typedef struct {
   uint64_t recorded;   /* drained so far, MEMORY records among them */
-  uint64_t dropped[4]; /* by otp_loss */
+  uint64_t dropped[5]; /* by otp_loss */
   uint64_t bytes_held;
   uint64_t bytes_held_max;
   int64_t start_ns; /* Unix ns; 0 before the start */
@@ -166,13 +167,19 @@ typedef struct {
   uint64_t memory_count;
   otp_thread* threads;
   uint64_t thread_count;
-  uint64_t dropped[4]; /* by otp_loss, since the last drain */
+  uint64_t dropped[5]; /* by otp_loss, since the last drain */
+  int64_t watermark;   /* Unix ns: what began or ended later has not been drained; INT64_MAX: all has been */
 } otp_batch;
 
-/* Decodes what is there for the session. While it runs, events still open stay for a later drain; once stopped, all
- * come. One drain per session at a time. The recording goes on meanwhile; the registry's lock is held only to list the
- * chunks. */
-int otp_session_drain(otp_session* session, otp_batch** out);
+/* Decodes what is there for the session: the oldest `max_bytes` of records, or all where it is 0. Of all threads it takes
+ * what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by time; a
+ * thread may bring a chunk more than its share. While the session runs, events still open stay for a later drain; once
+ * it has stopped, all come. One drain per session at a time. The recording goes on meanwhile; the registry's lock is
+ * held only to list the chunks. */
+int otp_session_drain(otp_session* session, uint64_t max_bytes, otp_batch** out);
+
+/* Throws away what a stopped session still holds: the next drain tells how many events that was, as OTP_LOSS_DEADLINE. */
+int otp_session_discard(otp_session* session);
 
 /* Null is fine. */
 void otp_batch_free(otp_batch* batch);

@@ -21,6 +21,7 @@ struct Chunk {
   uint32_t holders = 0;  // sessions that have not read it yet
   uint32_t pins = 0;     // decodes at work on it
   bool sealed = false;   // its thread has gone on to another
+  uint64_t sealed_ticks = 0;  // when; its records are older
 
   static constexpr uint32_t kHeader = 64;
   static constexpr uint32_t kCapacity = OTP_CHUNK_BYTES - kHeader;

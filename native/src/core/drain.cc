@@ -234,15 +234,25 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
   return size;
 }
 
-void ThreadDecode::chunk(const ChunkView& view) {
+uint32_t ThreadDecode::chunk(const ChunkView& view) {
   d_state.next_index = view.next_index;
   d_last_begin_ours = false;
   uint32_t at = 0;
   while (at < view.size) {
+    if (d_limits.cut_ticks != UINT64_MAX && is_behind_cut(view.data + at, view.size - at)) return at;
     uint32_t size = record(view.data + at, view.size - at);
-    if (size == 0) return;
+    if (size == 0) break;
     at += size;
   }
+  return view.size;
+}
+
+// The records of a thread are in the order of their times; INPUTS, which have none, go with their BEGIN.
+bool ThreadDecode::is_behind_cut(const uint8_t* at, uint32_t left) const {
+  otp_record head;
+  if (left < sizeof head) return false;
+  std::memcpy(&head, at, sizeof head);
+  return head.kind != OTP_RECORD_INPUTS && head.ticks > d_limits.cut_ticks;
 }
 
 void ThreadDecode::finish_all(uint64_t stop_ticks) {

@@ -54,6 +54,7 @@ struct ThreadDecoder {
 
 struct DecodeLimits {
   uint64_t start_ticks, stop_ticks;
+  uint64_t cut_ticks;  // later records stay for another drain
   uint32_t consumer;  // the session's bit
 };
 
@@ -75,7 +76,8 @@ class ThreadDecode {
                const otp_thread& thread);
 
   void after_loss() { d_state.mark_loss = true; }
-  void chunk(const ChunkView& view);
+  // How many of its bytes were read: all, or up to the first record that is later than the cut.
+  uint32_t chunk(const ChunkView& view);
   // An end from elsewhere. False when its begin has not been seen.
   bool late_end(const LateEnd& end, uint32_t thread_index);
   // Closes what is open at the stop.
@@ -85,6 +87,7 @@ class ThreadDecode {
 
  private:
   uint32_t record(const uint8_t* at, uint32_t left);
+  bool is_behind_cut(const uint8_t* at, uint32_t left) const;
   void begin(const otp_record_begin& record);
   void memory(const otp_record_memory& record);
   void inputs(const uint8_t* at, uint64_t words, uint8_t flags);

@@ -124,6 +124,7 @@ void Registry::seal_chunk(ThreadBuffer* thread) {
   thread->chunk = nullptr;
   thread->accepted = 0;
   chunk->sealed = true;
+  chunk->sealed_ticks = ticks_now();
   chunk->size = thread->at;
   if (chunk->holders == 0 && chunk->pins == 0) pool.give_back(chunk);
 }
