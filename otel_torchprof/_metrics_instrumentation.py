@@ -348,7 +348,7 @@ class MetricsInstrumentation:
             while not ended.wait(_LOOK_SECONDS):
                 try:
                     self._look(ended)
-                except Exception:  # a later look may do better
+                except Exception:  # noqa: PERF203 - four looks a second; a later one may do better
                     _logger.exception("operators could not be counted")
                     ended.wait(_STOP_SECONDS)
 

@@ -97,8 +97,8 @@ class ProcessorHealth:
     """Events taken from the recorder so far."""
     dropped: Mapping[str, int]
     """Events that were lost, by reason: ``evicted`` (the memory limit; the oldest go), ``depth`` (over 1024 open on a
-    thread), ``no_memory`` (the system gave none), ``failed`` (an error on the way to spans, which was logged), ``unseen_spans``
-    (spans of the application that came faster than they could be added up)."""
+    thread), ``no_memory`` (the system gave none), ``deadline`` (a stop had no time for them), ``failed`` (an error on the way to
+    spans, which was logged), ``unseen_spans`` (spans of the application that came faster than they could be added up)."""
     exporters: Mapping[str, QueueStats]
     """What became of the spans, by exporter."""
     notes: tuple[str, ...] = field(default=())

@@ -201,9 +201,12 @@ class TorchSpanProcessor(SpanProcessor):
         """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
         names = [type(queue.exporter).__name__ for queue in self._queues]
         attached = self._attached
-        notes = (
-            () if attached is None else tuple(attached.notes())
-        )  # who is asked for them brings the sources up to date
+        # Who is asked for the notes brings the sources up to date.
+        notes = () if attached is None else tuple(attached.notes())
+        if self._lag:
+            notes += (
+                f"the events taken last were {self._lag / 1e9:.1f} s old: the oldest go where that fills the memory",
+            )
         return ProcessorHealth(
             {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources},
             self._recorded,

@@ -119,6 +119,8 @@ def test_slices_tell_what_one_drain_tells():
     averages, expected = sliced.averages(), whole.averages()
     assert averages.keys() == expected.keys()
     for name, (count, total, own) in averages.items():
-        assert (count, total, pytest.approx(own, rel=1e-3)) == expected[name]  # torch's rule for what is inside looks at times
+        assert (count, total, pytest.approx(own, rel=1e-3)) == expected[
+            name
+        ]  # torch's rule for what is inside looks at times
     assert whole.slices == 0
     assert sliced.slices > 3

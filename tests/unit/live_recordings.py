@@ -10,6 +10,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 import otel_torchprof as otp
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._live_recording import Drained
@@ -27,6 +28,8 @@ class Recording:
         self.service = Service()
         self.waiting: list[tuple[Event, ...]] = []
         self.inside: dict[int, int] = {}
+        self.watermarks: list[int] = []
+        """Of the next drains; then nothing is left behind any."""
         self.stopped = self.finished = False
         self.drained = threading.Event()
         self.fails = 0
@@ -45,7 +48,8 @@ class Recording:
         spans = SpanList(self.service.table(*events), resource=Resource({}), scope=instrumentation_scope())
         inside, self.inside = self.inside, {}
         self.drained.set()
-        return Drained(spans, spans, len(events), {"evicted": 1} if events else {}, inside, {})
+        watermark = self.watermarks.pop(0) if self.watermarks else NEVER
+        return Drained(spans, spans, len(events), {"evicted": 1} if events else {}, inside, {}, watermark)
 
     def stop(self) -> None:
         self.stopped = True
@@ -54,6 +58,10 @@ class Recording:
         assert self.stopped
         self.finished = True
         return self.drain()
+
+    def give_up(self) -> Drained:
+        left, self.watermarks, self.waiting = sum(map(len, self.waiting)), [], []
+        return self.finish()._replace(dropped={"deadline": left})
 
 
 class Hanging(SpanExporter):

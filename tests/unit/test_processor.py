@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_torchprof as otp
+from otel_torchprof._export.deadline import Deadline
+from otel_torchprof._native.recorder import now_ns
 
 
 @pytest.fixture
@@ -141,6 +143,56 @@ def test_health_tells_what_happened(recording, exporter):
     assert health.exporters["0 InMemorySpanExporter"].exported_spans == 2
     assert "2 events recorded, dropped: 1 (evicted)" in str(health)
     processor.shutdown()
+
+
+def test_a_flush_takes_slices_until_it_began(recording, exporter):
+    """A flush hands on slice after slice of what was there when it began, and is not held up by what comes meanwhile."""
+    processor = attached(recording, exporter)
+    recording.waiting += [(Event(name, 0, 10),) for name in ("first", "second", "third", "later")]
+    recording.watermarks = [1, 2, now_ns() + 10**12, 3]
+    assert processor.force_flush()
+    assert names(exporter) == ["first", "second", "third"]
+    assert recording.watermarks == [3]
+    processor.shutdown()
+
+
+def test_a_drain_that_is_behind_says_so(recording, exporter):
+    """Health tells how old the events are that were taken last, until nothing is left."""
+    processor = attached(recording, exporter)
+    recording.watermarks = [now_ns() - 3 * 10**9]
+    assert not processor.force_flush(0)
+    assert any("taken last were 3." in note for note in processor.health.notes)
+    assert processor.force_flush()
+    assert processor.health.notes == ()
+    processor.shutdown()
+
+
+def test_what_a_stop_has_no_time_for_is_counted(recording, exporter, caplog):
+    """A stop hands on a slice, gives up the rest when its deadline has passed, and counts it."""
+    processor = attached(recording, exporter)
+    recording.waiting += [(Event("taken", 0, 10),), (Event("lost", 0, 10), Event("lost", 20, 30))]
+    recording.watermarks = [1] * 10
+    processor.detach(Deadline.after(0))
+    assert (processor.health.recorded, processor.health.dropped) == (1, {"evicted": 1, "deadline": 2})
+    assert "not all events were taken" in caplog.text
+    processor.shutdown()
+    assert names(exporter) == ["taken"]
+
+
+def test_spans_of_the_application_wait_for_what_ran_inside(recording, exporter):
+    """A span that ended behind a slice is added up with a later one, with the time of what ran in it as its children's."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = attached(recording)
+    provider.add_span_processor(processor)
+    span = provider.get_tracer("test").start_span("request", start_time=0)
+    span.end(end_time=100)
+    recording.watermarks, recording.inside = [50], {}
+    assert not processor.force_flush(0)
+    assert processor._ended
+    recording.inside = {span.get_span_context().span_id: 60}
+    (row,) = [row for row in processor.key_averages() if row.key == "request"]
+    assert (row.cpu_time_total, row.self_cpu_time_total) == (0.1, 0.04)
+    provider.shutdown()
 
 
 def test_threads_end_with_the_recording(recording, exporter):
