@@ -24,6 +24,7 @@ _SHARE_OF_SPANS = 0.8
 """Of the time, where metrics are to be sent too."""
 _LONGEST_MS = (1 << 32) - 1
 _STOP_SECONDS = 10.0
+_NO_FLUSH = "SIGTERM ends the process without a flush"
 _FIRST_PROCESS = 1
 """Of a container: the kernel ignores the default action of SIGTERM for it, so it continues after the flush."""
 
@@ -54,17 +55,21 @@ class SigtermFlush:
     def start(self) -> None:
         """Begins, unless the program handles or ignores SIGTERM."""
         milliseconds = min(round(self._seconds * 1000), _LONGEST_MS)
-        if not milliseconds or (status := lib.otp_sigterm_watch(milliseconds)) == 0:
-            return
+        status = lib.otp_sigterm_watch(milliseconds) if milliseconds else 0
+        if status > 0:
+            self._start_thread()
+        elif status < 0:
+            _logger.warning("%s: the system gave no thread", _NO_FLUSH)
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="otel-torchprof-sigterm", daemon=True)
         try:
-            if status < 0:
-                raise RuntimeError("no thread could be started that waits for it")
-            self._thread = threading.Thread(target=self._run, name="otel-torchprof-sigterm", daemon=True)
-            self._thread.start()
+            thread.start()
         except RuntimeError as error:
-            self._thread = None
             lib.otp_sigterm_unwatch()
-            _logger.warning("SIGTERM ends the process without a flush: %s", error)
+            _logger.warning("%s: %s", _NO_FLUSH, error)
+        else:
+            self._thread = thread
 
     def stop(self) -> None:
         """Leaves SIGTERM alone; without effect once it has come. Also where the start was interrupted."""
@@ -74,12 +79,14 @@ class SigtermFlush:
     def _run(self) -> None:
         with suppressed():
             while lib.otp_sigterm_wait():
-                try:
-                    self._flush(Deadline.after(self._seconds))
-                except Exception:
-                    _logger.exception("the flush at SIGTERM failed")
-                finally:
-                    lib.otp_sigterm_flushed()
+                self._flush_or_log()
+                lib.otp_sigterm_flushed()
+
+    def _flush_or_log(self) -> None:
+        try:
+            self._flush(Deadline.after(self._seconds))
+        except Exception:
+            _logger.exception("the flush at SIGTERM failed")
 
     def _flush(self, deadline: Deadline) -> None:
         if self._processor is not None:

@@ -133,13 +133,13 @@ void a_second_signal_insists() {
     watch(kNever);
     std::thread([&] {
       CHECK_EQ(otp_sigterm_wait(), 1);
-      terminate();
       pipe.write('f');
       for (;;) {
         poll(nullptr, 0, 50);
         terminate();
       }
     }).detach();
+    terminate();
     terminate();
     run_on();
   });

@@ -6,10 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import otel_torchprof as otp
+from otel_torchprof._native.ffi import lib
+from otel_torchprof._sigterm import SigtermFlush
 
 LONG = 60.0
 NEVER = 3600.0
@@ -127,7 +130,9 @@ def test_an_exporter_that_hangs_is_left_at_the_deadline():
 
 def test_a_second_sigterm_ends_the_process_at_once():
     """Who sends it again while the flush hangs does not wait for the deadline."""
-    process = started('instrument(Hanging(), sigterm_timeout=TIMEOUT)\nwork("lost")\nsay("ready")\nwait_for_ever()', NEVER)
+    process = started(
+        'instrument(Hanging(), sigterm_timeout=TIMEOUT)\nwork("lost")\nsay("ready")\nwait_for_ever()', NEVER
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.terminate()
@@ -297,6 +302,21 @@ os._exit(0)
 """
     said, status = ended(started(program, 30.0, *namespace))
     assert (said, status) == (["first", "second"], 0)
+
+
+def test_without_a_thread_the_action_stays(monkeypatch, caplog):
+    """Where no thread can be started to flush, SIGTERM keeps its default action, and one warning says why."""
+
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    flush = SigtermFlush(NEVER, None, None, None)
+    flush.start()
+    assert lib.otp_sigterm_watch(1) == 1  # refused while it is watched
+    flush.stop()
+    (record,) = caplog.records
+    assert record.getMessage() == "SIGTERM ends the process without a flush: can't start new thread"
 
 
 @pytest.mark.parametrize("value", [-1, "soon", float("inf"), float("nan"), True])
