@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _OVERHEAD = 0.01
 """Share of the time that metrics may cost when nobody says otherwise."""
+_SIGTERM_TIMEOUT = 5.0
+"""Seconds; torchrun and Kubernetes kill what still runs 30 seconds after SIGTERM."""
 
 
 class Options:
@@ -49,6 +51,7 @@ class Options:
         export_ranks: str | float | None = None,
         ranks: str | None = None,
         policy: SpanPolicy | None = None,
+        sigterm_timeout: float | None = None,
     ) -> None:
         allowed = ("off", "metrics", *KINDS)
         if detail is not None and detail not in allowed:
@@ -65,6 +68,8 @@ class Options:
             _setting("export_ranks", export_ranks, config.OTEL_TORCHPROF_EXPORT_RANKS, checked_choice) or "all"
         )
         self.ranks = _setting("ranks", ranks, config.OTEL_TORCHPROF_RANKS, checked_layout) or APART
+        timeout = _setting("sigterm_timeout", sigterm_timeout, config.OTEL_TORCHPROF_SIGTERM_TIMEOUT, config.seconds)
+        self.sigterm_timeout = _SIGTERM_TIMEOUT if timeout is None else timeout
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
         self.gpu_metrics = config.gpu_devices() != "none" if gpu_metrics is None else gpu_metrics

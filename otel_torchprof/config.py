@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -109,6 +110,10 @@ OTEL_TORCHPROF_RANKS = "OTEL_TORCHPROF_RANKS"
 
 OTEL_TORCHPROF_EXPORT_RANKS = "OTEL_TORCHPROF_EXPORT_RANKS"
 """Which ranks record and export: ``all``, ``node``, ``one``, or a share above 0, up to 1. Default ``all``."""
+
+OTEL_TORCHPROF_SIGTERM_TIMEOUT = "OTEL_TORCHPROF_SIGTERM_TIMEOUT"
+"""Seconds in which ``TorchInstrumentor`` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is
+left alone. Default ``5``."""
 
 OTEL_TORCHPROF_SCHEDULE = "OTEL_TORCHPROF_SCHEDULE"
 """Which steps are recorded in detail: ``wait=5,warmup=1,active=3,repeat=2``. Default: all.
@@ -234,6 +239,21 @@ def share(value: object) -> float:
         found = 0.0
     if isinstance(value, bool) or not 0 < found <= 1:
         raise ValueError("allowed is a number above 0, up to 1")
+    return found
+
+
+def seconds(value: object) -> float:
+    """A time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = -1.0
+    if isinstance(value, bool) or not 0 <= found < math.inf:
+        raise ValueError("allowed is a number of seconds, 0 or above")
     return found
 
 

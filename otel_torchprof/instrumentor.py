@@ -27,6 +27,7 @@ from ._operator_metrics import has_sdk, is_heard, metrics_of
 from ._ranks import Ranks
 from ._recording import checked_memory_limit
 from ._relay import processors_of, relay
+from ._sigterm import SigtermFlush
 from .health import ON, ProcessorHealth
 from .metrics import GpuMetrics
 from .processor import TorchSpanProcessor
@@ -75,7 +76,8 @@ class TorchInstrumentor(BaseInstrumentor):
       nothing. ``"metrics"`` is not affected.
     - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
       ``OTEL_TORCHPROF_RANKS`` says.
-
+    - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
+      (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
     - ``policy``: which steps are told in detail, and how much of each: a :class:`SpanPolicy`; by default as the environment
       says.
 
@@ -92,6 +94,7 @@ class TorchInstrumentor(BaseInstrumentor):
     _own: TorchSpanProcessor | None = None
     _gpus: GpuMetrics | None = None
     _ranks: Ranks | None = None
+    _sigterm: SigtermFlush | None = None
     _sessions = 0
     _off = _NOT_INSTRUMENTED
     """Why nothing is recorded, where nothing is."""
@@ -193,6 +196,9 @@ class TorchInstrumentor(BaseInstrumentor):
             provider = self._relayed()
             if provider is not None:
                 relay(provider, None)
+        if self._sigterm is not None:  # last: until then there is something to send
+            self._sigterm.stop()
+            self._sigterm = None
 
     def _start_metrics(self, options: Options) -> None:
         meters = options.meter_provider or metrics.get_meter_provider()
@@ -214,8 +220,10 @@ class TorchInstrumentor(BaseInstrumentor):
             device=options.device if options.device is not None and options.device.is_timed else None,
         )
         self._watch_gpus(options)
+        self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
         try:
             self._running.start()
+            self._sigterm.start()
         except BaseException:
             self._uninstrument()
             raise
@@ -233,6 +241,7 @@ class TorchInstrumentor(BaseInstrumentor):
             relay(tracer_provider, processor)
             self._relayed = weakref.ref(tracer_provider)
         self._processor = processor
+        self._sigterm = SigtermFlush(options.sigterm_timeout, processor, tracer_provider, options.meter_provider)
         try:
             self._running = Instrumentation(
                 provider,
@@ -246,6 +255,7 @@ class TorchInstrumentor(BaseInstrumentor):
                 policy=options.policy,
             )
             self._running.start()
+            self._sigterm.start()
         except BaseException:
             self._uninstrument()
             raise

@@ -25,6 +25,7 @@ HEADERS = (
     "device_slices.h",
     "record_format.h",
     "recorder.h",
+    "sigterm.h",
 )
 CDEF = HERE / "core.cdef"
 
