@@ -252,7 +252,7 @@ void labels_never_take_the_names_of_operators() {
 // Where the address space is short, the limits are lower and names are still kept.
 void less_is_reserved_where_address_space_is_short() {
   constexpr uint64_t kTooMuch = uint64_t{1} << 47;  // of user space, there is no more
-  otp::Interner names(otp::NameLimits{{{100, kTooMuch}, {100, 100}, {100, 100}, {100, 100}}});
+  otp::Interner names(otp::NameLimits{{{1u << 16, kTooMuch}, {100, 100}, {100, 100}, {100, 100}}});
   CHECK(text_in(names.view(), names.intern("aten::mm", OTP_NAME_OPERATOR).id) == "aten::mm");
 }
 

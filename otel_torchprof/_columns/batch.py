@@ -152,9 +152,7 @@ class KnownNames:
         self.looked_at = 0
         """Names that were looked at so far, for all that was asked."""
 
-    def matching(
-        self, names: Names, whole: tuple[str, ...], prefixes: tuple[str, ...]
-    ) -> npt.NDArray[np.bool_] | None:
+    def matching(self, names: Names, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> npt.NDArray[np.bool_] | None:
         """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
         count = len(names.ends)
         found = self._matches.get((whole, prefixes)) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
@@ -162,9 +160,7 @@ class KnownNames:
             found = self._matches[whole, prefixes] = self._looked_at(names, found, whole, prefixes)
         return found.mask[:count] if found.first < count else None
 
-    def _looked_at(
-        self, names: Names, before: _Matches, whole: tuple[str, ...], prefixes: tuple[str, ...]
-    ) -> _Matches:
+    def _looked_at(self, names: Names, before: _Matches, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> _Matches:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:

@@ -14,8 +14,6 @@ from .forest import outermost
 from .tree import HIDDEN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from otel_torchprof._columns.batch import Batch, Names
 
     from .units import SpanTable

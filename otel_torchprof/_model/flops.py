@@ -281,7 +281,8 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
     used, which = distinct(batch["name"])
     texts = [batch.names[name] for name in used.tolist()]
     sorts = np.array(
-        [1 if text in _ELEMENTWISE else 2 if text in _TORCHS or text in _BEYOND else 0 for text in texts], dtype=np.uint8
+        [1 if text in _ELEMENTWISE else 2 if text in _TORCHS or text in _BEYOND else 0 for text in texts],
+        dtype=np.uint8,
     )[which]
     rows = np.flatnonzero((sorts != 0) & (batch[INPUTS.name] >= 0))
     numbers, first = numbered(batch, InputPart.SHAPES | InputPart.VALUES, names=batch["name"][rows], rows=rows)

@@ -8,7 +8,6 @@ import numpy as np
 
 from otel_torchprof._columns.schema import Scope
 
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 

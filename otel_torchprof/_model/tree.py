@@ -93,7 +93,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    duplicates = _duplicates(batch, listed, parent, hidden)
+    duplicates = _duplicates(listed, parent, hidden)
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
@@ -167,7 +167,7 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     return parent
 
 
-def _duplicates(batch: Batch, listed: Array, parent: Array, hidden: Array | None) -> Array | None:
+def _duplicates(listed: Array, parent: Array, hidden: Array | None) -> Array | None:
     """Which rows are the only child of a parent of the same name; None for none of them.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives

@@ -70,7 +70,9 @@ def recorder_stats() -> RecorderStats:
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
     figures: dict[str, Any] = {name: getattr(stats, name) for name in RecorderStats._fields}
-    figures["names_refused"] = {kind: count for kind, count in zip(NAME_KINDS, stats.names_refused, strict=True) if count}
+    figures["names_refused"] = {
+        kind: count for kind, count in zip(NAME_KINDS, stats.names_refused, strict=True) if count
+    }
     figures["clock_is_tsc"] = bool(stats.clock_is_tsc)
     return RecorderStats(**figures)
 

@@ -138,7 +138,9 @@ def test_each_name_is_looked_at_once():
     looked_at = []
     for count in (500, 500, 1000, 1000):
         table = Names.of(["", *names[:count]])
-        batch = replace(Batch.of({"start": [0], "end": [1], "name": [3]}, [""]), names=Names(table.data, table.ends, known=known))
+        batch = replace(
+            Batch.of({"start": [0], "end": [1], "name": [3]}, [""]), names=Names(table.data, table.ends, known=known)
+        )
         torch_view(batch)
         looked_at.append(known.looked_at)
     per_name = looked_at[0] / 501

@@ -53,8 +53,8 @@ enum otp_loss {
   OTP_LOSS_REASONS = 4,
 };
 
-/* What a name is of. Each kind has a limit of its own by count and by bytes; a name above it gets the id 1 + kind, whose
- * text says so: "(other labels)". */
+/* What a name is of. Each kind has a limit of its own by count and by bytes; a name above it gets the id 1 + kind,
+ * whose text says so: "(other labels)". */
 enum otp_name_kind {
   OTP_NAME_OPERATOR = 0, /* operators, and their overloads */
   OTP_NAME_CODE = 1,     /* functions, modules, stacks, exceptions, groups: more come where a program compiles code */
@@ -201,8 +201,8 @@ typedef struct {
   uint64_t chunk_bytes; /* mapped for chunks, free ones included */
   uint64_t names;
   uint64_t names_refused[OTP_NAME_KINDS]; /* uses of names that share an id, since their kind was at its limit */
-  uint64_t clock_steps;    /* jumps of the wall clock that were seen */
-  uint64_t unmatched_ends; /* ends on another thread whose begin was not found */
+  uint64_t clock_steps;                   /* jumps of the wall clock that were seen */
+  uint64_t unmatched_ends;                /* ends on another thread whose begin was not found */
   uint32_t clock_is_tsc;
   uint32_t forks; /* times that this recorder was emptied in a child */
 } otp_recorder_stats;

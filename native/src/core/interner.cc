@@ -32,7 +32,7 @@ size_t data_bytes(const NameLimits& limits) {
 Interner::Interner(const NameLimits& limits) : d_left(limits) {
   constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* memory = MAP_FAILED;
-  for (int tries = 0; memory == MAP_FAILED && tries < 8; ++tries) {
+  for (int tries = 0; memory == MAP_FAILED && tries < 16; ++tries) {
     d_reserved = ends_bytes(d_left) + data_bytes(d_left);
     memory = mmap(nullptr, d_reserved, kProtection, kFlags, -1, 0);
     if (memory != MAP_FAILED) break;

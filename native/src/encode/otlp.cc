@@ -163,9 +163,7 @@ bool Encoder::prepare(uint64_t first) {
   return true;
 }
 
-uint64_t Encoder::text_size(uint32_t name) const {
-  return text_at(spans_.names, name).size;
-}
+uint64_t Encoder::text_size(uint32_t name) const { return text_at(spans_.names, name).size; }
 
 Text Encoder::text(uint32_t name) const {
   const JsonText found = text_at(spans_.names, name);
