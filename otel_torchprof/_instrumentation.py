@@ -16,6 +16,7 @@ from ._live_recording import LiveRecording
 from ._native import frames, torch_library
 from ._native.ffi import python_sources
 from ._native.gc_pauses import GcPauses
+from ._native.recorder import notes_on_names
 from ._native.torch_library import Wants
 from ._sources import notes_on_calls
 from ._step_marks import StepMarks
@@ -235,7 +236,7 @@ class Instrumentation:
             self._metrics.refresh = self._processor.refresh
 
     def _notes(self) -> list[str]:
-        notes = notes_of_environment()
+        notes = [*notes_of_environment(), *notes_on_names()]
         if self._ranks is not None:
             self._sources |= self._ranks.state()
         if not self._contexts_are_cheap:

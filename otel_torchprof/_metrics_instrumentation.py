@@ -20,7 +20,7 @@ from ._export.deadline import Deadline
 from ._export.sdk import suppressed
 from ._live_device_source import LiveDeviceSource
 from ._native import torch_library
-from ._native.recorder import SLICE_BYTES, Session
+from ._native.recorder import SLICE_BYTES, Session, notes_on_names
 from ._native.torch_library import Wants
 from ._operator_metrics import ThinnedDurations, has_sdk, is_heard
 from ._recorder_metrics import RecorderFigures
@@ -192,7 +192,7 @@ class MetricsInstrumentation:
         sources = {"recording": ON if self._running else "off: not instrumented", **self._sources}
         if self._devices is not None:
             sources |= self._devices.states()
-        return ProcessorHealth(sources, self._recorded, dict(self._dropped), {}, tuple(self._notes()))
+        return ProcessorHealth(sources, self._recorded, dict(self._dropped), {}, (*self._notes(), *notes_on_names()))
 
     def _notes(self) -> list[str]:
         sampler, now = self._sampler, time.monotonic()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.metrics import Observation
 
 from ._export.queue_stats import QUEUE_FULL
+from ._native.recorder import recorder_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ TYPE = "otel.component.type"
 ERROR = "error.type"
 REDUCTION = "torch.reduction"
 DECISION = "torch.decision"
+NAME_KIND = "torch.name.kind"
 _REDUCTIONS = ("merged", "folded", "shrunk_away")
 _DECISIONS = ("kept", "shrunk")
 
@@ -84,6 +86,12 @@ class RecorderMetrics:
                 self._reduced,
                 "Spans that a policy merged, folded, or left out with the detail of their step.",
             ),
+            (
+                "otel_torchprof.names.refused",
+                "{use}",
+                self._names,
+                "Uses of names that exceeded the limit of their kind, and so have one name together.",
+            ),
             ("otel_torchprof.steps.decided", "{step}", self._decided, "Steps that kept their detail, or shrank."),
             (
                 "otel.sdk.exporter.span.exported",
@@ -139,6 +147,10 @@ class RecorderMetrics:
     @staticmethod
     def _dropped(figures: RecorderFigures) -> list[Observation]:
         return [Observation(count, {ERROR: reason}) for reason, count in figures.dropped.items()]
+
+    @staticmethod
+    def _names(_figures: RecorderFigures) -> list[Observation]:
+        return [Observation(count, {NAME_KIND: kind}) for kind, count in recorder_stats().names_refused.items()]
 
     @staticmethod
     def _reduced(figures: RecorderFigures) -> list[Observation]:

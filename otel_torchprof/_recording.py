@@ -21,7 +21,7 @@ from ._model.frames import ShortFrames, with_facts
 from ._model.input_words import InputKept, kept
 from ._model.waiting import with_waiting
 from ._native import torch_library
-from ._native.recorder import CHUNK_BYTES, Session, now_ns, recorder_stats
+from ._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
 from ._native.torch_library import Wants
 from ._sources import Sources
 from .errors import NativeError, TorchProfError
@@ -30,6 +30,8 @@ from .function_labels import label_by_environment, notes_of_environment
 from .health import NO_DEVICE, ON, Health
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ._columns.waiting import WaitingStack
 
 
@@ -130,6 +132,7 @@ class Recording:
         self.wanted = wanted
         self._session: Session | None = None
         self._clock_steps = 0
+        self._names_refused: Mapping[str, int] = {}
         self._times = (0, 0)
         self._pid = os.getpid()
         self._batch: Batch | None = None
@@ -178,7 +181,8 @@ class Recording:
             self._started = True
             return
         label_by_environment()
-        self._clock_steps = recorder_stats().clock_steps
+        recorder = recorder_stats()
+        self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
         self._session = session = Session(
             self._limit,
             all_threads=self.wanted.all_threads,
@@ -311,8 +315,7 @@ class Recording:
         recorder = recorder_stats()
         if recorder.clock_steps > self._clock_steps:
             notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
-        if recorder.names_refused:
-            notes.append(f"{recorder.names_refused} names came after the table of 1048576 names was full")
+        notes += notes_on_names(self._names_refused)
         recorded = 0 if self.running else _entries(self.batch())
         return Health(
             self._operators,

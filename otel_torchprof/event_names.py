@@ -50,7 +50,7 @@ class StringTable(defaultdict[str, str]):
 
 def _filter_name(name: str) -> bool:
     """Whether an event of this name is kept out of every list."""
-    return name.encode("utf-8", "replace") in HIDDEN_NAMES
+    return name in HIDDEN_NAMES
 
 
 def _rewrite_name(name: str, with_wildcard: bool = False) -> str:

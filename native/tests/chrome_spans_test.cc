@@ -29,7 +29,9 @@ struct Texts {
     ends.push_back(data.size());
     return static_cast<uint32_t>(ends.size() - 1);
   }
-  otp_names view() const { return {reinterpret_cast<const uint8_t*>(data.data()), ends.data(), ends.size()}; }
+  otp_names view() const {
+    return {reinterpret_cast<const uint8_t*>(data.data()), ends.data(), ends.size(), nullptr, nullptr};
+  }
 };
 
 // Spans of one trace and how they are to be written; view() and encode() lend the vectors.

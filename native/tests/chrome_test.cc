@@ -36,7 +36,9 @@ class Names {
       ends_.push_back(data_.size());
     }
   }
-  otp_names get() const { return {reinterpret_cast<const uint8_t*>(data_.data()), ends_.data(), ends_.size()}; }
+  otp_names get() const {
+    return {reinterpret_cast<const uint8_t*>(data_.data()), ends_.data(), ends_.size(), nullptr, nullptr};
+  }
 
  private:
   std::string data_;

@@ -107,11 +107,11 @@ void recorded_and_dropped_are_produced() {
 
 // A string is one name however often it is asked for, on whichever thread.
 void strings_are_interned() {
-  uint32_t here = api().intern("a string", UINT32_MAX), there = 0;
-  std::thread([&there] { there = api().intern("a string, and more", 8); }).join();
+  uint32_t here = api().intern("a string", UINT32_MAX, OTP_NAME_TEXT), there = 0;
+  std::thread([&there] { there = api().intern("a string, and more", 8, OTP_NAME_TEXT); }).join();
   CHECK(here != 0);
   CHECK_EQ(here, there);
-  CHECK_EQ(api().intern("", 0), 0u);
+  CHECK_EQ(api().intern("", 0, OTP_NAME_TEXT), 0u);
 }
 
 }  // namespace

@@ -136,25 +136,37 @@ void a_new_clock_tells_the_time() {
   CHECK(ratio > 0.8 && ratio < 1.25);
 }
 
-// Equal names have one number wherever they lie, and a number's name is what was given in, zeros and all.
+std::string text_in(const otp_names& names, uint32_t id) {
+  uint64_t from = id == 0 ? 0 : names.ends[id - 1];
+  return std::string(reinterpret_cast<const char*>(names.data) + from, names.ends[id] - from);
+}
+
+// Equal names have one number wherever they lie and whatever they are of, and a number's name is what was given in,
+// zeros and all.
 void names_are_equal_by_content() {
   otp::Interner names;
   std::string one = "aten::mm", two = "aten::mm";
-  uint32_t id = names.intern(one).id;
-  CHECK_EQ(names.intern(two).id, id);
-  CHECK(names.intern("aten::m").id != id);
+  uint32_t id = names.intern(one, OTP_NAME_OPERATOR).id;
+  CHECK_EQ(names.intern(two, OTP_NAME_LABEL).id, id);
+  CHECK(names.intern("aten::m", OTP_NAME_OPERATOR).id != id);
   std::string with_zero("a\0b", 3);
-  otp::InternedName zero = names.intern(with_zero);
-  CHECK(zero.id != names.intern("a").id && zero.size == 3 && std::memcmp(zero.text, "a\0b", 4) == 0);
-  CHECK_EQ(names.intern("").id, 0u);
-  otp_names copy;
-  CHECK(names.copy(&copy));
-  CHECK_EQ(copy.count, names.size());
-  CHECK_EQ(copy.ends[0], 0u);
-  uint64_t from = copy.ends[id - 1];
-  CHECK(std::string(reinterpret_cast<const char*>(copy.data) + from, copy.ends[id] - from) == "aten::mm");
-  otp_names_free(&copy);
-  CHECK(copy.data == nullptr && copy.count == 0);
+  otp::InternedName zero = names.intern(with_zero, OTP_NAME_LABEL);
+  CHECK(zero.id != names.intern("a", OTP_NAME_LABEL).id && zero.size == 3 && std::memcmp(zero.text, "a\0b", 3) == 0);
+  CHECK_EQ(names.intern("", OTP_NAME_OPERATOR).id, 0u);
+  CHECK_EQ(names.view().ends[0], 0u);
+  CHECK(text_in(names.view(), id) == "aten::mm");
+}
+
+// What a reader was shown stays where it is, whatever is added: there is nothing to copy.
+void names_are_shown_where_they_are() {
+  otp::Interner names;
+  uint32_t id = names.intern("aten::mm", OTP_NAME_OPERATOR).id;
+  otp_names before = names.view();
+  for (int i = 0; i < 100000; ++i) names.intern(std::to_string(i), OTP_NAME_CODE);
+  otp_names after = names.view();
+  CHECK(after.data == before.data && after.ends == before.ends);
+  CHECK_EQ(after.count, before.count + 100000);
+  CHECK(text_in(before, id) == "aten::mm");
 }
 
 // An address that is used again for another name gives the new name, even where the old one is its beginning.
@@ -162,16 +174,19 @@ void a_stale_address_gives_the_new_name() {
   otp::Interner names;
   auto cache = std::make_unique<otp::NameCache>();
   char text[16];
-  auto id_of = [&](const char* name, uint32_t size) {
+  auto id_of = [&](const char* name, size_t size) {
     std::strcpy(text, name);
-    return cache->id_of(names, text, size);
+    uint32_t id = 0;
+    std::string_view wanted(text, size);
+    return cache->find(wanted, &id) ? id : cache->ask(names, wanted, OTP_NAME_LABEL);
   };
-  CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
-  CHECK_EQ(id_of("first", UINT32_MAX), names.intern("first").id);
-  CHECK_EQ(id_of("first2", UINT32_MAX), names.intern("first2").id);
-  CHECK_EQ(id_of("fir", UINT32_MAX), names.intern("fir").id);
-  CHECK_EQ(id_of("first", 3), names.intern("fir").id);
-  CHECK_EQ(id_of("first", 5), names.intern("first").id);
+  auto interned = [&](const char* name) { return names.intern(name, OTP_NAME_LABEL).id; };
+  CHECK_EQ(id_of("first", 5), interned("first"));
+  CHECK_EQ(id_of("first", 5), interned("first"));
+  CHECK_EQ(id_of("first2", 6), interned("first2"));
+  CHECK_EQ(id_of("fir", 3), interned("fir"));
+  CHECK_EQ(id_of("first", 3), interned("fir"));
+  CHECK_EQ(id_of("first", 5), interned("first"));
   CHECK_EQ(id_of("", 0), 0u);
 }
 
@@ -195,38 +210,50 @@ void a_vouched_name_is_known_by_its_address() {
   CHECK(!cache.is_unstable(label, 2));
 }
 
-// A full table gives one number to all that come later, counts them, and still knows those that it has.
-void a_full_table_counts_what_it_refuses() {
-  auto names = std::make_unique<otp::Interner>();
-  uint32_t known = names->intern("known").id;
-  std::string large(1u << 20, 'x');
-  uint64_t accepted = 0;
-  for (int i = 0; names->refused() == 0; ++i) {
-    large.replace(0, 8, std::to_string(10000000 + i));
-    names->intern(large);
-    ++accepted;
-  }
-  CHECK(accepted <= otp::Interner::kMaxBytes >> 20);
-  uint32_t overflow = names->intern(large).id;
-  CHECK_EQ(names->refused(), 2u);
-  CHECK_EQ(names->intern("known").id, known);
-  CHECK(overflow != known && overflow != 0);
+// A kind at its limit, by count or by bytes, gives one number to all that come later and counts them. It still knows
+// those that it has, and takes nothing from the other kinds.
+void a_full_kind_counts_what_it_refuses() {
+  const otp::NameLimits limits = {{{2, 100}, {2, 100}, {3, 100}, {9, 20}}};
+  otp::Interner names(limits);
+  uint32_t known = names.intern("known", OTP_NAME_LABEL).id;
+  for (const char* label : {"one", "two", "three", "four", "three"}) names.intern(label, OTP_NAME_LABEL);
+  CHECK_EQ(names.refused(OTP_NAME_LABEL), 3u);
+  CHECK_EQ(names.intern("known", OTP_NAME_LABEL).id, known);
+  uint32_t other = names.intern("five", OTP_NAME_LABEL).id;
+  CHECK_EQ(other, 1u + OTP_NAME_LABEL);
+  CHECK(text_in(names.view(), other) == "(other labels)");
+  uint32_t op = names.intern("aten::mm", OTP_NAME_OPERATOR).id;
+  CHECK(text_in(names.view(), op) == "aten::mm");
+  CHECK_EQ(names.intern("aten::mm", OTP_NAME_LABEL).id, op);  // a label has its name where another kind brought it
+  CHECK_EQ(names.refused(OTP_NAME_OPERATOR), 0u);
+
+  CHECK(names.intern("nineteen characters", OTP_NAME_TEXT).id > op);
+  CHECK(text_in(names.view(), names.intern("no space", OTP_NAME_TEXT).id) == "(other texts)");
+  CHECK(names.intern("x", OTP_NAME_TEXT).id > op);  // a short one still fits
+
   otp::NameCache cache;
-  CHECK_EQ(cache.id_of(*names, large.c_str(), UINT32_MAX), overflow);
-  CHECK_EQ(names->refused(), 3u);
-  CHECK_EQ(cache.id_of(*names, large.c_str(), UINT32_MAX),
-           overflow);  // room or not, it is asked for again, and counted
-  CHECK_EQ(names->refused(), 4u);
-  CHECK_EQ(names->intern("still room for a short one").id + 1, names->size());
+  for (uint64_t uses = 5; uses < 7; ++uses) {  // asked for again each time, and counted
+    uint32_t id = 0;
+    CHECK(!cache.find("five", &id));
+    CHECK_EQ(cache.ask(names, "five", OTP_NAME_LABEL), other);
+    CHECK_EQ(names.refused(OTP_NAME_LABEL), uses);
+  }
 }
 
-// The table is also full by number, at the bound that it promises.
-void a_table_is_full_by_number_too() {
-  auto names = std::make_unique<otp::Interner>();
-  while (names->refused() == 0) names->intern(std::to_string(names->size()));
-  CHECK_EQ(names->size(), otp::Interner::kMaxNames);
-  CHECK_EQ(names->intern("one more").id, names->intern("and another").id);
-  CHECK_EQ(names->refused(), 3u);
+// A million names of labels fill their own share, and an operator that comes after them has its name.
+void labels_never_take_the_names_of_operators() {
+  otp::Interner names;
+  for (int i = 0; i < 1000000; ++i) names.intern("request " + std::to_string(i), OTP_NAME_LABEL);
+  CHECK_EQ(names.refused(OTP_NAME_LABEL), 1000000 - otp::kNameLimits[OTP_NAME_LABEL].names);
+  CHECK(text_in(names.view(), names.intern("aten::mm", OTP_NAME_OPERATOR).id) == "aten::mm");
+  CHECK(text_in(names.view(), names.intern("forward", OTP_NAME_CODE).id) == "forward");
+}
+
+// Where the address space is short, the limits are lower and names are still kept.
+void less_is_reserved_where_address_space_is_short() {
+  constexpr uint64_t kTooMuch = uint64_t{1} << 47;  // of user space, there is no more
+  otp::Interner names(otp::NameLimits{{{1u << 16, kTooMuch}, {100, 100}, {100, 100}, {100, 100}}});
+  CHECK(text_in(names.view(), names.intern("aten::mm", OTP_NAME_OPERATOR).id) == "aten::mm");
 }
 
 }  // namespace
@@ -241,6 +268,8 @@ int main() {
   RUN(names_are_equal_by_content);
   RUN(a_stale_address_gives_the_new_name);
   RUN(a_vouched_name_is_known_by_its_address);
-  RUN(a_full_table_counts_what_it_refuses);
-  RUN(a_table_is_full_by_number_too);
+  RUN(names_are_shown_where_they_are);
+  RUN(a_full_kind_counts_what_it_refuses);
+  RUN(labels_never_take_the_names_of_operators);
+  RUN(less_is_reserved_where_address_space_is_short);
 }

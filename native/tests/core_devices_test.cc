@@ -135,7 +135,7 @@ void refused_marks_have_no_end() {
 void frames_are_not_marked() {
   Listening listening;
   Session session(with_devices());
-  uint32_t name = api().intern("call", UINT32_MAX);
+  uint32_t name = api().intern("call", UINT32_MAX, OTP_NAME_CODE);
   CHECK(api().begin_frame("frame", name, 0, otp_session_consumer(session)) != 0);
   leaf("inside");
   CHECK_EQ(api().end_frame("frame", 0), 1);

@@ -7,7 +7,7 @@ namespace {
 
 uint32_t begin_frame(const char* key, uint32_t not_for = 0) {
   otp_begin_args args = event(key, nullptr);
-  args.name_size = api().intern(key, UINT32_MAX);
+  args.name_size = api().intern(key, UINT32_MAX, OTP_NAME_CODE);
   args.kind = OTP_EVENT_FRAME;
   args.nests = 1;
   args.not_for = not_for;
@@ -59,7 +59,7 @@ void events_for_nobody_do_not_begin() {
   CHECK_EQ(Batch(session.drain())->rows, 0u);
 }
 
-uint32_t id_of(const char* name) { return api().intern(name, UINT32_MAX); }
+uint32_t id_of(const char* name) { return api().intern(name, UINT32_MAX, OTP_NAME_CODE); }
 
 // The short way in makes the same events as the long one: names, nesting, identity, error flags.
 void short_way_makes_the_same_events() {

@@ -31,11 +31,8 @@ inline const otp_api& api() { return *otp_get_api(); }
 // A batch with its names looked up.
 class Batch {
  public:
-  explicit Batch(otp_batch* batch) : d_batch(batch) { CHECK_EQ(otp_names_copy(&d_names), OTP_OK); }
-  ~Batch() {
-    otp_batch_free(d_batch);
-    otp_names_free(&d_names);
-  }
+  explicit Batch(otp_batch* batch) : d_batch(batch) { otp_names_view(&d_names); }
+  ~Batch() { otp_batch_free(d_batch); }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 

@@ -70,9 +70,20 @@ struct Spans {
     spans.links = links.data();
     spans.link_count = links.size();
     spans.dropped_links = or_null(dropped_links);
-    spans.names = {reinterpret_cast<const uint8_t*>(names.data()), ends.data(), ends.size()};
+    spans.names = {reinterpret_cast<const uint8_t*>(names.data()), ends.data(), ends.size(), nullptr, nullptr};
     return spans;
   }
+
+  // The same, of which the names from `first` on are added to a table of the others.
+  otp_spans view_with_added_names(size_t first) {
+    const uint64_t from = first == 0 ? 0 : ends[first - 1];
+    added_ends.clear();
+    for (size_t i = first; i < ends.size(); ++i) added_ends.push_back(ends[i] - from);
+    otp_spans spans = view();
+    spans.names = {spans.names.data, ends.data(), first, spans.names.data + from, added_ends.data()};
+    return spans;
+  }
+  std::vector<uint64_t> added_ends;
 };
 
 inline otp_bytes bytes(const char* text) { return {reinterpret_cast<const uint8_t*>(text), std::strlen(text)}; }

@@ -19,10 +19,9 @@ struct Message {
   int64_t next;
 };
 
-Message encode_rows(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t end,
+Message encode_rows(const otp_spans& view, const otp_otlp_common& common, uint64_t first, uint64_t end,
                     uint64_t max_bytes) {
   otp_buffer buffer{nullptr, 0, 0};
-  const otp_spans view = spans.view();
   const int64_t next = otp_encode_otlp(&view, &common, first, end, max_bytes, &buffer);
   Message message{std::string(reinterpret_cast<char*>(buffer.data), buffer.size), next};
   otp_buffer_free(&buffer);
@@ -30,7 +29,7 @@ Message encode_rows(const Spans& spans, const otp_otlp_common& common, uint64_t 
 }
 
 Message encode(const Spans& spans, const otp_otlp_common& common, uint64_t first, uint64_t max_bytes) {
-  return encode_rows(spans, common, first, spans.name.size(), max_bytes);
+  return encode_rows(spans.view(), common, first, spans.name.size(), max_bytes);
 }
 
 void smallest_message() {
@@ -96,6 +95,9 @@ void every_field() {
   const std::string scope_spans = literal("\x0A\x01S\x12\xAD\x01") + span + literal("\x1A\x02su");
   const std::string resource_spans = literal("\x0A\x01R\x12\xB7\x01") + scope_spans + literal("\x1A\x02ru");
   CHECK_EQ(encode(spans, common, 0, 4096).bytes, literal("\x0A\xC1\x01") + resource_spans);
+  for (size_t first = 0; first <= spans.ends.size(); ++first)  // wherever the names that a table adds begin
+    CHECK_EQ(encode_rows(spans.view_with_added_names(first), common, 0, 1, 4096).bytes,
+             literal("\x0A\xC1\x01") + resource_spans);
 }
 
 void messages_keep_the_limit() {
@@ -171,7 +173,7 @@ void each_span_has_the_state_and_parent_of_its_own_trace() {
   spans.trace_state = {spans.intern("a=1"), 0, spans.intern("b=2")};
   spans.remote = {0, 1, 0, 1};
   spans.dropped_attributes = spans.dropped_links = {0, 0, 0, 0};
-  const auto alone = [&](uint64_t row) { return encode_rows(spans, {}, row, row + 1, 1000).bytes; };
+  const auto alone = [&](uint64_t row) { return encode_rows(spans.view(), {}, row, row + 1, 1000).bytes; };
   const std::string remote = literal("\x85\x01\x00\x03\x00\x00"), local = literal("\x85\x01\x00\x01\x00\x00");
   CHECK(alone(0).find("\x1A\x03"
                       "b=2") != std::string::npos);
@@ -187,14 +189,14 @@ void rows_from_first_to_end_are_encoded() {
   Spans spans;
   for (uint64_t id = 1; id <= 4; ++id) spans.add("span", id, 0);
   spans.links = {{1, {0}, {'a'}}, {3, {0}, {'b'}}};
-  const Message middle = encode_rows(spans, {}, 1, 3, 1000);
+  const Message middle = encode_rows(spans.view(), {}, 1, 3, 1000);
   CHECK_EQ(middle.next, 3);
   Spans two = spans;
   two.name.resize(3);
   CHECK_EQ(middle.bytes, encode(two, {}, 1, 1000).bytes);
   CHECK(middle.bytes != encode(spans, {}, 1, 1000).bytes);
-  CHECK_EQ(encode_rows(spans, {}, 2, 2, 1000).bytes, "");
-  CHECK_EQ(encode_rows(spans, {}, 2, 2, 1000).next, 2);
+  CHECK_EQ(encode_rows(spans.view(), {}, 2, 2, 1000).bytes, "");
+  CHECK_EQ(encode_rows(spans.view(), {}, 2, 2, 1000).next, 2);
 }
 
 std::string repaired(const std::string& text) {

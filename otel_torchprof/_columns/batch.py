@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,28 @@ class Thread:
 
 
 class Names(Sequence[str]):
-    """The interned names of a batch: bytes end to end, and where each one ends.
+    """The names that a batch or a table points to: bytes end to end, and where each one ends.
 
     Index 0 is the empty name. Decoded only when asked for: invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are what the
-    native encoders take.
+    native encoders take. The recorder's are shared by all batches of a process, each of which sees those that there were at its
+    drain: no work is done per name and batch. ``added`` are others with the indices behind them.
     """
 
-    __slots__ = ("_cache", "data", "ends")
+    __slots__ = ("_known", "added", "data", "ends", "is_shared")
 
-    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.uint64]) -> None:
+    def __init__(
+        self,
+        data: npt.NDArray[np.uint8],
+        ends: npt.NDArray[np.uint64],
+        added: Names | None = None,
+        known: KnownNames | None = None,
+    ) -> None:
         self.data = data
         self.ends = ends
-        self._cache: dict[int, str] = {}
+        self.added = added
+        self._known = KnownNames() if known is None else known
+        self.is_shared = known is not None
+        """Whether ``data`` and ``ends`` are the recorder's."""
 
     @classmethod
     def of(cls, names: Sequence[str | bytes]) -> Names:
@@ -52,10 +62,31 @@ class Names(Sequence[str]):
         return cls(data, np.cumsum([len(name) for name in raw], dtype=np.uint64))
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.ends) + (0 if self.added is None else len(self.added))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for it alone."""
+        own = 0 if self.is_shared else self.data.nbytes + self.ends.nbytes
+        return own + (0 if self.added is None else self.added.nbytes)
+
+    def followed_by(self, more: Names) -> Names:
+        """The same names at the same indices, and others behind them. Copies those added before, and no others."""
+        added = more if self.added is None else Names(*_end_to_end(self.added, more))
+        return Names(self.data, self.ends, added, self._known if self.is_shared else None)
+
+    def flat(self) -> Names:
+        """The same with none added: all in ``data`` and ``ends``."""
+        return self if self.added is None else Names(*_end_to_end(Names(self.data, self.ends), self.added))
+
+    def is_of_table(self, other: Names) -> bool:
+        """Whether both are the recorder's names in one process, so that one has the other's at the same indices."""
+        return self._known is other._known
 
     def raw(self, index: int) -> bytes:
         """The name as the bytes that were recorded."""
+        if self.added is not None and index >= len(self.ends):
+            return self.added.raw(index - len(self.ends))
         start = int(self.ends[index - 1]) if index else 0
         return self.data[start : int(self.ends[index])].tobytes()
 
@@ -67,13 +98,90 @@ class Names(Sequence[str]):
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"name index {index} out of range: the batch has {len(self)} names")
-        name = self._cache.get(index)
+        if self.added is not None and index >= len(self.ends):
+            return self.added[index - len(self.ends)]
+        texts = self._known.texts
+        name = texts.get(index)
         if name is None:
-            name = self._cache[index] = self.raw(index).decode("utf-8", "replace")
+            name = texts[index] = self.raw(index).decode("utf-8", "replace")
         return name
 
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
+
+    def matching(self, whole: tuple[str, ...], prefixes: tuple[str, ...] = ()) -> npt.NDArray[np.bool_] | None:
+        """By index, whether the name is one of ``whole`` or begins with one of ``prefixes``; None where none does.
+
+        Looks at each of the recorder's names once in a process: for some ns per name, and nothing where none is new.
+        """
+        own = self._known.matching(self, whole, prefixes)
+        if self.added is None:
+            return own
+        added = self.added.matching(whole, prefixes)
+        if own is None and added is None:
+            return None
+        parts = ((own, len(self.ends)), (added, len(self.added)))
+        return np.concatenate([np.zeros(n, dtype=np.bool_) if found is None else found for found, n in parts])
+
+
+def _end_to_end(names: Names, more: Names) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
+    size = int(names.ends[-1]) if len(names.ends) else 0
+    return np.concatenate((names.data[:size], more.data)), np.concatenate((names.ends, more.ends + np.uint64(size)))
+
+
+class _Matches(NamedTuple):
+    mask: npt.NDArray[np.bool_]
+    """By index; longer than the names that were looked at."""
+    seen: int
+    """How many names were looked at."""
+    first: int
+    """The lowest index that matches; no index where none does."""
+
+
+class KnownNames:
+    """What was found out about names of a table that only grows, kept for as long as the table.
+
+    Any thread: two at a time may find out the same, and write the same.
+    """
+
+    __slots__ = ("_matches", "looked_at", "texts")
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        self._matches: dict[tuple[tuple[str, ...], tuple[str, ...]], _Matches] = {}
+        self.looked_at = 0
+        """Names that were looked at so far, for all that was asked."""
+
+    def matching(self, names: Names, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> npt.NDArray[np.bool_] | None:
+        """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
+        count = len(names.ends)
+        found = self._matches.get((whole, prefixes)) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
+        if found.seen < count:
+            found = self._matches[whole, prefixes] = self._looked_at(names, found, whole, prefixes)
+        return found.mask[:count] if found.first < count else None
+
+    def _looked_at(self, names: Names, before: _Matches, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> _Matches:
+        seen, count = before.seen, len(names.ends)
+        mask, first = before.mask, before.first
+        if len(mask) < count:
+            mask = np.concatenate((mask, np.zeros(max(count, 1024), dtype=np.bool_)))
+        begin = int(names.ends[seen - 1]) if seen else 0
+        joined = names.data[begin : int(names.ends[-1])].tobytes()
+        for text, is_prefix in (*((text, False) for text in whole), *((text, True) for text in prefixes)):
+            wanted = text.encode()
+            at = joined.find(wanted)
+            while at >= 0:
+                index = int(np.searchsorted(names.ends, begin + at, side="right"))
+                raw = names.raw(index)
+                if raw == wanted or (is_prefix and raw.startswith(wanted)):
+                    mask[index], first = True, min(first, index)
+                at = joined.find(wanted, at + 1)
+        self.looked_at += count - seen
+        return _Matches(mask, count, first)
+
+
+_NEVER = 1 << 32
+"""No index of a name."""
 
 
 @dataclass(frozen=True)

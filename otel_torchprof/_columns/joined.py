@@ -189,7 +189,7 @@ def _longest(batches: Sequence[Batch]) -> Names:
     longest = max((batch.names for batch in batches), key=len)
     for batch in batches:
         ends, data = batch.names.ends, batch.names.data
-        if batch.names is longest or not len(ends):
+        if batch.names.is_of_table(longest) or not len(ends):
             continue
         same = np.array_equal(ends, longest.ends[: len(ends)]) and np.array_equal(data, longest.data[: len(data)])
         if not same:

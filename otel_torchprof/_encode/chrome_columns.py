@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._model.span_tables import narrowed
 from otel_torchprof._model.units import AttributeType
 from otel_torchprof._native.ffi import ffi, lib
 
@@ -33,7 +34,7 @@ class Columns:
     """
 
     def __init__(self, spans: SpanList) -> None:
-        self._table, rows = spans.table, spans.rows
+        self._table, rows = narrowed(spans.table), spans.rows
         self._spans = spans
         self._rows = np.arange(rows.start, rows.stop, rows.step)
         self._lent = LentSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))

@@ -49,6 +49,7 @@ def valid(text: str) -> str:
 
 def escaped_names(names: Names) -> tuple[dict[str, Any], object]:
     """The names as JSON text, each escaped once: the fields of an ``otp_names``, and what they point into."""
+    names = names.flat()
     data = np.ascontiguousarray(names.data, dtype=np.uint8)
     raw_ends = np.ascontiguousarray(names.ends, dtype=np.uint64)
     raw = {"data": pointer(data), "ends": pointer(raw_ends), "count": len(raw_ends)}

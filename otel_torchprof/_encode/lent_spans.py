@@ -95,8 +95,17 @@ class LentSpans:
         """``otp_names``."""
         return {
             "data": self._array("names.data", names.data, np.dtype(np.uint8), "uint8_t[]", len(names.data)),
-            "ends": self._array("names.ends", names.ends, np.dtype(np.uint64), "uint64_t[]", len(names)),
-            "count": len(names),
+            "ends": self._array("names.ends", names.ends, np.dtype(np.uint64), "uint64_t[]", len(names.ends)),
+            "count": len(names.ends),
+            **self._added(names.added),
+        }
+
+    def _added(self, added: Names | None) -> dict[str, Any]:
+        if added is None:
+            return {}
+        return {
+            "more_data": self._array("names.added.data", added.data, np.dtype(np.uint8), "uint8_t[]", len(added.data)),
+            "more_ends": self._array("names.added.ends", added.ends, np.dtype(np.uint64), "uint64_t[]", len(added)),
         }
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
@@ -143,5 +152,9 @@ def _rises(values: Any) -> bool:
 
 
 def _check_names(names: Names) -> None:
-    if not _rises(names.ends) or (len(names) and int(names.ends[-1]) > len(names.data)):
+    if names.added is not None:
+        _check_names(names.added)
+    if names.is_shared:  # the recorder's, of which there may be many, are in order
+        return
+    if not _rises(names.ends) or (len(names.ends) and int(names.ends[-1]) > len(names.data)):
         raise ValueError(f"names.ends must rise, up to at most the {len(names.data)} bytes of names.data")

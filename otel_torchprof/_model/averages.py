@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Scope
 
+from .frames import distinct
 from .tree import BLOCK, TreeView
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _LARGEST = 2**63 - 1
+_FEW_GROUPS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,22 +94,28 @@ class Averages:
 
 
 class _Groups:
-    """The group of each event by name and sort, worked out when a block of them is asked for."""
+    """The group of each event by name and sort, worked out when a block of them is asked for.
+
+    Groups that a process has many more of than the view has events are numbered anew.
+    """
 
     def __init__(self, view: TreeView) -> None:
         self._view = view
         self._has_labels = bool((view.batch["scope"] == Scope.USER_SCOPE).any())
+        self._own: Array | None = None
         self.bound = len(view.batch.names) * (2 if self._has_labels else 1)
+        if self.bound > _FEW_GROUPS + len(view):
+            used, self._own = distinct(self[slice(0, len(view))])
+            self.bound = len(used)
 
     def __getitem__(self, block: slice) -> Array:
-        rows, batch, keys = self._view.rows[block], self._view.batch, self._view.keys
-        names = batch["name"][rows]
-        if keys is not None:
-            names = keys[names]
+        if self._own is not None:
+            return self._own[block]
+        rows, batch = self._view.rows[block], self._view.batch
+        names: Array = self._view.listed[rows]
         if self._has_labels:
             names = names * np.uint32(2) + (batch["scope"][rows] == Scope.USER_SCOPE)
-        groups: Array = names
-        return groups
+        return names
 
 
 def _split(view: TreeView, groups: _Groups, splits: Sequence[Array]) -> tuple[Array, int]:

@@ -11,11 +11,9 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import Kind, Scope
 
 from .forest import outermost
-from .tree import HIDDEN_NAMES, names_at
+from .tree import HIDDEN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from otel_torchprof._columns.batch import Batch, Names
 
     from .units import SpanTable
@@ -61,22 +59,25 @@ def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph
 
     Costs some 50 ns per event. Pure; safe from any thread.
     """
-    names, rows = batch.names, len(batch)
+    rows = len(batch)
     name, operator = batch["name"], (batch["kind"] == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
     if parent is None:
         parent = batch["parent"].astype(np.int64)
     else:
         name = np.concatenate((name, batch.opens.name))
         operator = np.concatenate((operator, np.zeros(len(batch.opens), dtype=np.bool_)))
-    region = _regions(names)[name]
-    utility = _named(names, (*(hidden.decode() for hidden in HIDDEN_NAMES), _LOOKUP), ())
-    compilation = _named(names, (), (COMPILATION_PREFIX,))[name]
-    operator &= ~(region | utility[name] | compilation)
+
+    def named(by_name: Mask | None) -> Mask:
+        return np.zeros(len(name), dtype=np.bool_) if by_name is None else by_name[name]
+
+    region = named(_regions(batch.names))
+    compilation = named(batch.names.matching((), (COMPILATION_PREFIX,)))
+    operator &= ~(region | named(batch.names.matching((*HIDDEN_NAMES, _LOOKUP))) | compilation)
     counts = operator & ~_inside(operator, parent)
     if compilation.any():
         counts &= ~_inside(compilation, parent)
     if graph_labels_only:
-        region = _named(names, (GRAPH_LABEL,), ())[name]
+        region = named(batch.names.matching((GRAPH_LABEL,)))
     return Captured(counts[:rows], (counts & _inside(region, parent))[:rows], region[:rows])
 
 
@@ -111,7 +112,7 @@ def shares(
     batch: Batch, group: npt.NDArray[np.int64], groups: int, parent: npt.NDArray[np.int64] | None = None
 ) -> Shares | None:
     """Adds up what :func:`captured` finds; None in a program that has had no region. ``group``: of each row, -1 for none."""
-    if not _regions(batch.names).any():
+    if _regions(batch.names) is None:
         return None
     found, duration = captured(batch, parent=parent), batch["end"] - batch["start"]
 
@@ -133,7 +134,7 @@ def shares(
 def shares_of_roots(batch: Batch, table: SpanTable) -> Shares | None:
     """The same by the synthetic span that an event hangs under: one entry per span; None where there is no region at all."""
     region = _regions(batch.names)
-    if not (region.any() and region[batch["name"]].any()):
+    if region is None or not region[batch["name"]].any():
         return None
     roots, events = np.flatnonzero(table.row < 0), np.flatnonzero(table.row >= 0)
     roots = roots[np.argsort(table.span_id[roots])]
@@ -146,8 +147,8 @@ def shares_of_roots(batch: Batch, table: SpanTable) -> Shares | None:
     return shares(batch, group[outermost(batch["parent"].astype(np.int64))], len(table))
 
 
-def _regions(names: Names) -> Mask:
-    return _named(names, _REGION_NAMES, (_REGION_PREFIX,))
+def _regions(names: Names) -> Mask | None:
+    return names.matching(_REGION_NAMES, (_REGION_PREFIX,))
 
 
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
@@ -155,14 +156,4 @@ def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
     # Chains of parents end at such rows: what then is at the end of a chain is one, or there is none.
     nearest = outermost(np.where(mask, -1, parent))
     found: Mask = mask[nearest[parent]] & (parent >= 0)
-    return found
-
-
-def _named(names: Names, wanted: Iterable[str], prefixes: Iterable[str]) -> Mask:
-    """For each name whether it is one of those wanted, or begins with one of the prefixes."""
-    found = np.zeros(len(names), dtype=np.bool_)
-    for name in wanted:
-        found[[i for i in names_at(names, name.encode()) if names.raw(i) == name.encode()]] = True
-    for prefix in prefixes:
-        found[[i for i in names_at(names, prefix.encode()) if names.raw(i).startswith(prefix.encode())]] = True
     return found

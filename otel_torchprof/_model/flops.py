@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import INPUTS
 
+from .frames import distinct
 from .input_words import Input, InputKind, InputPart, decoded, has_inputs, numbered
 
 if TYPE_CHECKING:
@@ -277,12 +278,12 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
     flops = np.zeros(len(batch), dtype=np.uint64)
     if not has_inputs(batch):
         return flops
-    used = np.flatnonzero(np.bincount(batch["name"], minlength=1))
-    sort = np.zeros(len(batch.names) + 1, dtype=np.uint8)
-    for name in used.tolist():
-        text = batch.names[name]
-        sort[name] = 1 if text in _ELEMENTWISE else 2 if text in _TORCHS or text in _BEYOND else 0
-    sorts = sort[batch["name"]]
+    used, which = distinct(batch["name"])
+    texts = [batch.names[name] for name in used.tolist()]
+    sorts = np.array(
+        [1 if text in _ELEMENTWISE else 2 if text in _TORCHS or text in _BEYOND else 0 for text in texts],
+        dtype=np.uint8,
+    )[which]
     rows = np.flatnonzero((sorts != 0) & (batch[INPUTS.name] >= 0))
     numbers, first = numbered(batch, InputPart.SHAPES | InputPart.VALUES, names=batch["name"][rows], rows=rows)
     torchs, beyond = (np.array(column, dtype=np.uint64) for column in _columns(batch, first.tolist()))

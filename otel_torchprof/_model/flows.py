@@ -8,8 +8,6 @@ import numpy as np
 
 from otel_torchprof._columns.schema import Scope
 
-from .tree import names_beginning
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -103,8 +101,9 @@ def numbered_rows(batch: Batch) -> Array:
     """
     rows = np.arange(len(batch))
     thread, scope = batch["thread"], batch["scope"]
-    is_evaluation = np.zeros(len(batch.names), dtype=np.bool_)
-    is_evaluation[names_beginning(batch.names, EVALUATION)] = True
+    is_evaluation = batch.names.matching((), (EVALUATION,))
+    if is_evaluation is None:
+        return rows
     around = is_evaluation[batch["name"][:-1]] & (scope[:-1] == Scope.FUNCTION) & (scope[1:] == Scope.BACKWARD_FUNCTION)
     rows[:-1] += around & (thread[1:] == thread[:-1])
     return rows

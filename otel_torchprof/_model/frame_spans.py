@@ -13,7 +13,7 @@ from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Kind, Scope
 
 from .frames import MODULE_PREFIX, distinct, frames_of
-from .tree import lifted, names_beginning
+from .tree import lifted
 from .units import extend_names
 
 if TYPE_CHECKING:
@@ -53,11 +53,10 @@ def shown(batch: Batch, detail: str) -> Shown:
     return Shown(without(batch, left_out), None if callers is None else callers[~left_out])
 
 
-def module_calls(names: Names) -> Mask:
-    """By name, whether a call of that name is one of a module."""
-    found = np.zeros(len(names), dtype=np.bool_)
-    found[names_beginning(names, MODULE_PREFIX)] = True
-    return found
+def module_calls(names: Names, of: Array) -> Mask:
+    """Which of these names, by index, are those of calls of modules."""
+    by_name = names.matching((), (MODULE_PREFIX,))
+    return np.zeros(len(of), dtype=np.bool_) if by_name is None else by_name[of]
 
 
 def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
@@ -89,7 +88,7 @@ def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
     if detail == "modules":
         left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
         if is_frame is not None:
-            left_out |= is_frame & ~module_calls(batch.names)[batch["name"]]
+            left_out |= is_frame & ~module_calls(batch.names, batch["name"])
             left_out |= _told_by_hooks(batch, is_frame)
         return left_out
     if detail == "ops" or is_frame is None:
@@ -104,7 +103,7 @@ def _told_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
     has_hooks[batch["thread"][batch["kind"] == Kind.MODULE]] = True
     if not has_hooks.any():
         return np.zeros(len(batch), dtype=np.bool_)
-    return is_frame & has_hooks[batch["thread"]] & module_calls(batch.names)[batch["name"]]
+    return is_frame & has_hooks[batch["thread"]] & module_calls(batch.names, batch["name"])
 
 
 def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
@@ -112,9 +111,8 @@ def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
     facts = batch.frame_facts
     if facts is None or not facts.functions:
         return None
-    by_name = np.zeros(len(batch.names), dtype=np.bool_)
-    by_name[np.fromiter(facts.functions, np.int64, len(facts.functions))] = True
-    is_function = is_frame & by_name[batch["name"]]
+    used, which = distinct(batch["name"])
+    is_function = is_frame & np.array([name in facts.functions for name in used.tolist()], dtype=np.bool_)[which]
     around = lifted(batch["parent"], is_frame & ~is_function)
     found = np.where((around >= 0) & is_function[around], batch["name"][around], np.uint32(0))
     return found.astype(np.uint32, copy=False)

@@ -102,9 +102,7 @@ def with_facts(batch: Batch, facts: FrameFacts) -> Batch:
     if is_frame is None:
         return replace(batch, frame_facts=FrameFacts(since=facts.since))
     names, identities = batch["name"][is_frame], batch["fwd_thread"][is_frame]
-    occurs = np.zeros(len(batch.names), dtype=np.bool_)
-    occurs[names] = True
-    numbers = set(np.flatnonzero(occurs).tolist())
+    numbers = set(distinct(names)[0].tolist())
     steps = {number for number in facts.optimizers if (identities == number).any()}
     return replace(batch, frame_facts=facts.chosen(numbers, steps))
 

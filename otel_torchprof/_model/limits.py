@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .span_tables import narrowed
 from .units import AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ def _sum(before: npt.NDArray[np.uint32] | None, now: Array) -> npt.NDArray[np.ui
 
 
 def _shorter_texts(table: SpanTable, longest: int) -> SpanTable:
+    whole, table = table, narrowed(table)
     suspect = _bytes_of(table.names) > longest  # no text has more characters than bytes
     if not suspect.any():
-        return table
+        return whole
     replaced: dict[int, int] = {}
     texts: list[str] = []
     for column in table.attributes:
@@ -89,7 +91,7 @@ def _shorter_texts(table: SpanTable, longest: int) -> SpanTable:
                     replaced[index] = len(table.names) + len(texts)
                     texts.append(text[:longest])
     if not texts:
-        return table
+        return whole
     places = np.arange(len(table.names), dtype=np.uint32)
     places[list(replaced)] = list(replaced.values())
     columns = tuple(_moved(column, places) for column in table.attributes)
@@ -97,7 +99,7 @@ def _shorter_texts(table: SpanTable, longest: int) -> SpanTable:
 
 
 def _bytes_of(names: Names) -> npt.NDArray[np.uint64]:
-    return np.diff(names.ends, prepend=np.uint64(0))
+    return np.diff(names.flat().ends, prepend=np.uint64(0))
 
 
 def _moved(column: AttributeColumn, places: npt.NDArray[np.uint32]) -> AttributeColumn:

@@ -73,7 +73,7 @@ def without_loose_calls(
     bare = is_frame & ~in_step & ~is_foreign(context)
     if bare.any() and not keeps_bare:
         loose |= bare & ~_inside_of_others(around, is_frame, context, start, end)
-    loose |= (end - start < shortest) | module_calls(batch.names)[name]
+    loose |= (end - start < shortest) | module_calls(batch.names, name)
     return without_nodes(batch, ids, around, loose & is_frame & ~np.isin(ids, told))
 
 

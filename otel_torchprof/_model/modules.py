@@ -12,7 +12,6 @@ from otel_torchprof._columns.schema import Flag, Kind
 
 from .flows import EVALUATION, forward_backward
 from .forest import outermost
-from .tree import names_beginning
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -134,8 +133,9 @@ def _backward(batch: Batch, index: Array) -> tuple[Array, Array]:
     forward, backward = forward_backward(batch)
     chosen = (index[backward] == 0) & (index[forward] != 0)
     backward, of_forward = backward[chosen], index[forward[chosen]]
-    engine = np.zeros(len(batch.names), dtype=np.bool_)
-    engine[names_beginning(batch.names, EVALUATION)] = True
+    engine = batch.names.matching((), (EVALUATION,))
+    if engine is None:
+        return backward, of_forward
     around = batch["parent"][backward]
     by_engine = (around >= 0) & engine[batch["name"][around]]
     return np.concatenate((backward, around[by_engine])), np.concatenate((of_forward, of_forward[by_engine]))

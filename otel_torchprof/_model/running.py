@@ -10,6 +10,7 @@ import numpy as np
 from otel_torchprof._columns.schema import Scope
 
 from .averages import Averages
+from .tree import listed_name
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,10 +46,9 @@ class RunningAverages:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may ask in the middle
-        self._sums = np.zeros((3, 0), dtype=np.int64)
-        self._device_sums = np.zeros((2, 0), dtype=np.int64)
+        self._places: dict[int, int] = {}
+        self._sums = np.zeros((5, 64), dtype=np.int64)
         self._device_type: int | None = None
-        self._first: dict[int, None] = {}
         self._names: Names | None = None
         self._foreign: dict[str, list[int]] = {}
 
@@ -62,15 +62,16 @@ class RunningAverages:
         sums = Averages.of(view, amounts={} if devices is None else devices._asdict())
         if not len(sums):
             return
-        groups = _groups(view, sums.first)
+        groups = _groups(view, sums.first).tolist()
+        amounts = [sums.count, sums.cpu_time_total, sums.self_cpu_time_total]
+        amounts += [] if devices is None else [sums.amounts["total"], sums.amounts["own"]]
         with self._lock:
             self._names = view.batch.names
-            self._sums = _widened(self._sums, 2 * len(self._names))
-            self._sums[:, groups] += np.stack((sums.count, sums.cpu_time_total, sums.self_cpu_time_total))
-            self._first.update(dict.fromkeys(groups.tolist()))
+            places = [self._places.setdefault(group, len(self._places)) for group in groups]
+            if len(self._places) > self._sums.shape[1]:
+                self._sums = np.pad(self._sums, ((0, 0), (0, len(self._places))))
+            self._sums[: len(amounts), places] += np.stack(amounts)
             if devices is not None:
-                self._device_sums = _widened(self._device_sums, 2 * len(self._names))
-                self._device_sums[:, groups] += np.stack((sums.amounts["total"], sums.amounts["own"]))
                 self._note_device(view)
 
     def _note_device(self, view: TreeView) -> None:
@@ -92,22 +93,15 @@ class RunningAverages:
         """The sums so far, in the order in which the names first came; the application's spans first."""
         with self._lock:
             found = [Average(name, True, *sums) for name, sums in self._foreign.items()]
-            for group in self._first:
-                count, total, own = self._sums[:, group].tolist()
+            for group, place in self._places.items():
                 name = self._names[group >> 1] if self._names is not None else ""
-                on_device = self._device_sums[:, group].tolist() if group < self._device_sums.shape[1] else ()
-                found.append(Average(name, bool(group & 1), count, total, own, *on_device))
+                found.append(Average(listed_name(name), bool(group & 1), *self._sums[:, place].tolist()))
             return found
-
-
-def _widened(sums: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-    """The sums, with zeros behind them up to a width."""
-    return sums if sums.shape[1] >= width else np.pad(sums, ((0, 0), (0, width - sums.shape[1])))
 
 
 def _groups(view: TreeView, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """One number per name and sort (label or not), the same in every batch of a process: names keep their places."""
     rows = view.rows[first]
     is_label = view.batch["scope"][rows] == Scope.USER_SCOPE
-    groups: npt.NDArray[np.int64] = view.batch["name"][rows].astype(np.int64) * 2 + is_label
+    groups: npt.NDArray[np.int64] = view.listed[rows].astype(np.int64) * 2 + is_label
     return groups

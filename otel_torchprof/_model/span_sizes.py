@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .span_tables import narrowed
 from .units import AttributeType
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
 
     Costs a numpy pass or two per attribute, and some 0.1 µs per name that is not ASCII.
     """
-    texts = _field(_text_sizes(table.names))
+    table = narrowed(table)
+    texts = _field(_text_sizes(table.names.flat()))
     size = np.full(len(table), _ALWAYS, dtype=np.int64)
     size += texts[table.name]
     size += np.where(table.parent_span_id != 0, _PARENT, 0)

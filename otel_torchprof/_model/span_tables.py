@@ -52,6 +52,15 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
     )
 
 
+def narrowed(table: SpanTable) -> SpanTable:
+    """The same spans, where their names are a small part of the names of the table with no others in it."""
+    texts = sum(column.type == AttributeType.NAME for column in table.attributes)
+    if len(table.names) <= 1 + len(table) * (1 + texts):
+        return table
+    name, attributes, names = _with_own_names(table.name, list(table.attributes), table.names)
+    return replace(table, name=name, attributes=tuple(attributes), names=names)
+
+
 def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:
     """The spans of all tables, one table after the other; the table itself where there is one.
 
@@ -65,6 +74,8 @@ def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:
         raise ValueError("no tables of spans to join; at least one is needed")
     if len(tables) == 1:
         return tables[0]
+    if any(table.names is not tables[0].names for table in tables):
+        tables = [narrowed(table) for table in tables]
     names, places = _one_list_of_names([table.names for table in tables])
     first_trace = _offsets([len(table.trace_ids) for table in tables])
     keys = dict.fromkeys((column.key, column.type) for table in tables for column in table.attributes)
@@ -123,9 +134,15 @@ def _with_own_names(
 
 
 def _chosen_names(names: Names, used: Array) -> Names:
-    """The names at these rising indices, of which the first is 0. Decodes nothing."""
+    """The names at these rising indices. Decodes nothing."""
     if not len(names):
         return Names.of([""])
+    if names.added is not None:
+        split = int(np.searchsorted(used, len(names.ends)))
+        own = _chosen_names(Names(names.data, names.ends), used[:split])
+        if split == len(used):
+            return own
+        return own.followed_by(_chosen_names(names.added, used[split:] - len(names.ends))).flat()
     ends = names.ends[used].astype(np.int64)
     starts = np.where(used > 0, names.ends[used - 1].astype(np.int64), 0)
     sizes = ends - starts
@@ -140,7 +157,7 @@ def _one_list_of_names(lists: Sequence[Names]) -> tuple[Names, list[Array | None
         return lists[0], [None] * len(lists)
     index: dict[bytes, int] = {b"": 0}
     places: list[Array | None] = []
-    for names in lists:
+    for names in map(Names.flat, lists):
         data, ends = names.data.tobytes(), names.ends.tolist()
         found = [index.setdefault(data[a:b], len(index)) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
         places.append(np.array(found, dtype=np.uint32))

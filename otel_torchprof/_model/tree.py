@@ -17,21 +17,21 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from otel_torchprof._columns.batch import Batch, Names
+    from otel_torchprof._columns.batch import Batch
 
 Array = npt.NDArray[Any]
 
-HIDDEN_NAMES: tuple[bytes, ...] = (
-    b"[memory]",
-    b"[OutOfMemory]",
-    b"profiler::_record_function_enter",
-    b"profiler::_record_function_enter_new",
-    b"profiler::_record_function_exit",
-    b"aten::is_leaf",
-    b"aten::output_nr",
-    b"aten::_version",
+HIDDEN_NAMES: tuple[str, ...] = (
+    "[memory]",
+    "[OutOfMemory]",
+    "profiler::_record_function_enter",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+    "aten::is_leaf",
+    "aten::output_nr",
+    "aten::_version",
 )
 """Operators that torch keeps out of every list (``torch.autograd.profiler_util._filter_name``)."""
 
@@ -62,8 +62,8 @@ class TreeView:
     """Duration minus the durations of the direct children, ns; 0 for asynchronous events."""
     children: npt.NDArray[np.int32]
     """Number of direct children."""
-    keys: npt.NDArray[np.uint32] | None
-    """For every name of the batch the name it is listed under; None where each stands for itself."""
+    listed: npt.NDArray[np.uint32]
+    """By row of the batch the name that it is listed under: its own, save for numbered steps."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +85,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
     times only, would put it beside.
     """
-    keys = listed_names(batch.names)
+    listed = listed_names(batch)
     hidden, parent = hidden_rows(batch, modules), batch["parent"]
     is_async = (batch["flags"] & Flag.ASYNC) != 0
     any_async = bool(is_async.any())
@@ -93,7 +93,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    duplicates = _duplicates(batch, keys, parent, hidden)
+    duplicates = _duplicates(listed, parent, hidden)
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
@@ -101,21 +101,17 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
         rows = np.arange(len(batch), dtype=np.int32)
     else:
         parent = _renumbered(rows, parent, len(batch))
-    return _measured(batch, rows, parent, is_async if any_async else None, keys)
+    return _measured(batch, rows, parent, is_async if any_async else None, listed)
 
 
-def listed_names(names: Names) -> npt.NDArray[np.uint32] | None:
-    """Maps every name to the one that it is listed under, or None where nothing is renamed.
+def listed_names(batch: Batch) -> npt.NDArray[np.uint32]:
+    """By row the name that it is listed under.
 
-    All numbered profiler steps share the entry of the first of them; :func:`listed_name` gives its text.
+    All numbered profiler steps share the entry of the first of them in the process; :func:`listed_name` gives its text.
     """
-    steps = names_beginning(names, STEP_PREFIX)
-    if not steps:
-        return None
-    keys = np.arange(len(names), dtype=np.uint32)
-    keys[steps] = steps[0]
-    keys[[i for i in names_at(names, STEP_KEY.encode()) if names[i] == STEP_KEY]] = steps[0]
-    return keys
+    own: npt.NDArray[np.uint32] = batch["name"]
+    steps = batch.names.matching((STEP_KEY,), (STEP_PREFIX,))
+    return own if steps is None else np.where(steps[own], np.uint32(steps.argmax()), own)
 
 
 def listed_name(name: str) -> str:
@@ -123,29 +119,10 @@ def listed_name(name: str) -> str:
     return STEP_KEY if name.startswith(STEP_PREFIX) else name
 
 
-def names_beginning(names: Names, prefix: str) -> list[int]:
-    """Indices of the names that begin so."""
-    return [i for i in names_at(names, prefix.encode()) if names[i].startswith(prefix)]
-
-
-def names_at(names: Names, part: bytes) -> Iterator[int]:
-    """Indices of the names in whose bytes ``part`` begins: a search in the joined bytes, which decodes nothing."""
-    joined = names.data.tobytes()
-    at = joined.find(part)
-    while at >= 0:
-        yield int(np.searchsorted(names.ends, at, side="right"))
-        at = joined.find(part, at + 1)
-
-
 def hidden_rows(batch: Batch, modules: bool) -> npt.NDArray[np.bool_] | None:
     """Which rows are utility operators, or modules unless these are wanted; None for none of them."""
-    names = batch.names
-    indices = [i for name in HIDDEN_NAMES for i in names_at(names, name) if names.raw(i) == name]
-    hidden = None
-    if indices:
-        by_name = np.zeros(len(names), dtype=np.bool_)
-        by_name[indices] = True
-        hidden = by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
+    by_name = batch.names.matching(HIDDEN_NAMES)
+    hidden = None if by_name is None else by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
     if not modules:
         hidden = _union(hidden, batch["kind"] == Kind.MODULE)
     return hidden if hidden is not None and hidden.any() else None
@@ -190,18 +167,16 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     return parent
 
 
-def _duplicates(batch: Batch, keys: Array | None, parent: Array, hidden: Array | None) -> Array | None:
+def _duplicates(listed: Array, parent: Array, hidden: Array | None) -> Array | None:
     """Which rows are the only child of a parent of the same name; None for none of them.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives
     the same: a removed event hands its parent its own children, and has its parent's name, so whether a child of it goes
     does not depend on whether it went itself.
     """
-    name = batch["name"]
 
     def namesakes(block: slice) -> Array:
-        own, above = name[block], name[parent[block]]
-        same: Array = own == above if keys is None else keys[own] == keys[above]
+        same: Array = listed[block] == listed[parent[block]]
         same &= parent[block] >= 0
         return same
 
@@ -278,7 +253,7 @@ def _renumbered(rows: Array, parent: Array, total: int) -> npt.NDArray[np.int32]
     return renumbered
 
 
-def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, keys: Array | None) -> TreeView:
+def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, listed: Array) -> TreeView:
     """Adds the times. Sums are integers, hence exact, and do not depend on the order of events."""
     start, end, shown = batch["start"], batch["end"], len(rows)
     duration = np.empty(shown, dtype=np.int64)
@@ -292,4 +267,4 @@ def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, 
     self_time = self_time[:shown]
     if is_async is not None:
         self_time[is_async[rows]] = 0
-    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, shown), keys)
+    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, shown), listed)

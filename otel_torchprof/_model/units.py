@@ -110,7 +110,7 @@ class SpanTable:
     links: npt.NDArray[Any]
     """Array of :data:`LINK`, by rising row."""
     names: Names
-    """The names of the batch, with those of synthetic spans and of attributes after them."""
+    """The names of the batch, with those of synthetic spans and of attributes added to them."""
     attributes: tuple[AttributeColumn, ...] = ()
     trace_states: tuple[str, ...] = ()
     """The W3C tracestate of each entry of ``trace_ids``, as ``TraceState.to_header`` gives it; empty where all are."""
@@ -123,24 +123,19 @@ class SpanTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays, those that it shares with the batch or with other tables among them."""
+        """Bytes of its arrays, those that it shares with the batch or with other tables among them; not the recorder's names."""
         arrays = [value for field in fields(self) if isinstance(value := getattr(self, field.name), np.ndarray)]
-        arrays += [self.names.data, self.names.ends]
         for column in self.attributes:
             arrays += [column.values] if column.present is None else [column.values, column.present]
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + self.names.nbytes
 
     def __len__(self) -> int:
         return len(self.name)
 
 
 def extend_names(names: Names, extra: Sequence[str]) -> Names:
-    """The same names at the same indices, with ``extra`` after them. Costs a copy of the bytes."""
-    if not extra:
-        return names
-    more = Names.of(extra)
-    offset = names.ends[-1] if len(names) else np.uint64(0)
-    return Names(np.concatenate((names.data, more.data)), np.concatenate((names.ends, more.ends + offset)))
+    """The same names at the same indices, with ``extra`` after them."""
+    return names.followed_by(Names.of(extra)) if extra else names
 
 
 def span_table(

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.batch import Array, Batch, Names, OpenEvents, Thread
+from otel_torchprof._columns.batch import Array, Batch, KnownNames, Names, OpenEvents, Thread
 from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from otel_torchprof._columns.schema import Kind
 
 LOSS_REASONS: tuple[str, ...] = ("budget", "evicted", "depth", "no_memory", "deadline")
 """Names of ``otp_loss``, in its order."""
+
+NAME_KINDS: tuple[str, ...] = ("operators", "functions", "labels", "texts")
+"""Kinds of names, each with a limit of its own (``otp_name_kind``, in its order); texts are the arguments of labels."""
 
 CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 """The unit in which memory budgets are charged."""
@@ -58,7 +61,8 @@ class RecorderStats(NamedTuple):
     threads: int
     chunk_bytes: int
     names: int
-    names_refused: int
+    names_refused: dict[str, int]
+    """Uses of names above the limit of their kind, which share a name: by :data:`NAME_KINDS`, those that there were."""
     clock_steps: int
     unmatched_ends: int
     clock_is_tsc: bool
@@ -69,9 +73,22 @@ def recorder_stats() -> RecorderStats:
     """Figures of the whole process. Takes the registry's lock for microseconds; any thread."""
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
-    figures: dict[str, Any] = {name: int(getattr(stats, name)) for name in RecorderStats._fields}
+    figures: dict[str, Any] = {name: getattr(stats, name) for name in RecorderStats._fields}
+    figures["names_refused"] = {
+        kind: count for kind, count in zip(NAME_KINDS, stats.names_refused, strict=True) if count
+    }
     figures["clock_is_tsc"] = bool(stats.clock_is_tsc)
     return RecorderStats(**figures)
+
+
+def notes_on_names(before: Mapping[str, int] | None = None) -> list[str]:
+    """Says which names are missing since they were too many; ``before``: ``names_refused`` of when counting begins."""
+    notes = []
+    for kind, count in recorder_stats().names_refused.items():
+        new = count - (before or {}).get(kind, 0)
+        if new:
+            notes.append(f"{new} {kind} are named '(other {kind})': the process has more names of {kind} than are kept")
+    return notes
 
 
 class SessionStats(NamedTuple):
@@ -107,12 +124,20 @@ def _view(pointer: Any, count: int, dtype: Any, owner: Any) -> Array:
     return np.asarray(_View(pointer, count, dtype, owner))
 
 
+_known: tuple[int, KnownNames] = 0, KnownNames()
+"""What is known of the recorder's names, and where these lie: a forked child has others, elsewhere."""
+
+
 def _names() -> Names:
+    """The names so far. Copies nothing: each time the same memory is shown, and what was added to it."""
+    global _known  # noqa: PLW0603 - there is one table per process
     raw = ffi.new("otp_names *")
-    check(lib.otp_names_copy(raw), "reading the names")
-    owned = owner(raw, "otp_names_free")
-    ends = _view(raw.ends, raw.count, np.uint64, owned)
-    return Names(_view(raw.data, int(ends[-1]), np.uint8, owned), ends)
+    lib.otp_names_view(raw)
+    address = int(ffi.cast("uintptr_t", raw.data))
+    if _known[0] != address:
+        _known = address, KnownNames()
+    ends = _view(raw.ends, raw.count, np.uint64, None)
+    return Names(_view(raw.data, int(ends[-1]), np.uint8, None), ends, known=_known[1])
 
 
 class _ThreadNames:

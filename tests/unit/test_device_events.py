@@ -157,7 +157,7 @@ def test_no_time_is_lost_or_counted_twice(batch):
 
 def test_hidden_rows_and_modules_pass_their_times_on():
     """What torch's list leaves out gives its time to the nearest event around it, or to nobody where there is none."""
-    hidden = HIDDEN_NAMES[3].decode()
+    hidden = HIDDEN_NAMES[3]
     kinds = [Kind.MODULE, Kind.LABEL, Kind.MODULE, Kind.OPERATOR, Kind.OPERATOR]
     batch = batch_of(
         ["root", "label", "child", "aten::mm", hidden],

@@ -71,7 +71,7 @@ def test_steps_of_any_number_are_namesakes():
 @pytest.mark.parametrize("hidden", HIDDEN_NAMES)
 def test_hidden_operators_disappear_and_their_children_move_up(hidden):
     """Each utility operator is left out, its time goes to its parent, its children too."""
-    events = _chain("a", hidden.decode(), "b")
+    events = _chain("a", hidden, "b")
     assert _described(torch_view(as_batch(events))) == [(1, None, 6_000, 4_000), (3, 1, 2_000, 2_000)]
 
 

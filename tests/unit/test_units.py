@@ -289,7 +289,7 @@ def test_the_size_of_a_table_is_that_of_its_arrays():
     """Every array counts, those of names, attributes and limits among them."""
     table = make(events((1, 2, -1), (3, 4, -1)))
     per_span = 4 + 8 + 8 + 4 + 8 + 8 + 1 + 8 + 8
-    plain = 3 * per_span + 16 + table.names.data.nbytes + table.names.ends.nbytes
+    plain = 3 * per_span + 16 + sum(array.nbytes for array in (table.names.flat().data, table.names.flat().ends))
     assert table.nbytes == plain
     column = AttributeColumn("k", AttributeType.DOUBLE, np.zeros(3), np.zeros(3, np.uint8))
     full = replace(table, attributes=(column,), parent_is_remote=np.zeros(3, np.uint8))

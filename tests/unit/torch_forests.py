@@ -122,7 +122,7 @@ def as_torch(events: list[Event], with_shapes: bool = True) -> Any:
             flops=0,
         )
         for event in events
-        if event.name.encode() not in HIDDEN_NAMES
+        if event.name not in HIDDEN_NAMES
     ]
     made.sort(key=lambda event: [event.time_range.start, -event.time_range.end])
     listed = EventList(made)

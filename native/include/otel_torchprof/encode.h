@@ -14,11 +14,15 @@
 extern "C" {
 #endif
 
-/* Names end to end; name i is data[ends[i-1] .. ends[i]) with ends[-1] = 0. Not necessarily valid UTF-8. */
+/* Names end to end; name i is data[ends[i-1] .. ends[i]) with ends[-1] = 0. Not necessarily valid UTF-8. Names from
+ * `count` on lie in the same way in more_data and more_ends: those that a table adds to the recorder's, of which it
+ * makes no copy. */
 typedef struct {
   const uint8_t* data;
   const uint64_t* ends;
   uint64_t count;
+  const uint8_t* more_data; /* or null: none */
+  const uint64_t* more_ends;
 } otp_names;
 
 /* A growing buffer that the caller owns. Zero-initialise it; otp_buffer_free when done (safe on a zeroed one). Encoders

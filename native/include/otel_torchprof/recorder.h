@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 6
+#define OTP_ABI_VERSION 7
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -52,6 +52,16 @@ enum otp_loss {
   OTP_LOSS_NO_MEMORY = 3, /* the system gave no memory */
   OTP_LOSS_DEADLINE = 4,  /* recorded, and thrown away unread after the stop: there was no time to drain it */
   OTP_LOSS_REASONS = 5,
+};
+
+/* What a name is of. Each kind has a limit of its own by count and by bytes; a name above it gets the id 1 + kind,
+ * whose text says so: "(other labels)". */
+enum otp_name_kind {
+  OTP_NAME_OPERATOR = 0, /* operators, and their overloads */
+  OTP_NAME_CODE = 1,     /* functions, modules, stacks, exceptions, groups: more come where a program compiles code */
+  OTP_NAME_LABEL = 2,    /* labels, this package's and torch's: may have anything in their names */
+  OTP_NAME_TEXT = 3,     /* arguments of labels */
+  OTP_NAME_KINDS = 4,
 };
 
 /* What a session does at its budget. */
@@ -184,10 +194,10 @@ int otp_session_discard(otp_session* session);
 /* Null is fine. */
 void otp_batch_free(otp_batch* batch);
 
-/* All interned names so far; names of a batch drained before this call are among them. Caller frees both with
- * otp_names_free. Index 0 is the empty name. */
-int otp_names_copy(otp_names* out);
-void otp_names_free(otp_names* names);
+/* All interned names so far; names of a batch drained before this call are among them. Index 0 is the empty name.
+ * Static memory, of which each call shows the same and what was added behind it; a forked child has a table of its own.
+ */
+void otp_names_view(otp_names* out);
 
 /* The recorder's clock now, Unix ns: the same clock as the events'. */
 int64_t otp_now_ns(void);
@@ -197,9 +207,9 @@ typedef struct {
   uint32_t threads;     /* with a buffer */
   uint64_t chunk_bytes; /* mapped for chunks, free ones included */
   uint64_t names;
-  uint64_t names_refused;  /* uses of a name that came after the table was full */
-  uint64_t clock_steps;    /* jumps of the wall clock that were seen */
-  uint64_t unmatched_ends; /* ends on another thread whose begin was not found */
+  uint64_t names_refused[OTP_NAME_KINDS]; /* uses of names that share an id, since their kind was at its limit */
+  uint64_t clock_steps;                   /* jumps of the wall clock that were seen */
+  uint64_t unmatched_ends;                /* ends on another thread whose begin was not found */
   uint32_t clock_is_tsc;
   uint32_t forks; /* times that this recorder was emptied in a child */
 } otp_recorder_stats;
@@ -312,9 +322,9 @@ typedef struct {
    * no session wanted it, or none had room. */
   int (*memory)(const otp_memory_args* args);
 
-  /* Id of a string among the names; 0 for the empty one, and where the table is full. size UINT32_MAX: zero-terminated.
-   * Seldom waits: each thread remembers what it has asked for lately. */
-  uint32_t (*intern)(const char* text, uint32_t size);
+  /* Id of a string among the names; 0 for the empty one. size UINT32_MAX: zero-terminated. `kind`: otp_name_kind, whose
+   * limit it counts against where it is new. Seldom waits: each thread remembers what it has asked for lately. */
+  uint32_t (*intern)(const char* text, uint32_t size, uint32_t kind);
 
   /* A source that knows which sessions want the calling thread (torch's thread-local state) tells so here; null: none.
    */

@@ -30,7 +30,7 @@ static void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) 
 }
 
 uint32_t intern_error(const char* error_type, uint32_t size) {
-  return error_type == nullptr ? 0 : registry().interner.intern({error_type, size}).id;
+  return error_type == nullptr ? 0 : registry().interner.intern({error_type, size}, OTP_NAME_CODE).id;
 }
 
 // The end of an event whose sessions have no chunk of this thread any more (they are at their budget): kept apart, so

@@ -1,71 +1,91 @@
 #include "core/interner.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+
 #include <cstring>
 #include <new>
 
 namespace otp {
 
-Interner::Interner() {
+namespace {
+
+constexpr std::string_view kOthers[OTP_NAME_KINDS] = {"(other operators)", "(other functions)", "(other labels)",
+                                                      "(other texts)"};
+constexpr uint32_t kOwnNames = 1 + OTP_NAME_KINDS;
+constexpr size_t kOwnBytes = 128;
+
+size_t ends_bytes(const NameLimits& limits) {
+  size_t names = kOwnNames;
+  for (const NameLimit& limit : limits) names += limit.names;
+  return names * sizeof(uint64_t);
+}
+
+size_t data_bytes(const NameLimits& limits) {
+  size_t bytes = kOwnBytes;
+  for (const NameLimit& limit : limits) bytes += limit.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+// Where so much address space is not to be had (ulimit -v), half of it may be.
+Interner::Interner(const NameLimits& limits) : d_left(limits) {
+  constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* memory = MAP_FAILED;
+  for (int tries = 0; memory == MAP_FAILED && tries < 16; ++tries) {
+    d_reserved = ends_bytes(d_left) + data_bytes(d_left);
+    memory = mmap(nullptr, d_reserved, kProtection, kFlags, -1, 0);
+    if (memory != MAP_FAILED) break;
+    for (NameLimit& limit : d_left) limit = {limit.names / 2, limit.bytes / 2};
+  }
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  d_ends = static_cast<uint64_t*>(memory);
+  d_data = static_cast<char*>(memory) + ends_bytes(d_left);
   add("");
-  d_overflow = add("(more names than the recorder keeps)");
+  for (std::string_view other : kOthers) add(other);
+}
+
+Interner::~Interner() { munmap(d_ends, d_reserved); }
+
+InternedName Interner::at(uint32_t id) const {
+  uint64_t begin = id == 0 ? 0 : d_ends[id - 1];
+  return {d_data + begin, static_cast<uint32_t>(d_ends[id] - begin), id};
 }
 
 InternedName Interner::add(std::string_view name) {
-  auto id = static_cast<uint32_t>(d_names.size());
-  const std::string& kept = d_names.emplace_back(name);
-  d_ids.emplace(std::string_view(kept), id);
-  d_bytes += name.size();
-  return {kept.c_str(), static_cast<uint32_t>(kept.size()), id};
+  uint64_t begin = d_count == 0 ? 0 : d_ends[d_count - 1];
+  char* text = d_data + begin;
+  if (!name.empty()) std::memcpy(text, name.data(), name.size());
+  d_ids.emplace(std::string_view(text, name.size()), d_count);  // may throw: nothing is taken before it
+  d_ends[d_count] = begin + name.size();
+  return at(d_count++);
 }
 
-InternedName Interner::intern(std::string_view name) {
+InternedName Interner::intern(std::string_view name, otp_name_kind kind) {
   std::lock_guard<std::mutex> hold(d_mutex);
   auto found = d_ids.find(name);
-  if (found != d_ids.end()) {
-    const std::string& kept = d_names[found->second];
-    return {kept.c_str(), static_cast<uint32_t>(kept.size()), found->second};
+  if (found != d_ids.end()) return at(found->second);
+  NameLimit& left = d_left[kind];
+  if (left.names > 0 && left.bytes >= name.size()) {
+    try {
+      InternedName added = add(name);
+      left = {left.names - 1, left.bytes - name.size()};
+      return added;
+    } catch (const std::bad_alloc&) {
+    }
   }
-  if (d_names.size() >= kMaxNames || d_bytes + name.size() > kMaxBytes) {
-    ++d_refused;
-    return d_overflow;
-  }
-  try {
-    return add(name);
-  } catch (const std::bad_alloc&) {
-    if (d_names.size() > d_ids.size()) d_names.pop_back();
-    ++d_refused;
-    return d_overflow;
-  }
+  ++d_refused[kind];
+  return at(1 + kind);
 }
 
-bool Interner::copy(otp_names* out) const {
+otp_names Interner::view() const {
   std::lock_guard<std::mutex> hold(d_mutex);
-  auto* data = static_cast<uint8_t*>(std::malloc(d_bytes + 1));
-  auto* ends = static_cast<uint64_t*>(std::malloc(d_names.size() * sizeof(uint64_t)));
-  if (data == nullptr || ends == nullptr) {
-    std::free(data);
-    std::free(ends);
-    return false;
-  }
-  uint64_t at = 0, index = 0;
-  for (const std::string& name : d_names) {
-    std::memcpy(data + at, name.data(), name.size());
-    at += name.size();
-    ends[index++] = at;
-  }
-  *out = {data, ends, d_names.size()};
-  return true;
+  return {reinterpret_cast<const uint8_t*>(d_data), d_ends, d_count, nullptr, nullptr};
 }
 
-uint64_t Interner::size() const {
+uint64_t Interner::refused(otp_name_kind kind) const {
   std::lock_guard<std::mutex> hold(d_mutex);
-  return d_names.size();
-}
-
-uint64_t Interner::refused() const {
-  std::lock_guard<std::mutex> hold(d_mutex);
-  return d_refused;
+  return d_refused[kind];
 }
 
 }  // namespace otp

@@ -1,46 +1,63 @@
 // Names to small numbers, by content.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <deque>
 #include <mutex>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 
-#include "otel_torchprof/encode.h"
+#include "otel_torchprof/recorder.h"
 
 namespace otp {
 
 struct InternedName {
-  const char* text;  // zero-terminated; stays where it is as long as the interner
+  const char* text;  // stays where it is as long as the interner; no zero behind it
   uint32_t size;
   uint32_t id;
 };
 
-// One table per process. Id 0 is the empty name. A table that is full (names made up per call, such as "step 17")
-// answers with one id for all that come later, and counts them: a label must never be a leak. Where memory is short it
-// does the same for that one name.
+struct NameLimit {
+  uint32_t names;
+  uint64_t bytes;
+};
+using NameLimits = std::array<NameLimit, OTP_NAME_KINDS>;
+
+// By otp_name_kind. A name costs its bytes and some 70 more here.
+constexpr NameLimits kNameLimits = {
+    {{1u << 16, 4u << 20}, {1u << 17, 16u << 20}, {1u << 15, 4u << 20}, {1u << 15, 4u << 20}}};
+
+// One table per process; id 0 is the empty name. Each kind of name has a limit of its own: labels with ids in their
+// names ("request 17") never take the space of operators. What exceeds it shares one id per kind, and is counted. Where
+// memory is short, that one name does the same. An id is never given to another name.
+//
+// The bytes of all names lie end to end in memory that is reserved once and committed as it fills. So readers need no
+// copy: what they were shown stays where it is, and names are only added behind it.
 class Interner {
  public:
-  static constexpr uint32_t kMaxNames = 1u << 20;
-  static constexpr uint64_t kMaxBytes = 64u << 20;
+  explicit Interner(const NameLimits& limits = kNameLimits);
+  ~Interner();
+  Interner(const Interner&) = delete;
+  Interner& operator=(const Interner&) = delete;
 
-  Interner();
-  InternedName intern(std::string_view name);
-  bool copy(otp_names* out) const;
-  uint64_t size() const;
-  uint64_t refused() const;
+  InternedName intern(std::string_view name, otp_name_kind kind);
+  // Valid as long as the interner.
+  otp_names view() const;
+  // Uses of names of that kind that got the shared id.
+  uint64_t refused(otp_name_kind kind) const;
 
  private:
   InternedName add(std::string_view name);
+  InternedName at(uint32_t id) const;
 
   mutable std::mutex d_mutex;
-  std::deque<std::string> d_names;  // a deque never moves its elements
+  NameLimits d_left;
+  size_t d_reserved = 0;
+  uint64_t* d_ends = nullptr;
+  char* d_data = nullptr;
+  uint32_t d_count = 0;
   std::unordered_map<std::string_view, uint32_t> d_ids;
-  uint64_t d_bytes = 0;
-  uint64_t d_refused = 0;
-  InternedName d_overflow{};
+  uint64_t d_refused[OTP_NAME_KINDS] = {};
 };
 
 }  // namespace otp

@@ -105,8 +105,21 @@ OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, u
   return true;
 }
 
+inline std::string_view text_of(const char* text, uint32_t size) {
+  return size == UINT32_MAX ? std::string_view(text) : std::string_view(text, size);
+}
+
+OTP_COLD otp_name_kind name_kind(const otp_begin_args& args) {
+  constexpr uint8_t kUserScope = 7;  // at::RecordScope: what torch's own labels have, and modules too
+  if (args.kind == OTP_EVENT_LABEL) return OTP_NAME_LABEL;
+  if (args.kind != OTP_EVENT_OPERATOR) return OTP_NAME_CODE;
+  return args.scope == kUserScope ? OTP_NAME_LABEL : OTP_NAME_OPERATOR;
+}
+
 __attribute__((noinline)) uint32_t name_slowpath(ThreadBuffer& thread, const otp_begin_args& args) {
-  uint32_t id = thread.names.id_of(registry().interner, args.name, args.name_size);
+  uint32_t id;
+  std::string_view name = text_of(args.name, args.name_size);
+  if (!thread.names.find(name, &id)) id = thread.names.ask(registry().interner, name, name_kind(args));
   uint32_t generation = args.name_generation;
   if (generation == 0 || thread.names.is_unstable(args.name, generation)) return id;
   int stable = args.name_is_stable(args.key);
@@ -318,9 +331,13 @@ int memory(const otp_memory_args* args) {
   return 1;
 }
 
-uint32_t intern(const char* text, uint32_t size) {
+uint32_t intern(const char* text, uint32_t size, uint32_t kind) {
   ThreadBuffer* thread = this_thread();
-  return thread == nullptr ? 0 : thread->names.id_of(registry().interner, text, size);
+  if (thread == nullptr) return 0;
+  uint32_t id;
+  std::string_view name = text_of(text, size);
+  return thread->names.find(name, &id) ? id
+                                       : thread->names.ask(registry().interner, name, static_cast<otp_name_kind>(kind));
 }
 
 void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }

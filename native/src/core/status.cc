@@ -36,8 +36,9 @@ const char* otp_status_text(int status) {
 void otp_get_recorder_stats(otp_recorder_stats* out) {
   otp::Registry& all = otp::registry();
   *out = otp_recorder_stats{};
-  out->names = all.interner.size();
-  out->names_refused = all.interner.refused();
+  out->names = all.interner.view().count;
+  for (uint32_t kind = 0; kind < OTP_NAME_KINDS; ++kind)
+    out->names_refused[kind] = all.interner.refused(static_cast<otp_name_kind>(kind));
   out->clock_steps = all.clock.steps();
   out->unmatched_ends = all.unmatched_ends.load(std::memory_order_relaxed);
   out->clock_is_tsc = otp::g_clock_is_tsc ? 1 : 0;
@@ -48,13 +49,7 @@ void otp_get_recorder_stats(otp_recorder_stats* out) {
   out->chunk_bytes = all.pool.mapped_bytes();
 }
 
-int otp_names_copy(otp_names* out) { return otp::registry().interner.copy(out) ? OTP_OK : OTP_E_NO_MEMORY; }
-
-void otp_names_free(otp_names* names) {
-  std::free(const_cast<uint8_t*>(names->data));
-  std::free(const_cast<uint64_t*>(names->ends));
-  *names = otp_names{nullptr, nullptr, 0};
-}
+void otp_names_view(otp_names* out) { *out = otp::registry().interner.view(); }
 
 int64_t otp_now_ns(void) {
   uint64_t now = otp::ticks_now();

@@ -1,8 +1,5 @@
 #include "core/thread_buffer.h"
 
-#include <functional>
-#include <string_view>
-
 namespace otp {
 
 bool NameCache::is_unstable(const char* address, uint32_t generation) const {
@@ -18,13 +15,11 @@ void NameCache::keep(const char* address, uint32_t generation, uint32_t id) {
   pair[0] = {address, id, generation};
 }
 
-uint32_t NameCache::id_of(Interner& interner, const char* name, uint32_t size) {
-  std::string_view wanted = size == UINT32_MAX ? std::string_view(name) : std::string_view(name, size);
-  Text& entry = d_texts[std::hash<std::string_view>{}(wanted) % kTexts];
-  if (entry.text != nullptr && std::string_view(entry.text, entry.size) == wanted) return entry.id;
-  InternedName interned = interner.intern(wanted);
+uint32_t NameCache::ask(Interner& interner, std::string_view name, otp_name_kind kind) {
+  InternedName interned = interner.intern(name, kind);
   // A refused name comes back as another text: remembering it would make the next lookup wrong, not only slow.
-  if (std::string_view(interned.text, interned.size) == wanted) entry = {interned.text, interned.size, interned.id};
+  if (std::string_view(interned.text, interned.size) == name)
+    d_texts[place_of(name)] = {interned.text, interned.size, interned.id};
   return interned.id;
 }
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <string_view>
 #include <vector>
 
 #include "core/chunk_list.h"
@@ -75,9 +77,14 @@ class NameCache {
   void keep(const char* address, uint32_t generation, uint32_t id);
   void keep_unstable(const char* address, uint32_t generation) { keep(address, generation, kUnstable); }
 
-  // The id of a name by its content; asks the interner for one that this thread has not met. size UINT32_MAX: up to the
-  // 0.
-  uint32_t id_of(Interner& interner, const char* name, uint32_t size);
+  // Finds a name by its content.
+  bool find(std::string_view name, uint32_t* id) const {
+    const Text& entry = d_texts[place_of(name)];
+    *id = entry.id;
+    return entry.text != nullptr && std::string_view(entry.text, entry.size) == name;
+  }
+  // Of a name that this thread has not met.
+  uint32_t ask(Interner& interner, std::string_view name, otp_name_kind kind);
 
  private:
   struct Address {
@@ -97,6 +104,8 @@ class NameCache {
   static size_t set_of(const char* address) {
     return static_cast<size_t>(reinterpret_cast<uintptr_t>(address) * 0x9E3779B97F4A7C15u >> 56);
   }
+
+  static size_t place_of(std::string_view name) { return std::hash<std::string_view>{}(name) % kTexts; }
 
   Address d_addresses[kSets][2];
   Text d_texts[kTexts];

@@ -33,8 +33,12 @@ struct JsonText {
 };
 
 inline JsonText text_at(const otp_names& names, uint64_t index) {
-  const uint64_t begin = index == 0 ? 0 : names.ends[index - 1];
-  return {names.data + begin, names.ends[index] - begin};
+  const bool is_added = index >= names.count;
+  const uint8_t* data = is_added ? names.more_data : names.data;
+  const uint64_t* ends = is_added ? names.more_ends : names.ends;
+  if (is_added) index -= names.count;
+  const uint64_t begin = index == 0 ? 0 : ends[index - 1];
+  return {data + begin, ends[index] - begin};
 }
 
 inline char* put_text(char* out, const JsonText& text) { return put_bytes(out, text.data, text.size); }

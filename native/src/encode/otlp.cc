@@ -10,6 +10,7 @@
 #include <new>
 
 #include "encode/buffer.h"
+#include "encode/json_writer.h"
 #include "encode/proto_writer.h"
 #include "encode/utf8_repair.h"
 #include "otel_torchprof/encode_otlp.h"
@@ -162,13 +163,11 @@ bool Encoder::prepare(uint64_t first) {
   return true;
 }
 
-uint64_t Encoder::text_size(uint32_t name) const {
-  return spans_.names.ends[name] - (name == 0 ? 0 : spans_.names.ends[name - 1]);
-}
+uint64_t Encoder::text_size(uint32_t name) const { return text_at(spans_.names, name).size; }
 
 Text Encoder::text(uint32_t name) const {
-  const uint64_t size = text_size(name);
-  return text_of(spans_.names.data + spans_.names.ends[name] - size, size);
+  const JsonText found = text_at(spans_.names, name);
+  return text_of(found.data, found.size);
 }
 
 // Index into names; 0 where there is none.

@@ -26,7 +26,7 @@ PyMethodDef g_probe = {"probe", nothing, METH_NOARGS, nullptr};
 
 uint32_t unknown_name() {
   PyErr_Clear();
-  return g_api->intern("(unknown)", UINT32_MAX);
+  return g_api->intern("(unknown)", UINT32_MAX, OTP_NAME_CODE);
 }
 
 // The id of a str that is released; where it is null, of what stands for names that cannot be had.
@@ -34,7 +34,7 @@ uint32_t interned(PyObject* text) {
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
   const char* data = text == nullptr ? nullptr : utf8(text, &size, &owner);
-  uint32_t id = data == nullptr ? unknown_name() : g_api->intern(data, static_cast<uint32_t>(size));
+  uint32_t id = data == nullptr ? unknown_name() : g_api->intern(data, static_cast<uint32_t>(size), OTP_NAME_CODE);
   Py_XDECREF(owner);
   Py_XDECREF(text);
   return id;

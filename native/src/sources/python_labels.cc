@@ -73,7 +73,7 @@ bool add_args(Label* label, int64_t* words, otp_begin_args* event) {
   PyObject* owner = nullptr;
   const char* text = utf8(label->args, &size, &owner);
   if (text == nullptr) return false;
-  uint32_t id = g_api->intern(text, static_cast<uint32_t>(size));
+  uint32_t id = g_api->intern(text, static_cast<uint32_t>(size), OTP_NAME_TEXT);
   Py_XDECREF(owner);
   words[0] = 1;
   words[1] = OTP_INPUT_STRING | static_cast<int64_t>(id) << 32;

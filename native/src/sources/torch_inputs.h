@@ -25,7 +25,7 @@ class InputWords {
   // operators: 4,500 words for three lists of 500 matrices.
   static constexpr uint32_t kMax = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
 
-  using Intern = uint32_t (*)(const char*, uint32_t);
+  using Intern = uint32_t (*)(const char*, uint32_t, uint32_t);
 
   // `with_storages`: of tensors is told where they lie, too.
   void clear(bool with_storages) {
@@ -51,7 +51,7 @@ class InputWords {
   bool add_keywords(const std::unordered_map<std::string, c10::IValue>& keywords, Intern intern) {
     for (const auto& [keyword, value] : keywords) {
       uint32_t before = d_size;
-      uint32_t id = intern(keyword.data(), static_cast<uint32_t>(keyword.size()));
+      uint32_t id = intern(keyword.data(), static_cast<uint32_t>(keyword.size()), OTP_NAME_CODE);
       if (!add_header(OTP_INPUT_KEYWORD, id) || !add(value, intern)) {
         d_size = before;
         return false;
@@ -107,7 +107,7 @@ class InputWords {
   }
 
   bool add_string(const std::string& text, Intern intern) {
-    uint32_t id = intern == nullptr ? 0 : intern(text.data(), static_cast<uint32_t>(text.size()));
+    uint32_t id = intern == nullptr ? 0 : intern(text.data(), static_cast<uint32_t>(text.size()), OTP_NAME_TEXT);
     return add_header(OTP_INPUT_STRING, id);
   }
 

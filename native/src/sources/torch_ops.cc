@@ -148,7 +148,9 @@ int name_is_stable(const void* key) {
   }
 }
 
-uint32_t intern(const std::string& text) { return g_api->intern(text.data(), static_cast<uint32_t>(text.size())); }
+uint32_t intern(const std::string& text, otp_name_kind kind) {
+  return g_api->intern(text.data(), static_cast<uint32_t>(text.size()), kind);
+}
 
 // A line for each entry; stacksToStr, which torch has for this, ends each with a separator.
 uint32_t intern_lines(const std::vector<std::string>& entries, char separator) {
@@ -157,7 +159,7 @@ uint32_t intern_lines(const std::vector<std::string>& entries, char separator) {
     if (!text.empty()) text += separator;
     text += entry;
   }
-  return intern(text);
+  return intern(text, OTP_NAME_CODE);
 }
 
 // What TorchScript is running; nothing, and nothing allocated, outside of it.
@@ -175,10 +177,10 @@ bool add_module_hierarchy(InputWords* words) {
 
 uint32_t overload_of(const at::RecordFunction& fn) {
   if constexpr (requires { fn.overload_name(); }) {
-    return g_api->intern(fn.overload_name(), UINT32_MAX);
+    return g_api->intern(fn.overload_name(), UINT32_MAX, OTP_NAME_OPERATOR);
   } else {  // torch 2.6
     std::optional<c10::OperatorName> name = fn.operator_name();
-    return name.has_value() ? intern(name->overload_name) : 0;
+    return name.has_value() ? intern(name->overload_name, OTP_NAME_OPERATOR) : 0;
   }
 }
 
