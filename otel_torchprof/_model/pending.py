@@ -19,7 +19,7 @@ from .frames import distinct
 from .moved_roots import MovedRoots
 from .policy import Budget, Home, Reduction, reduced
 from .shrunk import shrunk, without_detail
-from .span_sizes import span_sizes
+from .span_sizes import largest_size, span_sizes
 from .span_tables import joined_tables, taken
 from .trace_room import TraceRoom
 from .verdicts import Verdicts
@@ -225,9 +225,10 @@ class PendingSpans:
         trace = first[pieces.table.trace[ready]]
         counts = np.bincount(trace[~found], minlength=traces)
         large = counts > self.budget.max_spans
-        if counts.max(initial=0) * _LARGEST_SPAN > self.budget.max_bytes:
+        most, allowed = counts.max(initial=0), self.budget.max_bytes
+        if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
-            large |= sizes > self.budget.max_bytes
+            large |= sizes > allowed
         grows = pieces.around != 0
         steps = [key for key, step in pieces.steps.items() if step.is_step]
         grows[trace[np.isin(unit, np.array(steps, dtype=np.uint64))]] = True

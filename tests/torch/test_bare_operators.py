@@ -26,7 +26,7 @@ class Asked(Sampler):
         self.names = []
         self._decision = decision
 
-    def should_sample(self, parent_context, trace_id, name, kind=None, attributes=None, links=None, trace_state=None):
+    def should_sample(self, parent_context, trace_id, name, *_, **__):
         self.names.append(name)
         return SamplingResult(self._decision)
 
