@@ -152,6 +152,7 @@ class LiveRecording:
             shortest_call=shortest_call,
             collectives=self._links,
             keeps_bare_calls=keeps_bare_calls,
+            max_spans=lambda: self._pending.budget.max_spans,
         )
         self.frame_facts: Callable[[], FrameFacts | None] = _nothing
         """What is known of Python's calls so far; whoever traces them sets it."""
@@ -170,7 +171,7 @@ class LiveRecording:
         )
 
     def now(self) -> int:
-        """The time by which the job's span is ended and begun, Unix ns."""
+        """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
         return now_ns()
 
     def start(self) -> None:
@@ -216,6 +217,7 @@ class LiveRecording:
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
+        now = self.now()
         self._ambient.begin_drain(now_ns())
         drained = self.session.drain(SLICE_BYTES)
         watermark, final = drained.watermark, final and drained.is_last
@@ -240,11 +242,14 @@ class LiveRecording:
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = [span for step in ended for span in step.spans.values()]
         self._job.note(step_spans)
-        spans, sent = self._spans(placed, step_spans, self._job.ended(self.now(), final=final), final=final)
+        roots = self._trees.ended_roots(min(watermark, now), final=final)
+        jobs = self._job.ended(self.now(), final=final)
+        spans, sent = self._spans(placed, [*step_spans, *roots], jobs, final=final)
         self._add_up(placed, step_spans)
         inside = self._inside(placed, step_spans)
         self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
+        self._trees.forget_roots(roots)
         self._unreported.clear()
         if self._on_steps is not None and step_spans:
             self._on_steps(step_spans)
@@ -322,7 +327,7 @@ class LiveRecording:
     def _pieces(
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> Pieces:
-        of_steps = [unit.step for unit in placed.units if unit.step is not None]
+        synthetic = [unit.step for unit in placed.units if unit.step is not None]
         exported = [span for span in (*ended, *jobs) if span.trace.exported]
         is_event = table.row >= 0
         unit = table.span_id.copy()
@@ -336,7 +341,7 @@ class LiveRecording:
                 + [_around(span) for span in exported],
                 dtype=np.uint64,
             ),
-            {span.span_id: span for span in (*of_steps, *ended)},
+            {span.span_id: span for span in (*synthetic, *ended)},
             ended,
             final,
         )

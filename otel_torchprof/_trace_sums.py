@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._model.jobs import JOB_NAME
+from ._model.operator_roots import OPERATORS_NAME
 from ._model.running import MAX_FOREIGN_NAMES, OTHER_NAMES, Average
 from ._model.tree import STEP_KEY, STEP_PREFIX
 from ._model.units import STEP_NAME
@@ -104,7 +105,8 @@ class TraceSums:
     ) -> None:
         """A span: times in ns, its id, that of its parent (0: none), its trace; those of its attributes that are :data:`WANTED`.
 
-        The span of the job, and that of a step which did not end, are in no average, as in those of the recording itself.
+        The span of the job, that of a step which did not end, and roots that operators share are in no average, as in those of the
+        recording itself.
         """
         span_id, parent_id, trace = ids
         if trace in self._spans or len(self._spans) < _MOST_TRACES:
@@ -121,6 +123,8 @@ class TraceSums:
         folded = round(float(attributes.get(FOLDED_DURATION, 0)) * _NS)
         self._folded_count += int(attributes.get(FOLDED_COUNT, 0))
         self._folded_time += folded
+        if name == OPERATORS_NAME:
+            return
         count = int(attributes.get(COMPOSITE_COUNT, 1))
         self._append(name, count, (start, duration, duration - folded, -1, span_id, parent_id))
 

@@ -21,7 +21,9 @@ void open_events_are_told_of() {
   enter(1);
   begin_label("outer");
   enter(2);
-  begin_label("inner");
+  otp_begin_args inner = label("inner");
+  inner.scope = 7;
+  api().begin(&inner);
   leaf("leaf");
   Batch first(session.drain());
   CHECK_EQ(first->rows, 1u);
@@ -32,6 +34,9 @@ void open_events_are_told_of() {
   CHECK_EQ(first->open_context[0], 1u);
   CHECK_EQ(first->open_context[1], 2u);
   CHECK_EQ(first->open_kind[0], OTP_EVENT_LABEL);
+  CHECK_EQ(first->open_scope[0], 0);
+  CHECK_EQ(first->open_scope[1], 7);
+  CHECK_EQ(first->open_thread[1], first->thread[0]);
   CHECK(first->open_start[0] <= first->open_start[1] && first->open_start[1] <= first->start[0]);
   end("inner");
   Batch second(session.drain());

@@ -203,6 +203,10 @@ class OpenEvents:
     """Indices into ``Batch.names``."""
     kind: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     """What they are: see :class:`~otel_torchprof._columns.schema.Kind`."""
+    thread: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Indices into ``Batch.threads``: where they began."""
+    scope: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """``at::RecordScope``: see :class:`~otel_torchprof._columns.schema.Scope`."""
 
     def __len__(self) -> int:
         return len(self.id)

@@ -316,13 +316,17 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         memory.device_peak,
     ),
     Attribute(
-        "thread.id", _INT64, "`threading.get_ident()` of the thread where it began", "on events", events.thread_id
+        "thread.id",
+        _INT64,
+        "`threading.get_ident()` of the thread where it began",
+        "on events and `torch.operators`",
+        events.thread_id,
     ),
     Attribute(
         "thread.name",
         _NAME,
         "name of the thread where it began",
-        "on events, if the thread has a name",
+        "on events and `torch.operators`, if the thread has a name",
         events.thread_name,
     ),
     Attribute(

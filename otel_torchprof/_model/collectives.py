@@ -155,14 +155,15 @@ class LiveCollectives:
         numbers = told["sequence_nr"].copy()
         for at in np.lexsort((told["event"], trees.start[node_of])).tolist():
             node = int(node_of[at])
-            found = units[unit[node]]
+            found = units[unit[node]].step
+            step = -1 if found is None else found.number
             entry = _entry(batch, told, at, batch.names[int(trees.name[node])])
             if entry.is_transfer:
-                entry = entry._replace(number=-1 if found.step is None else self._transfer(entry, found.step.number))
+                entry = entry._replace(number=-1 if step < 0 else self._transfer(entry, step))
                 numbers[at] = entry.number
-            if entry.event not in self._parts and found.step is not None:
-                part = self._part(entry, found.step.number)
-                if part is not None and part.trace_id == found.trace.trace_id:
+            if entry.event not in self._parts and step >= 0:
+                part = self._part(entry, step)
+                if part is not None and part.trace_id == units[unit[node]].trace.trace_id:
                     self._parts[entry.event] = part
         _forget_oldest(self._parts)
         _forget_oldest(self._numbers)

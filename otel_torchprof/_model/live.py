@@ -4,7 +4,8 @@ What is decided for the outermost event of a tree holds for the whole tree, howe
 
 - in a context, it hangs under the span that the context stands for;
 - where there are steps, and the context is theirs or none, it hangs under the step in which it began;
-- without either it is the root of a trace of its own, which the sampler was asked about.
+- without either an operator hangs under a root that it shares with those of its thread and its second (``operator_roots``);
+- all else is the root of a trace of its own, which the sampler was asked about.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .compiled import shares
 from .forest import Decided, Forest, contexts_of, forest
 from .live_devices import LiveDevices
 from .live_frames import without_loose_calls
+from .operator_roots import OperatorRoots, operators
+from .policy import Budget
 from .steps import Step, StepSpan, Trace
 from .units import event_span_ids
 
@@ -44,6 +47,7 @@ class Unit(NamedTuple):
     """0: they are roots."""
     is_remote: bool = False
     step: StepSpan | None = None
+    """Where that is synthetic: the span of a step, or the root that operators share."""
 
 
 class Placed(NamedTuple):
@@ -60,7 +64,7 @@ class Placed(NamedTuple):
     inside: npt.NDArray[np.int64]
     """Time of direct children that came in earlier drains, ns."""
     root: npt.NDArray[np.uint64]
-    """Span id of the unit's root: of the step, or of the outermost event."""
+    """Span id of the unit's root: synthetic, or that of the outermost event."""
     open_roots: frozenset[int]
     """Those that are events and of whose trees something goes on: mostly they themselves."""
     devices: DeviceTimes | None = None
@@ -76,6 +80,11 @@ class Placed(NamedTuple):
         return np.maximum(own, 0)
 
 
+def _usual() -> int:
+    """The default of a policy."""
+    return Budget.max_spans
+
+
 class LiveTrees:
     """Places the events of one recording, drain after drain. For one thread at a time.
 
@@ -89,6 +98,7 @@ class LiveTrees:
         shortest_call: seconds; calls of functions that take less are left out.
         collectives: what is known of them.
         keeps_bare_calls: keep those that are in no step, no span and nothing else: of a program that is nothing but calls.
+        max_spans: that a trace may have.
     """
 
     def __init__(
@@ -101,8 +111,10 @@ class LiveTrees:
         shortest_call: float = 0.0,
         collectives: LiveCollectives | None = None,
         keeps_bare_calls: bool = False,
+        max_spans: Callable[[], int] = _usual,
     ) -> None:
         self._key = key
+        self._operators = OperatorRoots(key, new_trace, max_spans)
         self._collectives = collectives
         self._steps = steps
         self._new_trace = new_trace
@@ -116,7 +128,7 @@ class LiveTrees:
         self._devices = LiveDevices()
 
     def place(self, batch: Batch) -> Placed:
-        """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes."""
+        """Gives every row of a drained batch its trace, its span id and its parent. About 30 numpy passes."""
         if self._steps.active:
             self._note_stepping_contexts(batch)
         steps = self._steps.known()
@@ -153,6 +165,18 @@ class LiveTrees:
         self._steps.settle()
         return placed
 
+    def ended_roots(self, watermark: int, *, final: bool) -> Sequence[StepSpan]:
+        """The shared roots of operators that have ended, again until :meth:`forget_roots`.
+
+        ``watermark``: Unix ns; all that began earlier was placed. ``final``: nothing more will come.
+        """
+        busy = {unit.step for unit in self._places.values() if unit.step is not None}
+        return self._operators.ended(watermark, busy, final=final)
+
+    def forget_roots(self, ended: Sequence[StepSpan]) -> None:
+        """These were sent."""
+        self._operators.forget(ended)
+
     def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         own = event_span_ids(events, self._key)
         return own if self._collectives is None else self._collectives.span_ids(events, own)
@@ -182,7 +206,7 @@ class LiveTrees:
         return np.isin(batch["thread"], own)
 
     def _widen_steps(self, placed: Placed, start: Array, unit: Array) -> None:
-        """A step's span holds its events, those that are still open too. ``start``, ``unit``: of rows and open events."""
+        """A synthetic span holds its events, those that are still open too. ``start``, ``unit``: of rows and open events."""
         spans = [found.step for found in placed.units]
         if not any(spans):
             return
@@ -193,12 +217,16 @@ class LiveTrees:
         np.maximum.at(ends, placed.unit, batch["end"])
         own = np.flatnonzero(self._is_loops(batch))
         np.maximum.at(own_ends, placed.unit[own], batch["end"][own])
-        inside = np.zeros(len(spans), dtype=np.int64)
+        inside, longest = np.zeros((2, len(spans)), dtype=np.int64)
         below = np.flatnonzero(placed.is_outermost)
-        np.add.at(inside, placed.unit[below], (batch["end"] - batch["start"])[below])
-        for number, span in enumerate(spans):
+        durations = (batch["end"] - batch["start"])[below]
+        np.add.at(inside, placed.unit[below], durations)
+        np.maximum.at(longest, placed.unit[below], durations)
+        for number, (span, *found) in enumerate(
+            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, inside, longest)), strict=True)
+        ):
             if span is not None and starts[number] != NEVER:
-                span.widen(int(starts[number]), int(ends[number]), int(own_ends[number]), int(inside[number]))
+                span.widen(*found)
 
     @staticmethod
     def _add_shares(placed: Placed, parent: Array) -> None:
@@ -222,6 +250,7 @@ class LiveTrees:
                 of_root[at] = len(units)
                 units.append(self._places[int(trees.id[roots[at]])])
         self._shared_units(trees, roots, steps, units, of_root)
+        self._operator_units(trees, batch, roots, units, of_root)
         for at in np.flatnonzero(of_root < 0).tolist():
             of_root[at] = len(units)
             units.append(Unit(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
@@ -243,6 +272,24 @@ class LiveTrees:
                 number[at] = len(units)
                 units.append(unit)
         of_root[waiting] = number[of_pair]
+
+    def _operator_units(self, trees: Forest, batch: Batch, roots: Array, units: list[Unit], of_root: Array) -> None:
+        """Operators that are in none of these, which share roots."""
+        waiting = (of_root < 0) & operators(batch)[roots]
+        is_shared = np.array([unit.step is not None and not unit.step.is_step for unit in units] + [False], np.bool_)
+        below = np.zeros(len(trees), dtype=np.bool_)
+        below[roots] = waiting | is_shared[of_root]
+        below = below[trees.outermost]
+        if len(self._decided.id):
+            below &= ~np.isin(trees.id, self._decided.id)
+        new = np.flatnonzero(below)
+        if not new.size:
+            return
+        is_waiting = np.zeros(len(trees), dtype=np.bool_)
+        is_waiting[roots] = waiting
+        spans, which = self._operators.shared(batch, trees, new, is_waiting[new])
+        of_root[waiting] = len(units) + which
+        units += [Unit(span.trace, span.span_id, False, span) for span in spans]
 
     def _positions(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
         """Which of the steps each time lies in, -1 where the context is not one of the steps'."""

@@ -1,6 +1,6 @@
 """Spans that wait until what they belong to is whole: only then is it known how much of it is sent.
 
-A step, or where there are none the tree of an outermost event, is a *unit*, named by the span id of its root. A drain brings
+A step, operators that share a root, or else the tree of an outermost event, is a *unit*, named by the span id of its root. A drain brings
 pieces of units. Those of a unit that goes on are held, compact, until it ends; then its detail is kept or not, and brought within
 the budget of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
 """
@@ -19,10 +19,9 @@ from .frames import distinct
 from .moved_roots import MovedRoots
 from .policy import Budget, Home, Reduction, reduced
 from .shrunk import shrunk, without_detail
-from .span_sizes import span_sizes
+from .span_sizes import largest_size, span_sizes
 from .span_tables import joined_tables, taken
 from .trace_room import TraceRoom
-from .units import STEP_NAME
 from .verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -57,19 +56,19 @@ class Pieces(NamedTuple):
     unit: npt.NDArray[np.uint64]
     """Of each span."""
     open_roots: Collection[int]
-    """Units that go on and are no steps."""
+    """Units that go on and have no synthetic root."""
     around: npt.NDArray[np.uint64]
     """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
     steps: Mapping[int, StepSpan]
-    """By unit, as far as units are steps."""
+    """Synthetic roots by unit."""
     ended: Sequence[StepSpan]
-    """Steps that have ended; their spans are in the table."""
+    """Those that have ended; their spans are in the table."""
     final: bool = False
     """Nothing more will come."""
 
 
 class _Fate(enum.Enum):
-    """What became of a step that has ended, and with it of what comes late."""
+    """What became of a unit that has ended, and with it of what comes late."""
 
     WHOLE = "whole"
     REDUCED = "reduced"
@@ -115,7 +114,8 @@ class PendingSpans:
         """Spans that were held and went with a call of :meth:`decide` that failed."""
 
     @property
-    def _budget(self) -> Budget:
+    def budget(self) -> Budget:
+        """The size limit of a trace, or the share of it that this process has now."""
         budget, share = self._rules.budget, self._share()
         if share <= 1:
             return budget
@@ -164,6 +164,7 @@ class PendingSpans:
         out += self._too_much()
         for step in pieces.ended:
             fate = _Fate.REDUCED if step.span_id in self._reduced_now else _Fate.WHOLE
+            step.is_sent = True
             self._past[step.span_id] = fate if kept.get(step.span_id, True) else _Fate.SHRUNK
         self._reduced_now.clear()
         while len(self._past) > _MOST_PAST:
@@ -174,7 +175,7 @@ class PendingSpans:
 
     def _open_units(self, pieces: Pieces) -> set[int]:
         """Those whose spans have to wait."""
-        self._running |= {key: step for key, step in pieces.steps.items() if key not in self._past}
+        self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
         for step in pieces.ended:
             self._running.pop(step.span_id, None)
         if pieces.final:
@@ -223,12 +224,14 @@ class PendingSpans:
         first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
         trace = first[pieces.table.trace[ready]]
         counts = np.bincount(trace[~found], minlength=traces)
-        large = counts > self._budget.max_spans
-        if counts.max(initial=0) * _LARGEST_SPAN > self._budget.max_bytes:
+        large = counts > self.budget.max_spans
+        most, allowed = counts.max(initial=0), self.budget.max_bytes
+        if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
-            large |= sizes > self._budget.max_bytes
+            large |= sizes > allowed
         grows = pieces.around != 0
-        grows[trace[np.isin(unit, np.fromiter(pieces.steps, np.uint64, len(pieces.steps)))]] = True
+        steps = [key for key, step in pieces.steps.items() if step.is_step]
+        grows[trace[np.isin(unit, np.array(steps, dtype=np.uint64))]] = True
         large |= self._room.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
         return found | large[trace]
 
@@ -268,7 +271,7 @@ class PendingSpans:
         if key in self._past:
             return self._late(unit, self._past[key])
         if unit.at is None:
-            return self._reduced(unit, self._budget) if unit.is_step or key in self._sent_early else table
+            return self._reduced(unit, self.budget) if unit.is_step or key in self._sent_early else table
         if was_held and not self._rules.keep_all and not self._is_kept(unit, unit.at, kept):
             self._figures["shrunk_away"] += len(table) - 1
             unit = unit._replace(table=shrunk(table, unit.home), at=0)
@@ -281,7 +284,7 @@ class PendingSpans:
         if fate is _Fate.SHRUNK:
             self._figures["shrunk_away"] += len(unit.table)
             return None
-        return self._reduced(unit, self._budget)
+        return self._reduced(unit, self.budget)
 
     def _is_kept(self, unit: _Unit, at: int, kept: Mapping[int, bool]) -> bool:
         table = unit.table
@@ -293,7 +296,7 @@ class PendingSpans:
 
     def _of_step(self, unit: _Unit, at: int) -> SpanTable:
         """The unit within the budget; of a trace of the application within what that has left."""
-        budget, home = self._budget, unit.home
+        budget, home = self.budget, unit.home
         trace_id = home.trace_id.to_bytes(16, "big")
         if unit.around:
             left = self._room.left(trace_id)
@@ -309,7 +312,7 @@ class PendingSpans:
 
     def _in_application(self, table: SpanTable, around: int) -> SpanTable:
         """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
-        budget, unit = self._budget, _Unit.of([table], around, None, around)
+        budget, unit = self.budget, _Unit.of([table], around, None, around)
         trace_id = table.trace_ids[0].tobytes()
         left = self._room.left(trace_id)
         if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
@@ -352,10 +355,11 @@ class PendingSpans:
                 self._held[key] = [taken(unit.table, np.array([unit.at]))]
                 unit = unit._replace(table=taken(unit.table, np.delete(np.arange(len(unit.table)), unit.at)), at=None)
             if len(unit.table):
-                yield self._reduced(unit, self._budget, goes_on=True)
+                yield self._reduced(unit, self.budget, goes_on=True)
 
     def _patience(self, unit: int) -> int:
-        return HELD_STEP_NS if unit in self._running else HELD_NS
+        step = self._running.get(unit)
+        return HELD_STEP_NS if step is not None and step.is_step else HELD_NS
 
 
 class _Unit(NamedTuple):
@@ -376,10 +380,10 @@ class _Unit(NamedTuple):
         at = int(found[0]) if len(found) else None
         trace_id = int.from_bytes(table.trace_ids[0].tobytes(), "big")
         state = table.trace_states[0] if table.trace_states else ""
-        name = STEP_NAME if step is not None else PART_NAME if at is None else table.names[table.name[at]]
+        name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
         number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
         home = Home(trace_id, key, name, number, state)
-        return cls(table, home, at, step is not None, around)
+        return cls(table, home, at, step is not None and step.is_step, around)
 
 
 def _nbytes(tables: Sequence[SpanTable]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,33 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
         size += LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
     whole: npt.NDArray[np.int64] = _field(size)
     return whole
+
+
+def largest_size(table: SpanTable) -> int:
+    """Bytes that no span of the table exceeds: its longest name, its largest attributes and its most links in one.
+
+    Costs a quarter of :func:`span_sizes`, and is close to the largest of these where spans are alike.
+    """
+    if not len(table):
+        return 0
+    texts = _field(_text_sizes(table.names))
+    states = [len(state.encode("utf-8", "replace")) for state in table.trace_states]
+    size = _ALWAYS + _PARENT + _ERROR + int(texts[table.name].max()) + int(_field(max(states, default=0)))
+    for column in table.attributes:
+        values = column.values
+        if column.type == AttributeType.NAME:
+            values = values[[texts[values].argmax()]]
+        elif column.type == AttributeType.INT64:
+            values = values.astype(np.uint64).max(keepdims=True)
+        else:
+            values = values[:1]
+        size += int(_attribute_sizes(replace(column, values=values, present=None), texts)[0])
+    for counts in (table.dropped_attributes, table.dropped_links):
+        if counts is not None:
+            size += 1 + int(_varint(counts.max()))
+    if len(table.links):
+        size += LINK_SIZE * int(np.bincount(table.links["row"].astype(np.int64)).max())
+    return int(_field(size))
 
 
 def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array:

@@ -51,9 +51,10 @@ _UNSAMPLED = Trace(0, False, False)
 
 @dataclass(eq=False)
 class StepSpan:
-    """One step in one context."""
+    """A synthetic span: a step in one context, a section of the job, a root that operators share."""
 
     number: int
+    """Of the step; -1 of what is none."""
     trace: Trace
     span_id: int
     start: int
@@ -75,9 +76,13 @@ class StepSpan:
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     inside: int = 0
     """Time of its outermost events, ns."""
+    longest: int = 0
+    """Time of the longest of these."""
 
     is_running: bool = False
     """Taken before its end."""
+    is_sent: bool = False
+    """What still comes of it is late."""
     first: int | None = None
     """When its first event began."""
     own_end: int = 0
@@ -86,16 +91,22 @@ class StepSpan:
     """What ran in compiled regions, so far; None where the program has none."""
 
     @property
+    def is_step(self) -> bool:
+        """Whether it stands for a step."""
+        return self.number >= 0
+
+    @property
     def is_surrounded(self) -> bool:
         """Whether it is in a span of the application; below another rank's step it is in none."""
         return self.parent is not self.trace.parent
 
-    def widen(self, start: int, end: int, own_end: int, inside: int) -> None:
+    def widen(self, start: int, end: int, own_end: int, inside: int, longest: int) -> None:
         """Takes in events."""
         self.start, self.end = min(self.start, start), max(self.end, end)
         self.first = start if self.first is None else min(self.first, start)
         self.own_end = max(self.own_end, own_end)
         self.inside += inside
+        self.longest = max(self.longest, longest)
 
 
 @dataclass(eq=False)

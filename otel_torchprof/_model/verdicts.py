@@ -31,11 +31,12 @@ class Verdicts:
             self._asked.add(step)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
-        """Whether each ended step keeps its detail, by unit. ``failed``: units in which something did.
+        """Whether each ended step, and each ended root of operators, keeps its detail, by unit. ``failed``: where something did.
 
-        One verdict for all spans of a step, by the duration that its own loop gave it.
+        One verdict for all spans of a step, by the duration that its own loop gave it. How long operators share a root says
+        nothing about them: there it is the longest operator that is compared with those of other roots.
         """
-        steps = [span for span in ended if span.number >= 0]
+        steps = [span for span in ended if span.is_step]
         kept = dict.fromkeys([span.number for span in steps], False)
         for span in steps:
             slow = span.thread is not None and self._slow.takes(STEP_NAME, span.end - span.start)
@@ -43,7 +44,11 @@ class Verdicts:
         self._asked.difference_update(kept)  # and not -=, which would lose what is asked for meanwhile
         for is_kept in kept.values():
             self.figures["kept" if is_kept else "shrunk"] += 1
-        return {span.span_id: kept[span.number] for span in steps}
+        found = {span.span_id: kept[span.number] for span in steps}
+        for span in ended:
+            if not span.is_step:
+                found[span.span_id] = self.of_unit(span.name, span.longest, failed=span.span_id in failed)
+        return found
 
     def of_unit(self, name: str, duration_ns: int, *, failed: bool) -> bool:
         """The same for what is no step."""

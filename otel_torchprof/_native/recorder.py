@@ -220,6 +220,8 @@ def _batch(raw: Any) -> Batch:
             context=_view(raw.open_context, raw.open_count, np.uint32, owned),
             name=_view(raw.open_name, raw.open_count, np.uint32, owned),
             kind=_view(raw.open_kind, raw.open_count, np.uint8, owned),
+            thread=_view(raw.open_thread, raw.open_count, np.uint32, owned),
+            scope=_view(raw.open_scope, raw.open_count, np.uint8, owned),
         ),
     )
 

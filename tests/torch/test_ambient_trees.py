@@ -200,16 +200,20 @@ def test_threads_at_the_same_time():
 
 
 def test_a_pool_without_propagation():
-    """Where nobody carries the context over, the work is no part of the request: each operator is a trace of its own."""
-    with instrumented() as service:
-        with service.tracer.start_as_current_span("request") as request, ThreadPoolExecutor(1) as pool:
-            pool.submit(X.neg).result()
-            pool.submit(X.neg).result()
-        found = [(span.name, span.parent) for span in service.spans()]
-        assert found == [("aten::neg", None)] * 2
-        traces = {span.context.trace_id for span in service.spans()}
-        assert len(traces) == 2
-        assert request.context.trace_id not in traces
+    """Where nobody carries the context over, the work is no part of the request: the pool's operators share a root of their own."""
+    with (
+        instrumented() as service,
+        service.tracer.start_as_current_span("request") as request,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(X.neg).result()
+        pool.submit(X.neg).result()
+    spans = service.spans_at_end()
+    roots = {span.context.span_id for span in spans if span.name == "torch.operators" and span.parent is None}
+    operators = [span for span in spans if span.name == "aten::neg"]
+    assert len(operators) == 2
+    assert {span.parent.span_id for span in operators} == roots
+    assert request.context.trace_id not in {span.context.trace_id for span in spans}
 
 
 def caller(*, sampled: bool):
@@ -225,13 +229,14 @@ def test_remote_parent():
         X.neg()
         otel_context.detach(token)
         X.sin()
-        neg, sin = service.spans()
+    found = {span.name: span for span in service.spans_at_end()}
+    neg, sin, root = (found[name] for name in ("aten::neg", "aten::sin", "torch.operators"))
     remote = trace.get_current_span(caller(sampled=True)).get_span_context()
     assert (neg.name, neg.parent.span_id, neg.context.trace_id) == ("aten::neg", remote.span_id, remote.trace_id)
     assert neg.parent.is_remote
     assert neg.context.trace_state == remote.trace_state
-    assert sin.parent is None
-    assert sin.context.trace_id != remote.trace_id
+    assert (sin.parent.span_id, root.parent) == (root.context.span_id, None)
+    assert sin.context.trace_id == root.context.trace_id != remote.trace_id
 
 
 def test_unsampled_caller():

@@ -76,7 +76,7 @@ def test_what_the_device_has_not_done_is_waited_for(simulated, monkeypatch):
     a = tensor(4, 4)
     me = threading.get_native_id()
     service = Instrumented()
-    with service.on("ops", use_device=DEVICE):
+    with service.on("ops", use_device=DEVICE), service.tracer.start_as_current_span("request"):
         torch.mm(a, a)
         assert durations(service) == [("aten::mm", 5.0)]
         simulated.manual()
@@ -97,7 +97,7 @@ def test_a_device_that_is_used_later(simulated, monkeypatch):
     monkeypatch.setattr(module, "is_initialized", lambda: in_use)
     a = tensor(4, 4)
     service = Instrumented()
-    with service.on("ops", use_device=DEVICE):
+    with service.on("ops", use_device=DEVICE), service.tracer.start_as_current_span("request"):
         torch.add(a, a)
         assert durations(service) == [("aten::add", None)]
         assert "not used" in service.processor.health.sources["devices"]

@@ -335,8 +335,9 @@ def test_uninstrument_takes_everything_back(model, monkeypatch):
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not _global_optimizer_post_hooks
     assert set(threading.enumerate()) <= threads
+    found = bench.exporter.get_finished_spans()  # operators whose root ended with the recording
     infer(model)
-    assert bench.exporter.get_finished_spans() == ()
+    assert bench.exporter.get_finished_spans() == found
 
 
 def test_it_can_be_switched_on_again(model, monkeypatch):

@@ -67,6 +67,31 @@ def by_first_name(processes):
     return sorted(names(spans) for spans in processes.values())
 
 
+def test_a_forked_childs_operators_have_roots_of_its_own(tmp_path):
+    """Operators before and after a fork, within one second and outside of any span: each process's are below its own roots."""
+    processes = run(
+        tmp_path,
+        """
+        instrument("ops")
+        x = torch.ones(2)
+        x.neg()
+        pid = os.fork()
+        x.exp()
+        if pid == 0:
+            provider.shutdown()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        """,
+    )
+    found = []
+    for spans in processes.values():
+        roots = {span["span"] for span in spans if span["name"] == "torch.operators"}
+        outer = [span for span in spans if span["name"] in {"aten::neg", "aten::exp"}]
+        assert {span["parent"] for span in outer} <= roots
+        found.append(sorted(names(outer)))
+    assert sorted(found) == [["aten::exp"], ["aten::exp", "aten::neg"]]
+
+
 @pytest.mark.parametrize("detail", ["steps", "modules", "ops"])
 def test_a_forked_child_goes_on_by_itself(tmp_path, detail):
     """After os.fork both record, each its own and nothing twice; what the parent had recorded, the parent sends."""

@@ -31,6 +31,11 @@ class Event:
     more: dict[str, Any] = field(default_factory=dict)
 
 
+def label(name: str, start: int, end: int | None = None, parent: str = "") -> Event:
+    """What is a trace of its own outside of any span."""
+    return Event(name, start, end, parent, more={"kind": Kind.LABEL})
+
+
 class Recorder:
     """Gives events ids by name, and drains them into batches."""
 
@@ -68,7 +73,10 @@ class Recorder:
             np.array([e.start for e in opened], np.int64),
             np.array([e.context for e in opened], np.uint32),
             np.array([self.name_index(e.name) for e in opened], np.uint32),
-            np.array([e.more.get("kind", Kind.OPERATOR) for e in opened], np.uint8),
+            *(
+                np.array([e.more.get(key, _NEUTRAL.get(key, 0)) for e in opened], dtype)
+                for key, dtype in (("kind", np.uint8), ("thread", np.uint32), ("scope", np.uint8))
+            ),
         )
         return Batch.of(
             columns,
@@ -109,7 +117,7 @@ class Span:
 class Service:
     """A live model between a hand-written recorder and readable spans; deals ids out in order, from 1."""
 
-    def __init__(self, *, events_of_steps: bool = True) -> None:
+    def __init__(self, *, events_of_steps: bool = True, max_spans: int = 5_000) -> None:
         self.surroundings: dict[int, tuple[SpanContext, int | None]] = {}
         self.asked: list[tuple[str, int, tuple[int, int] | None]] = []
         self.answers: dict[str, Trace] = {}
@@ -117,7 +125,11 @@ class Service:
         self._events_of_steps = events_of_steps
         self.steps = Steps(self.new_trace, self.new_span_id, self.surroundings.get)
         self.trees = LiveTrees(
-            key=12345, steps=self.steps, new_trace=self.new_trace, surroundings=self.surroundings.get
+            key=12345,
+            steps=self.steps,
+            new_trace=self.new_trace,
+            surroundings=self.surroundings.get,
+            max_spans=lambda: max_spans,
         )
         self.flows = Flows()
         self.recorder = Recorder()
@@ -134,17 +146,19 @@ class Service:
         """A step ends on the thread of the test."""
         return self.steps.boundary(number, now, context, threading.get_ident())
 
-    def table(self, *events: Event, final: bool = False, **more: Any) -> Any:
+    def table(self, *events: Event, final: bool = False, watermark: int = 0, **more: Any) -> Any:
         ended = list(self.steps.take_ended())
         placed = self.trees.place(self.recorder.drain(*events, **more))
         if final:
             ended += self.steps.take_ended(everything=True)
-        spans = [span for step in ended for span in step.spans.values()]
+        roots = self.trees.ended_roots(watermark, final=final)
+        self.trees.forget_roots(roots)
+        spans = [*(span for step in ended for span in step.spans.values()), *roots]
         return live_table(placed, spans, self.flows, events_of_steps=self._events_of_steps)
 
-    def spans(self, *events: Event, final: bool = False, **more: Any) -> dict[str, Span]:
+    def spans(self, *events: Event, **more: Any) -> dict[str, Span]:
         """The spans of one drain by name; spans of steps as ``torch.step 3``."""
-        return readable(self.table(*events, final=final, **more))
+        return readable(self.table(*events, **more))
 
 
 def in_request(

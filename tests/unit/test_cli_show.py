@@ -132,12 +132,13 @@ def test_a_trace_of_torchs_profiler(tmp_path):
 
 
 def test_what_had_not_ended():
-    """The job and a step that was cut off are in no average, as in those of the recording; the step is listed as such."""
+    """The job, a step that was cut off and roots of operators are in no average, as in those of the recording; the step is listed as such."""
     sums = TraceSums()
     sums.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
     sums.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step": 7, "torch.unfinished": True})
     sums.add_span("op", 0, 900, (3, 2, "t"), {})
-    assert [row.name for row in sums.averages()] == ["op"]
+    sums.add_span("torch.operators", 0, 1000, (4, 0, "u"), {"torch.folded.count": 2, "torch.folded.duration": 1e-7})
+    assert [(row.name, row.calls) for row in sums.averages()] == [("op", 1), ("(folded into others)", 2)]
     assert [(step.number, step.is_unfinished) for step in sums.steps] == [(7, True)]
 
 

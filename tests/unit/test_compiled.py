@@ -79,6 +79,8 @@ def test_a_region_that_is_still_open():
         "context": np.uint32,
         "name": np.uint32,
         "kind": np.uint8,
+        "thread": np.uint32,
+        "scope": np.uint8,
     }
     opens = OpenEvents(**{key: np.array([5 if key == "name" else 0], kind) for key, kind in number.items()})
     drained = Batch(drained.columns, drained.names, drained.threads, opens=opens)

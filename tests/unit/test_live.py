@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from live_batches import MAIN, Event, Service, in_request, span_context
+from live_batches import MAIN, Event, Service, in_request, label, span_context
 from opentelemetry.sdk.resources import Resource
 
-from otel_torchprof._columns.schema import Scope
+from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import REMEMBERED
 from otel_torchprof._model.steps import Trace
 
@@ -71,10 +72,10 @@ def test_children_of_what_is_still_open_find_their_place(service):
 
 
 def test_the_place_of_a_tree_is_decided_once(service):
-    """A tree without any context asks the sampler once, however many drains it is spread over."""
-    first = service.spans(Event("outer", 0), Event("a", 1, 2, "outer"))
-    second = service.spans(Event("outer", 0), Event("b", 3, 4, "outer"))
-    third = service.spans(Event("outer", 0, 9))
+    """A label without any context asks the sampler once, however many drains its tree is spread over."""
+    first = service.spans(label("outer", 0), Event("a", 1, 2, "outer"))
+    second = service.spans(label("outer", 0), Event("b", 3, 4, "outer"))
+    third = service.spans(label("outer", 0, 9))
     assert [name for name, *_ in service.asked] == ["outer"]
     assert first["a"].trace == second["b"].trace == third["outer"].trace == 10_001
     assert first["a"].parent == second["b"].parent == third["outer"].span_id
@@ -83,7 +84,7 @@ def test_the_place_of_a_tree_is_decided_once(service):
 
 def test_a_child_that_outlives_its_parent_stays_in_its_trace(service):
     """An event that ends after the one around it, in a later drain, is in the same trace, under the same parent."""
-    first = service.spans(Event("outer", 0, 5), Event("slow", 1, None, "outer"))
+    first = service.spans(label("outer", 0, 5), Event("slow", 1, None, "outer"))
     second = service.spans(Event("slow", 1, 20, "outer"))
     assert (second["slow"].trace, second["slow"].parent) == (first["outer"].trace, first["outer"].span_id)
     assert len(service.asked) == 1
@@ -91,7 +92,7 @@ def test_a_child_that_outlives_its_parent_stays_in_its_trace(service):
 
 def test_a_child_that_outlives_its_parent_for_long_keeps_its_place(service):
     """However many drains later it ends, such an event is in the trace of its parent, and so is what began inside of it since."""
-    first = service.spans(Event("outer", 0, 5), Event("slow", 1, None, "outer"))
+    first = service.spans(label("outer", 0, 5), Event("slow", 1, None, "outer"))
     later = [service.spans(Event("slow", 1, None, "outer")) for _ in range(3)]
     later.append(service.spans(Event("slow", 1, None, "outer"), Event("late", 30, 31, "slow")))
     last = service.spans(Event("slow", 1, 40, "outer"))
@@ -113,9 +114,28 @@ def test_nothing_hangs_under_what_had_ended_before(service):
     assert (spans["op one"].trace, spans["op one"].parent) == (1, 1000)
 
 
-def test_without_context_and_steps_each_outermost_event_is_a_root(service):
-    """Inference outside of any span: one trace per outermost event, each asked about by name."""
-    spans = service.spans(Event("one", 0, 5), Event("in one", 1, 2, "one"), Event("two", 6, 9))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"kind": Kind.LABEL},
+        {"kind": Kind.MODULE},
+        {"kind": Kind.FRAME},
+        {"scope": Scope.USER_SCOPE},
+        {"scope": Scope.TORCHSCRIPT_FUNCTION},
+    ],
+)
+def test_what_may_be_a_request_is_a_root_where_it_is_outermost(service, kind):
+    """Labels, torch's too, modules and TorchScript outside of any span and step: one trace each, asked about by name."""
+    service.trees = LiveTrees(
+        key=1,
+        steps=service.steps,
+        new_trace=service.new_trace,
+        surroundings=service.surroundings.get,
+        keeps_bare_calls=True,
+    )
+    spans = service.spans(
+        Event("one", 0, 5, more=kind), Event("in one", 1, 2, "one"), Event("two", 6, 9, more=kind), final=True
+    )
     assert service.asked == [("one", -1, None), ("two", -1, None)]
     assert spans["one"].trace != spans["two"].trace
     assert (spans["one"].parent, spans["two"].parent) == (0, 0)
@@ -125,7 +145,7 @@ def test_without_context_and_steps_each_outermost_event_is_a_root(service):
 def test_what_the_sampler_refuses_is_left_out(service):
     """A root that is not sampled has no spans, nor has what is inside; its neighbours do."""
     service.answers["one"] = Trace(1, False, False)
-    assert set(service.spans(Event("one", 0, 5), Event("in one", 1, 2, "one"), Event("two", 6, 9))) == {"two"}
+    assert set(service.spans(label("one", 0, 5), Event("in one", 1, 2, "one"), label("two", 6, 9))) == {"two"}
 
 
 def test_a_samplers_attributes_and_state_are_on_the_root(service):
@@ -133,7 +153,7 @@ def test_a_samplers_attributes_and_state_are_on_the_root(service):
     service.answers["one"] = Trace(
         1, True, True, "s=1", {"ratio": 0.5, "why": "all", "n": 3, "yes": True, "list": ["a"]}
     )
-    table = service.table(Event("one", 0, 5), Event("in one", 1, 2, "one"))
+    table = service.table(label("one", 0, 5), Event("in one", 1, 2, "one"))
     values = {column.key: (column.values[0], column.present.tolist()) for column in table.attributes}
     assert {key: table.names[value] if key in {"why", "list"} else value for key, (value, _) in values.items()} == {
         "ratio": 0.5,
@@ -152,7 +172,7 @@ def test_samplers_may_add_anything_to_any_number_of_roots(service):
         "root 1": Trace(1, True, True, "", {"n": 1, 5: None}),
         "root 2": Trace(2, True, True, "", {"n": 1 << 63}),
     }
-    table = service.table(Event("root 1", 0, 5), Event("child", 1, 2, "root 1"), Event("root 2", 6, 9))
+    table = service.table(label("root 1", 0, 5), Event("child", 1, 2, "root 1"), label("root 2", 6, 9))
     spans = SpanList(table, resource=Resource({}), scope=instrumentation_scope())
     assert [span.attributes for span in spans] == [{"n": 1, "5": "null"}, {}, {"n": str(1 << 63)}]
 

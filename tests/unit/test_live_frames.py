@@ -42,7 +42,10 @@ def test_calls_in_a_request_are_its_spans(stepless):
 def test_calls_outside_of_everything_are_no_spans(stepless):
     """Without a request and steps, a call is a span inside of a module, label or operator only, which is the root of a trace."""
     spans = stepless.spans(
-        call("main", 0), call("infer", 5, 95, "main"), Event("model", 10, 90, "infer"), call("forward", 20, 80, "model")
+        call("main", 0),
+        call("infer", 5, 95, "main"),
+        Event("model", 10, 90, "infer", more={"kind": Kind.MODULE}),
+        call("forward", 20, 80, "model"),
     )
     assert stepless.asked == [("model", -1, None)]
     assert (set(spans), spans["model"].parent) == ({"model", "forward"}, 0)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from live_batches import Event, Service, Span, readable, span_context
 
 from otel_torchprof._columns.batch import Thread
-from otel_torchprof._columns.schema import DEVICE_COLUMNS
+from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._live_recording import _listed
 from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.operator_roots import OPERATORS_NAME, SLICE_NS
 from otel_torchprof._model.running import RunningAverages
 from otel_torchprof._model.steps import Trace
 from otel_torchprof._native.recorder import CONTEXT_MUTED
@@ -30,7 +31,7 @@ AMBIENT = {span_context(number).span_id: number for number in KNOWN}
 class Program:
     """Threads that begin and end events, a loop that makes steps, and a recorder that is drained now and then."""
 
-    service: Service = field(default_factory=Service)
+    service: Service = field(default_factory=lambda: Service(max_spans=5))
     now: int = 0
     open: list[list[Event]] = field(default_factory=lambda: [[] for _ in THREADS])
     ended: list[Event] = field(default_factory=list)
@@ -43,11 +44,11 @@ class Program:
         for number in KNOWN:
             self.service.surroundings[number] = (span_context(number), None)
 
-    def begin(self, thread: int, context: int) -> None:
+    def begin(self, thread: int, context: int, kind: Kind = Kind.OPERATOR) -> None:
         name = f"event {len(self.context_of)}"
         self.context_of[name] = context
-        stack = self.open[thread]
-        stack.append(Event(name, self.now, None, stack[-1].name if stack else "", context, {"thread": thread}))
+        stack, more = self.open[thread], {"thread": thread, "kind": kind}
+        stack.append(Event(name, self.now, None, stack[-1].name if stack else "", context, more))
         self.service.recorder.id_of(name)
         self.service.recorder.name_index(name)
         # A trace of its own has the same id however often, and whenever, it is asked for.
@@ -59,6 +60,10 @@ class Program:
             event = stack.pop(-1 - min(depth, len(stack) - 1))
             event.end = self.now
             self.ended.append(event)
+
+    def wait(self) -> None:
+        """More than half as long as operators share a root."""
+        self.now += SLICE_NS * 2 // 3
 
     def step(self, _: int, context: int) -> None:
         self.boundaries += 1
@@ -78,8 +83,13 @@ class Program:
         if final:
             taken += steps.take_ended(everything=True)
         of_steps = [span for step in taken for span in step.spans.values()]
+        roots = self.service.trees.ended_roots(self.now, final=final)
+        self.service.trees.forget_roots(roots)
         self.averages.add(*_listed(placed))
-        for name, span in readable(live_table(placed, of_steps, self.service.flows, events_of_steps=True)).items():
+        table = live_table(placed, [*of_steps, *roots], self.service.flows, events_of_steps=True)
+        for name, span in readable(table).items():
+            if name.startswith(OPERATORS_NAME):
+                name = f"{OPERATORS_NAME} {span.span_id}"  # noqa: PLW2901 - there are many of that name
             assert name not in self.spans or name.startswith("torch.step"), f"{name} came twice"
             self.spans[name if name not in self.spans else f"{name}, {len(self.spans)}"] = span
 
@@ -109,7 +119,15 @@ class Program:
 
     @property
     def places(self) -> dict[str, tuple[int, int, int]]:
-        return {name: (span.trace, span.span_id, span.parent) for name, span in self.spans.items()}
+        # In which order traces are asked for depends on the drains: a shared root stands for its own.
+        trace = {span.trace: span.span_id for name, span in self.spans.items() if name.startswith(OPERATORS_NAME)}
+        return {
+            name: (trace.get(span.trace, span.trace), span.span_id, span.parent) for name, span in self.spans.items()
+        }
+
+    @property
+    def times(self) -> dict[str, tuple[int, int]]:
+        return {name: (span.start, span.end) for name, span in self.spans.items()}
 
     @property
     def sums(self) -> dict[str, tuple[int, ...]]:
@@ -117,12 +135,15 @@ class Program:
 
     def remembers_nothing(self) -> bool:
         trees = self.service.trees
-        return not (trees._places or trees._inside or trees._devices._inside or len(trees._decided.id))
+        roots = trees._operators._open or trees._operators._latest
+        return not (trees._places or trees._inside or trees._devices._inside or len(trees._decided.id) or roots)
 
 
 threads = st.integers(0, len(THREADS) - 1)
 contexts = st.sampled_from((0, *KNOWN, FORGOTTEN))
-begins = st.tuples(st.just("begin"), threads, contexts)
+kinds = st.sampled_from((Kind.OPERATOR, Kind.OPERATOR, Kind.LABEL))
+begins = st.tuples(st.just("begin"), threads, contexts, kinds)
+waits = st.tuples(st.just("wait"))
 ends = st.tuples(st.just("end"), threads, st.just(0))
 misnested_ends = st.tuples(st.just("end"), threads, st.integers(0, 2))
 drains = st.tuples(st.just("drain"))
@@ -130,16 +151,17 @@ steps = st.tuples(st.just("step"), st.just(0), st.sampled_from((0, *KNOWN, FORGO
 drains_while_a_step_ends = st.tuples(st.just("drain"), st.sampled_from((0, 1)))
 
 
-@given(st.lists(st.one_of(begins, begins, ends, ends, drains), max_size=60))
+@given(st.lists(st.one_of(begins, begins, ends, ends, drains, waits), max_size=60))
 def test_spans_and_sums_do_not_depend_on_the_drains(actions):
-    """Without steps every event has the same ids, the same parent, own time and device times, however often it was drained meanwhile."""
+    """Without steps every event, and every root that operators share, has the same ids, times, parent, own time and device times, however often it was drained meanwhile."""
     often, once = Program().play(actions), Program().play(actions, drains=False)
     assert often.places == once.places
+    assert often.times == once.times
     assert often.sums == once.sums
     assert often.remembers_nothing()
 
 
-@given(st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains), max_size=60))
+@given(st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains, waits), max_size=60))
 def test_events_that_end_in_any_order_keep_their_places(actions):
     """That holds for events which outlive those around them too, and a parent is always one that had not ended before."""
     often, once = Program().play(actions), Program().play(actions, drains=False)
@@ -152,7 +174,7 @@ def test_events_that_end_in_any_order_keep_their_places(actions):
 
 @given(
     st.booleans(),
-    st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains, drains_while_a_step_ends, steps)),
+    st.lists(st.one_of(begins, begins, misnested_ends, misnested_ends, drains, waits, drains_while_a_step_ends, steps)),
 )
 def test_with_steps_no_span_is_lost_or_torn_from_its_parent(known_before, actions):
     """Whenever steps end and wherever: each event is a span once, in its own trace, under a span that there is."""

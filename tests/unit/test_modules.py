@@ -157,8 +157,8 @@ def test_outermost_modules_of_a_drain():
         *(
             np.array(values, dtype)
             for values, dtype in zip(
-                ([8, 9], [0, 8], [1, 2], [0, 0], [1, 2], [3, 3]),
-                (np.uint64, np.uint64, np.int64, np.uint32, np.uint32, np.uint8),
+                ([8, 9], [0, 8], [1, 2], [0, 0], [1, 2], [3, 3], [0, 0], [0, 0]),
+                (np.uint64, np.uint64, np.int64, np.uint32, np.uint32, np.uint8, np.uint32, np.uint8),
                 strict=True,
             )
         )

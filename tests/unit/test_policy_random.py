@@ -22,7 +22,7 @@ from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._model.merging import merged
 from otel_torchprof._model.policy import Budget, Reduction, fits
 from otel_torchprof._model.shrunk import shrunk
-from otel_torchprof._model.span_sizes import span_sizes
+from otel_torchprof._model.span_sizes import largest_size, span_sizes
 from otel_torchprof._model.span_tables import joined_tables, taken
 from otel_torchprof._model.units import Step, span_table
 
@@ -179,6 +179,7 @@ def test_sizes_are_never_too_small(table):
     """Whatever is in a table, no span takes more bytes than thought; nor less but for what may be left out, in good UTF-8."""
     thought, real = span_sizes(table), sizes_on_the_wire(table)
     assert (thought >= real).all()
+    assert largest_size(table) >= thought.max(initial=0)
     raw = [table.names.raw(i) for i in range(1, len(table.names))]
     if all(raw) and all(name.decode("utf-8", "ignore").encode() == name for name in raw):
         assert (thought <= real + LEFT_OUT).all()
@@ -193,6 +194,7 @@ def test_sizes_of_recordings_are_close(seed):
     table = add_attributes(table, batch)
     thought, real = span_sizes(table), sizes_on_the_wire(table)
     assert (thought >= real).all()
+    assert largest_size(table) >= thought.max(initial=0)
     assert thought.sum() <= 1.1 * real.sum()
 
 

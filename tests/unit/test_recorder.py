@@ -330,6 +330,8 @@ def test_open_events():
     assert len(first.opens) == 2
     assert first.opens.parent.tolist() == [0, first.opens.id[0]]
     assert first.opens.context.tolist() == [3, 4]
+    assert first.opens.thread.tolist() == [first["thread"][0]] * 2
+    assert first.opens.scope.tolist() == last["scope"].tolist() * 2
     assert first.outer_parents.tolist() == [first.opens.id[1]]
     assert (second["id"][0], second["start"][0]) == (first.opens.id[1], first.opens.start[1])
     assert second.opens.id.tolist() == [first.opens.id[0]]

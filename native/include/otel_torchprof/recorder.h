@@ -161,8 +161,10 @@ typedef struct {
   uint64_t* open_parent;  /* ... the ids of their parents, 0 for none, ... */
   int64_t* open_start;    /* ... when they began, Unix ns, ... */
   uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */
-  uint32_t* open_name;    /* ... their names ... */
-  uint8_t* open_kind;     /* ... and kinds */
+  uint32_t* open_name;    /* ... their names, ... */
+  uint32_t* open_thread;  /* ... threads, as in the column, ... */
+  uint8_t* open_kind;     /* ... kinds ... */
+  uint8_t* open_scope;    /* ... and scopes */
   uint64_t open_count;
   int64_t* memory_time; /* MEMORY records, by thread and within a thread by time; null when the session keeps none */
   int64_t* memory_bytes;

@@ -143,7 +143,8 @@ otp_batch* BatchBuilder::finish() {
          allocate(&b.outer_parent, d_outer.size()) && allocate(&b.open_id, d_open.size()) &&
          allocate(&b.open_parent, d_open.size()) && allocate(&b.open_start, d_open.size()) &&
          allocate(&b.open_context, d_open.size()) && allocate(&b.open_name, d_open.size()) &&
-         allocate(&b.open_kind, d_open.size());
+         allocate(&b.open_thread, d_open.size()) && allocate(&b.open_kind, d_open.size()) &&
+         allocate(&b.open_scope, d_open.size());
   if (!d_ok) return nullptr;
   std::copy(d_threads.begin(), d_threads.end(), b.threads);
   b.thread_count = d_threads.size();
@@ -157,7 +158,9 @@ otp_batch* BatchBuilder::finish() {
     b.open_start[b.open_count] = open.start;
     b.open_context[b.open_count] = open.context;
     b.open_name[b.open_count] = open.name;
-    b.open_kind[b.open_count++] = open.kind;
+    b.open_thread[b.open_count] = open.thread;
+    b.open_kind[b.open_count] = open.kind;
+    b.open_scope[b.open_count++] = open.scope;
   }
   otp_batch* done = d_batch;
   d_batch = nullptr;
@@ -202,7 +205,9 @@ extern "C" void otp_batch_free(otp_batch* batch) {
                     batch->open_start,
                     batch->open_context,
                     batch->open_name,
-                    batch->open_kind};
+                    batch->open_thread,
+                    batch->open_kind,
+                    batch->open_scope};
   for (void* array : arrays) std::free(array);
   std::free(batch);
 }

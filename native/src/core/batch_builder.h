@@ -17,8 +17,8 @@ class BatchBuilder {
   struct Open {
     uint64_t id, parent;
     int64_t start;
-    uint32_t context, name;
-    uint8_t kind;
+    uint32_t context, name, thread;
+    uint8_t kind, scope;
   };
 
   // Upper bounds, and which of the optional arrays there are.

@@ -286,7 +286,8 @@ void ThreadDecode::keep_open(std::vector<uint64_t>* rows) {
       }
       event.inputs.assign(words, static_cast<const int64_t*>(d_batch.input_words) + end);
     }
-    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name, d_batch.kind[row]});
+    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name, d_thread_index,
+                        d_batch.kind[row], d_batch.scope[row]});
     d_state.pending.push_back(std::move(event));
     rows->push_back(row);
   }
