@@ -109,7 +109,7 @@ void rows_are_written_one_by_one() {
   slices.launch_time = launch_time.data(), slices.launch_tid = launch_tid.data();
   slices.place_pid = pid.data(), slices.place_tid = tid.data();
   slices.place_device = device.data(), slices.place_stream = stream.data();
-  slices.names = {reinterpret_cast<const uint8_t*>(data.data()), ends.data(), 2};
+  slices.names = {reinterpret_cast<const uint8_t*>(data.data()), ends.data(), 2, nullptr, nullptr};
   slices.first_arrow_id = 3, slices.base = 1000, slices.pid = 42;
   Buffer first, second;
   CHECK_EQ(otp_chrome_encode_device_slices(&slices, 0, 1, first.get()), 1);
