@@ -59,7 +59,8 @@ def largest_size(table: SpanTable) -> int:
     """
     if not len(table):
         return 0
-    texts = _field(_text_sizes(table.names))
+    table = narrowed(table)
+    texts = _field(_text_sizes(table.names.flat()))
     states = [len(state.encode("utf-8", "replace")) for state in table.trace_states]
     size = _ALWAYS + _PARENT + _ERROR + int(texts[table.name].max()) + int(_field(max(states, default=0)))
     for column in table.attributes:
