@@ -127,7 +127,7 @@ class LiveRecording:
         self._has_marks = has_marks
         self._on_steps = on_steps
         self._log = LimitedLog()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
         self._control = threading.RLock()
         self._roots_muted = False
         self._unreported: Counter[str] = Counter()
