@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from live_batches import Event, Service
+from live_batches import Event, Service, label
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -133,7 +133,7 @@ def test_what_is_open_no_more_is_forgotten(service):
 def test_events_that_no_sampler_wants(service):
     """Averages have the device times of what is recorded only."""
     service.answers["refused"] = service.new_trace("refused", -1, None)._replace(recorded=False)
-    found = placed(service, Event("refused", 0, 9), Event("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
+    found = placed(service, label("refused", 0, 9), label("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
     running = RunningAverages()
     running.add(*_listed(found))
     assert [(average.name, average.device_total) for average in running.read()] == [("kept", 7)]
@@ -144,8 +144,8 @@ def on_device(monkeypatch):
     """A recorder whose events all have a pair on CUDA device 0, stream 3: 50 us, but 20 us of what is called inner."""
     drain = Session.drain
 
-    def with_pairs(session):
-        batch = drain(session)
+    def with_pairs(session, max_bytes=0):
+        batch = drain(session, max_bytes)
         names = [batch.names[name] for name in batch["name"].tolist()]
         rows = [
             (event, 3, 20 * US if name == "inner" else 50 * US)
