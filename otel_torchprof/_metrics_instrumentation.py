@@ -393,9 +393,9 @@ class MetricsInstrumentation:
         return (sampler.wants_reading and not sampler.is_on) or self._session.stats().bytes_held >= SLICE_BYTES
 
     def refresh(self) -> None:
-        """Adds what was recorded to the sums, unless another thread is at it. Any thread."""
+        """Adds what was recorded to the sums, unless another thread is at it for a second. Any thread."""
         try:
-            self._drain(Deadline.after(0))
+            self._drain(Deadline.after(1))
         except Exception:  # the reader of metrics gets what there is
             _logger.exception("operators could not be counted")
 
