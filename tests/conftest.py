@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 
 import pytest
@@ -21,6 +22,8 @@ _HASH_SEED = os.environ.get("PYTHONHASHSEED", "random")
 
 # For the processes that tests start. That of the tests itself has it from `make`.
 os.environ.setdefault("PYTHONHASHSEED", "0")
+# A shell ignores it in what it begins in the background, and processes inherit that: tests that interrupt some would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header():
