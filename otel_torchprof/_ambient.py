@@ -96,7 +96,7 @@ class AmbientTable:
         return self._ambients.get(number)
 
     def begin_drain(self, now: int = 0) -> None:
-        """To be called before the recorder is drained, by the thread that does so: who is gone by now (Unix ns) may leave after it."""
+        """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
         while self._gone:
             self._leaving[self._gone.popleft()] = now
 
@@ -104,8 +104,8 @@ class AmbientTable:
         """To be called when the events of the drain have been looked up.
 
         Args:
-            watermark: Unix ns, up to which events were drained: who was gone later stays, since its events come with a later
-                drain.
+            watermark: Unix ns, up to which events were drained: a span that became garbage later stays, since its events come
+                with a later drain.
             still_open: numbers that open events have: their entries stay, for the same reason.
         """
         stay = self._leaving.keys() & still_open
