@@ -137,7 +137,8 @@ void Fuzz::drain(bool final) {
   std::vector<otp::ThreadDecode> decodes;
   decodes.reserve(2);
   for (Source& source : sources) {
-    decodes.emplace_back(builder, source.decoder, reader, otp::DecodeLimits{kStart, kStop, UINT64_MAX, kConsumer}, source.info);
+    decodes.emplace_back(builder, source.decoder, reader, otp::DecodeLimits{kStart, kStop, UINT64_MAX, kConsumer},
+                         source.info);
     for (auto& chunk : source.chunks) {
       auto size = static_cast<uint32_t>(chunk.size());
       // Chunks were evicted in between: numbers go on higher up.

@@ -63,7 +63,8 @@ void record_at_random(uint32_t seed, int events, std::atomic<const void*>* hande
       args.input_words = random() % 3 == 0 ? 2 : 0;
       CHECK(api().begin(&args) != 0);
     } else if (!keys.empty()) {
-      auto which = keys.begin() + static_cast<std::ptrdiff_t>(keys.size() - 1 - (random() % 8 == 0 ? random() % keys.size() : 0));
+      auto which = keys.begin() +
+                   static_cast<std::ptrdiff_t>(keys.size() - 1 - (random() % 8 == 0 ? random() % keys.size() : 0));
       CHECK_EQ(end(which->get()), 1);
       keys.erase(which);
     }

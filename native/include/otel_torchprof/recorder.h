@@ -183,14 +183,15 @@ typedef struct {
   int64_t watermark;   /* Unix ns: what began or ended later has not been drained; INT64_MAX: all has been */
 } otp_batch;
 
-/* Decodes what is there for the session: the oldest `max_bytes` of records, or all where it is 0. Of all threads it takes
- * what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by time; a
- * thread may bring a chunk more than its share. While the session runs, events still open stay for a later drain; once
- * it has stopped, all come. One drain per session at a time. The recording goes on meanwhile; the registry's lock is
- * held only to list the chunks. */
+/* Decodes what is there for the session: the oldest `max_bytes` of records, or all where it is 0. Of all threads it
+ * takes what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by
+ * time; a thread may bring a chunk more than its share. While the session runs, events still open stay for a later
+ * drain; once it has stopped, all come. One drain per session at a time. The recording goes on meanwhile; the
+ * registry's lock is held only to list the chunks. */
 int otp_session_drain(otp_session* session, uint64_t max_bytes, otp_batch** out);
 
-/* Throws away what a stopped session still holds: the next drain tells how many events that was, as OTP_LOSS_DEADLINE. */
+/* Throws away what a stopped session still holds: the next drain tells how many events that was, as OTP_LOSS_DEADLINE.
+ */
 int otp_session_discard(otp_session* session);
 
 /* Null is fine. */

@@ -17,10 +17,10 @@ struct Arena;
 struct Chunk {
   ThreadBuffer* owner = nullptr;
   Arena* arena = nullptr;
-  uint32_t size = 0;     // bytes, once sealed
-  uint32_t holders = 0;  // sessions that have not read it yet
-  uint32_t pins = 0;     // decodes at work on it
-  bool sealed = false;   // its thread has gone on to another
+  uint32_t size = 0;          // bytes, once sealed
+  uint32_t holders = 0;       // sessions that have not read it yet
+  uint32_t pins = 0;          // decodes at work on it
+  bool sealed = false;        // its thread has gone on to another
   uint64_t sealed_ticks = 0;  // when; its records are older
 
   static constexpr uint32_t kHeader = 64;

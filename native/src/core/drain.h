@@ -55,7 +55,7 @@ struct ThreadDecoder {
 struct DecodeLimits {
   uint64_t start_ticks, stop_ticks;
   uint64_t cut_ticks;  // later records stay for another drain
-  uint32_t consumer;  // the session's bit
+  uint32_t consumer;   // the session's bit
 };
 
 // A piece of a thread's records.

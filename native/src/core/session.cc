@@ -55,8 +55,9 @@ void stop_locked(Registry& all, otp_session* session) {
   for (uint32_t i = 0; i < OTP_LOSS_REASONS; ++i) session->losses[i] = all.losses[session->bit][i].load();
 }
 
-// Up to when a drain of so many bytes goes: as many of the chunks that ended first as fit, and one at least. Of the others
-// that began before, one per thread, it reads a part. A heap, since this runs under the lock: some 50 us for a full 512 MB.
+// Up to when a drain of so many bytes goes: as many of the chunks that ended first as fit, and one at least. Of the
+// others that began before, one per thread, it reads a part. A heap, since this runs under the lock: some 50 us for a
+// full 512 MB.
 uint64_t cut_of(const std::deque<Held>& held, uint64_t max_bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> sealed;  // when, unread bytes
   uint64_t total = 0;
@@ -252,7 +253,8 @@ otp_batch* Drain::decode() {
   std::sort(open_rows.begin(), open_rows.end());
   builder.remove_rows(open_rows);
   otp_batch* batch = builder.finish();
-  if (batch != nullptr) batch->watermark = d_limits.cut_ticks == UINT64_MAX ? INT64_MAX : clock.unix_ns(d_limits.cut_ticks);
+  if (batch != nullptr)
+    batch->watermark = d_limits.cut_ticks == UINT64_MAX ? INT64_MAX : clock.unix_ns(d_limits.cut_ticks);
   return batch;
 }
 

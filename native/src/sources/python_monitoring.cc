@@ -203,8 +203,8 @@ __attribute__((noinline)) void enter_stretch(MonitoredThread& thread, PyObject* 
   }
   Inside inside(thread);
   enter_slowpath(thread, key, arguments[0], nullptr, start);
-  // Unwanted, as is known only now: not listed. A call inside of it, of the same code, would answer that its end need not
-  // be told of, and this one's would not be either.
+  // Unwanted, as is known only now: not listed. A call inside of it, of the same code, would answer that its end need
+  // not be told of, and this one's would not be either.
   if (is_excluded(arguments[0])) leave(thread, key, 0);
   PyFrameObject* frame = known ? g_frame_of(thread.state) : nullptr;
   if (frame != nullptr) names.keep_place(*code, instruction, frame);
