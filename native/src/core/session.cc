@@ -56,8 +56,7 @@ void stop_locked(Registry& all, otp_session* session) {
 }
 
 // Up to when a drain of so many bytes goes: as many of the chunks that ended first as fit, and one at least. Of the
-// others that began before, one per thread, it reads a part. A heap, since this runs under the lock: some 50 us for a
-// full 512 MB.
+// others, one per thread, it reads a part. A heap, since this runs under the lock: 50 us for a full 512 MB.
 uint64_t cut_of(const std::deque<Held>& held, uint64_t max_bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> sealed;  // when, unread bytes
   uint64_t total = 0;
