@@ -164,7 +164,7 @@ class KnownNames:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:
-            mask = np.concatenate((mask, np.zeros(max(count, 1024), dtype=np.bool_)))
+            mask = np.concatenate((mask, np.zeros(max(2 * count, 1024) - len(mask), dtype=np.bool_)))
         begin = int(names.ends[seen - 1]) if seen else 0
         joined = names.data[begin : int(names.ends[-1])].tobytes()
         for text, is_prefix in (*((text, False) for text in whole), *((text, True) for text in prefixes)):
