@@ -218,7 +218,7 @@ class LiveRecording:
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
         now = self.now()
-        self._ambient.begin_drain(now_ns())
+        self._ambient.begin_drain(now)
         drained = self.session.drain(SLICE_BYTES)
         watermark, final = drained.watermark, final and drained.is_last
         batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
@@ -237,7 +237,7 @@ class LiveRecording:
             self._job.begin(earliest)
             self.steps.begin(earliest)
         placed = self._trees.place(batch)
-        ended = self._complete(ended, batch)
+        ended, later = self._complete(ended, batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = [span for step in ended for span in step.spans.values()]
@@ -250,14 +250,15 @@ class LiveRecording:
         self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
         self._trees.forget_roots(roots)
+        self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
         self._unreported.clear()
         if self._on_steps is not None and step_spans:
             self._on_steps(step_spans)
         told, self._told = self._told, Counter(self._pending.figures)
         return Drained(spans, sent, len(batch), dropped, inside, self._told - told, watermark)
 
-    def _complete(self, ended: list[Step], batch: Batch) -> list[Step]:
-        """Those of the steps of which everything has been drained; the others come again.
+    def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
+        """Those of the steps of which everything has been drained, and the others, which come again.
 
         The last one waits where something that began in it is open: torch's label of the optimizer ends a little later.
         """
@@ -266,8 +267,7 @@ class LiveRecording:
             last = ended[count - 1]
             opened = batch.opens.start
             count -= bool(((opened >= last.start) & (opened < (last.end or 0))).any())
-        self.steps.put_back(ended[count:])
-        return ended[:count]
+        return ended[:count], ended[count:]
 
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from . import config
 from ._cleanup import CleanupStack
 from ._export import fork
+from ._export.deadline import Deadline
 from ._export.provider import Provider
 from ._instrument_options import device_choice
 from ._instrumentation import Instrumentation
@@ -149,8 +150,10 @@ class stream:  # noqa: N801 - beside profile
         atexit.unregister(self.stop)
 
     def _shut_down(self) -> None:
-        self._instrumentation.stop()  # first: a start that was interrupted may not have told the processor of it
-        self._processor.shutdown_within(self._seconds)
+        deadline = Deadline.after(self._seconds)
+        # First: a start that was interrupted may not have told the processor of it.
+        self._instrumentation.stop(Deadline.after(self._seconds / 2))
+        self._processor.shutdown_within(deadline.remaining())
 
     def step(self) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on optimizers no longer do. Costs a microsecond."""

@@ -84,6 +84,46 @@ def held_after(streamed: otp.stream, rounds: int) -> int:
         return tracemalloc.get_traced_memory()[0]
 
 
+def test_a_slice_that_fails_sends_no_step_twice(monkeypatch):
+    """Steps that wait for a later slice are sent once, also where the slice before it failed."""
+    exporter, failures = InMemorySpanExporter(), [True]
+    with otp.stream(exporter, detail="modules") as streamed:
+        recording = streamed._instrumentation._recording
+        drain, spans = recording.session.drain, recording._spans
+
+        def failing(*arguments, **keywords):
+            if failures:
+                raise MemoryError(failures.pop())
+            return spans(*arguments, **keywords)
+
+        monkeypatch.setattr(recording.session, "drain", lambda _: drain(CHUNK_BYTES))
+        monkeypatch.setattr(recording, "_spans", failing)
+        for _ in range(20):
+            for number in range(500):
+                label(f"label {number}")
+            streamed.step()
+        assert not streamed.flush()
+    numbers = [span.attributes["torch.step"] for span in exporter.get_finished_spans() if span.name == "torch.step"]
+    assert not failures
+    assert len(numbers) == len(set(numbers)) >= 20
+
+
+def test_a_stop_without_time_counts_every_event(monkeypatch):
+    """What a stop takes and what it throws away are together what was recorded, an open label too."""
+    exporter = InMemorySpanExporter()
+    with otp.stream(exporter, detail="modules") as streamed:
+        session = streamed._instrumentation._recording.session
+        drain = session.drain
+        monkeypatch.setattr(session, "drain", lambda _: drain(CHUNK_BYTES))
+        with otp.record_function("open"):
+            for number in range(10_000):
+                label(f"label {number % 10}")
+            streamed.stop(timeout=0)
+    health = streamed.health
+    assert 0 < health.dropped["deadline"] < 10_001
+    assert health.recorded + health.dropped["deadline"] == 10_001
+
+
 def test_memory_does_not_grow(tmp_path, monkeypatch):
     """After ten times as many events no more is held: nowhere in Python or numpy, in the recorder, or in a queue."""
     # A scheduled drain that ends while we measure has a batch in the variables of its thread, more than what is allowed below.
