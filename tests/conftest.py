@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import threading
 
 import pytest
 from device_process import pytest_configure, pytest_runtest_protocol
@@ -18,6 +19,8 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("same")
 
+_ENDLESS = {"otel-torchprof-drain", "otel-torchprof-metrics", "otel-torchprof-energy"}
+"""Threads of ours that end when they are told to."""
 _HASH_SEED = os.environ.get("PYTHONHASHSEED", "random")
 
 # For the processes that tests start. That of the tests itself has it from `make`.
@@ -39,6 +42,17 @@ def _seeded():
         if module in sys.modules:
             seed = getattr(sys.modules[module], "manual_seed", None) or sys.modules[module].random.seed
             seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    """A thread that a test has left draining would take time, and memory, from all tests that come after it."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name in _ENDLESS and thread not in before]
+    for thread in left:
+        thread.join(10)  # a hang that the test let go of ends by itself
+    assert not any(thread.is_alive() for thread in left), f"{left}: shut the processor down, or uninstrument"
 
 
 @pytest.fixture(scope="module", autouse=True)

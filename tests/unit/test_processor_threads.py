@@ -29,7 +29,16 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def in_a_drain(recording):
+def running():
+    """Processors that are shut down after the test, when nothing hangs any more."""
+    found = []
+    yield found
+    for processor in found:
+        processor.shutdown()
+
+
+@pytest.fixture
+def in_a_drain(recording, running):
     """A way to have a drain of the recording hang, and the moment when one does."""
     begun, let_go = threading.Event(), threading.Event()
     outlasted = []
@@ -82,9 +91,10 @@ def test_a_flush_never_raises(recording, exporter):
 
 
 @pytest.mark.parametrize("timeout", [0, 50])
-def test_a_flush_does_not_wait_for_ever_for_another_drain(recording, in_a_drain, timeout):
+def test_a_flush_does_not_wait_for_ever_for_another_drain(recording, running, in_a_drain, timeout):
     """A flush whose time is over while another drain hangs says False."""
     processor = attached(recording, schedule_delay_millis=1)
+    running.append(processor)
     assert in_a_drain.wait(LONG)
     assert processor.force_flush(timeout) is False
 
