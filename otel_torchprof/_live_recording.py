@@ -22,7 +22,7 @@ from ._model.jobs import Job
 from ._model.limits import limited
 from ._model.listed_devices import ListedTimes, listed_times
 from ._model.live import LiveTrees
-from ._model.live_table import Flows, live_table
+from ._model.live_table import Flows, live_table, told
 from ._model.modules import outermost_modules
 from ._model.pending import PendingSpans, Pieces
 from ._model.steps import Steps
@@ -70,8 +70,8 @@ class Drained(NamedTuple):
     """By reason, see ``Health``."""
     inside: Mapping[int, int]
     """Time of what ran directly inside spans of the application, ns, by span id."""
-    policy: Mapping[str, int]
-    """What the policy did since the last drain: see :attr:`PendingSpans.figures`."""
+    figures: Mapping[str, int]
+    """What became of the events, since the last drain: see ``ProcessorHealth.spans``."""
     watermark: int = NEVER
     """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
 
@@ -120,6 +120,7 @@ class LiveRecording:
     ) -> None:
         self.provider = provider
         self.detail = detail
+        self._tells_events = detail != "steps"
         self._ambient = ambient
         self._averages = averages
         self._expects_steps = expects_steps
@@ -137,7 +138,8 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
         )
-        self._told: Counter[str] = Counter()
+        self._figures: Counter[str] = Counter()
+        self._told: Mapping[str, int] = {}
         self._pending = PendingSpans(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
         )
@@ -214,6 +216,7 @@ class LiveRecording:
                 self.steps.put_back(ended)
                 lost, self._pending.lost = self._pending.lost, 0
                 self._unreported["failed"] += lost
+                self._figures["lost"] += lost
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
@@ -229,8 +232,8 @@ class LiveRecording:
             batch = self.collectives.added_to(batch)
         if self.devices is not None:
             batch = self.devices.added_to(batch, self.session)
-        dropped = self._unreported + Counter(batch.dropped)
-        self._unreported = dropped + Counter(failed=len(batch))  # unless all goes well from here
+        dropped = self._unreported + Counter(drained.dropped)
+        self._unreported = dropped + Counter(failed=len(drained))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
             # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
             earliest = int(batch["start"].min(initial=now_ns()))
@@ -254,8 +257,18 @@ class LiveRecording:
         self._unreported.clear()
         if self._on_steps is not None and step_spans:
             self._on_steps(step_spans)
-        told, self._told = self._told, Counter(self._pending.figures)
-        return Drained(spans, sent, len(batch), dropped, inside, self._told - told, watermark)
+        self._count(len(drained), placed, len(spans))
+        before, self._told = self._told, {**self._pending.figures, **self._figures, "held": self._pending.spans}
+        figures = {what: count - before.get(what, 0) for what, count in self._told.items()}
+        return Drained(spans, sent, len(drained), dropped, inside, figures, watermark)
+
+    def _count(self, events: int, placed: Placed, spans: int) -> None:
+        """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
+        sampled = np.array([unit.trace.exported for unit in placed.units], dtype=np.bool_)[placed.unit]
+        count, of_events = int(sampled.sum()), int(told(placed, events_of_steps=self._tells_events).sum())
+        self._figures["not_sampled"] += len(sampled) - count
+        self._figures["filtered"] += events - len(sampled) + count - of_events
+        self._figures["added"] += spans - of_events
 
     def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
         """Those of the steps of which everything has been drained, and the others, which come again.
@@ -309,9 +322,7 @@ class LiveRecording:
     ) -> tuple[SpanList, SpanList]:
         """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
         synthetic = [*ended, *jobs]
-        table = live_table(
-            placed, synthetic, self._flows, events_of_steps=self.detail != "steps", collectives=self._links
-        )
+        table = live_table(placed, synthetic, self._flows, events_of_steps=self._tells_events, collectives=self._links)
         roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
         table = add_attributes(
             with_plain_names(table, placed.batch),

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics as otel_metrics
@@ -17,6 +17,7 @@ from ._columns.schema import Kind
 from ._event_cost import event_cost
 from ._export import fork
 from ._export.deadline import Deadline
+from ._export.ledger import Ledger
 from ._export.sdk import suppressed
 from ._live_device_source import LiveDeviceSource
 from ._native import torch_library
@@ -97,8 +98,7 @@ class MetricsInstrumentation:
         names = ("steps", "operators") if device is None else ("steps", "operators", "devices")
         self._sources = dict.fromkeys(names, "off: torch is not imported")
         self._call_off: Callable[[], None] = lambda: None
-        self._recorded = 0
-        self._dropped: Counter[str] = Counter()
+        self._ledger = Ledger()
         self._marks = RawMarks(self._at_boundary)
         self._begin()
 
@@ -192,7 +192,8 @@ class MetricsInstrumentation:
         sources = {"recording": ON if self._running else "off: not instrumented", **self._sources}
         if self._devices is not None:
             sources |= self._devices.states()
-        return ProcessorHealth(sources, self._recorded, dict(self._dropped), {}, (*self._notes(), *notes_on_names()))
+        recorded, dropped, _ = self._ledger.read()
+        return ProcessorHealth(sources, recorded, dropped, {}, (*self._notes(), *notes_on_names()))
 
     def _notes(self) -> list[str]:
         sampler, now = self._sampler, time.monotonic()
@@ -208,9 +209,7 @@ class MetricsInstrumentation:
     def _figures(self) -> RecorderFigures:
         share = None if self._sampler.always else self._sampler.share(time.monotonic())
         held = self._session.stats().bytes_held if self._running else 0
-        return RecorderFigures(
-            self._recorded, dict(self._dropped), held, self._memory_limit, share, tuple(self._exporters())
-        )
+        return RecorderFigures(self._ledger.read(), held, self._memory_limit, share, tuple(self._exporters()))
 
     # ---- forks ----
 
@@ -240,7 +239,6 @@ class MetricsInstrumentation:
     def restart_in_child(self) -> None:
         """Goes on in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""
         self._observation = None  # the parent's
-        self._recorded, self._dropped = 0, Counter()
         self._begin()
         if self._running:
             self._attach()
@@ -430,13 +428,12 @@ class MetricsInstrumentation:
         batch = self._session.drain(SLICE_BYTES)
         if self._devices is not None:
             batch = self._devices.added_to(batch, self._session)
-        self._recorded += len(batch)
-        self._dropped.update(batch.dropped)
         try:
             self._metrics.add(batch)
         except Exception:
-            self._dropped["failed"] += len(batch)
+            self._ledger.add(0, {**batch.dropped, "failed": len(batch)})
             raise
+        self._ledger.add(len(batch), batch.dropped)
         with self._lock:
             cost, now = time.thread_time() - begin, time.monotonic()
             self._sampler.read_out(len(batch), cost, now, whole=is_whole and batch.is_last)

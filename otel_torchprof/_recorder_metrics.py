@@ -11,10 +11,11 @@ from ._export.queue_stats import QUEUE_FULL
 from ._native.recorder import recorder_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.metrics import Meter
 
+    from ._export.ledger import Entries
     from ._export.queue import ExportQueue, QueueStats
 
 NAME = "otel.component.name"
@@ -44,10 +45,8 @@ class ExporterFigures:
 class RecorderFigures:
     """State of a recording."""
 
-    recorded: int
-    """Events taken from the recorder so far."""
-    dropped: Mapping[str, int]
-    """Events that were lost, by reason."""
+    entries: Entries
+    """What became of its events so far."""
     buffer_bytes: int
     """What the recorder holds."""
     buffer_limit: int
@@ -55,8 +54,6 @@ class RecorderFigures:
     share: float | None = None
     """Of the time that recording cost; None where that is not measured."""
     exporters: Sequence[ExporterFigures] = field(default=())
-    policy: Mapping[str, int] = field(default_factory=dict)
-    """What was done to spans before they were sent; see ``ProcessorHealth.policy``."""
 
 
 def exporter_figures(queues: Sequence[ExportQueue], capacity: int) -> list[ExporterFigures]:
@@ -142,11 +139,11 @@ class RecorderMetrics:
 
     @staticmethod
     def _recorded(figures: RecorderFigures) -> list[Observation]:
-        return [Observation(figures.recorded)]
+        return [Observation(figures.entries.recorded)]
 
     @staticmethod
     def _dropped(figures: RecorderFigures) -> list[Observation]:
-        return [Observation(count, {ERROR: reason}) for reason, count in figures.dropped.items()]
+        return [Observation(count, {ERROR: reason}) for reason, count in figures.entries.dropped.items()]
 
     @staticmethod
     def _names(_figures: RecorderFigures) -> list[Observation]:
@@ -154,11 +151,13 @@ class RecorderMetrics:
 
     @staticmethod
     def _reduced(figures: RecorderFigures) -> list[Observation]:
-        return [Observation(figures.policy[how], {REDUCTION: how}) for how in _REDUCTIONS if how in figures.policy]
+        spans = figures.entries.spans
+        return [Observation(spans[how], {REDUCTION: how}) for how in _REDUCTIONS if how in spans]
 
     @staticmethod
     def _decided(figures: RecorderFigures) -> list[Observation]:
-        return [Observation(figures.policy[how], {DECISION: how}) for how in _DECISIONS if how in figures.policy]
+        spans = figures.entries.spans
+        return [Observation(spans[how], {DECISION: how}) for how in _DECISIONS if how in spans]
 
     @staticmethod
     def _buffer(figures: RecorderFigures) -> list[Observation]:

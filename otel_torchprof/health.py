@@ -103,18 +103,21 @@ class ProcessorHealth:
     """What became of the spans, by exporter."""
     notes: tuple[str, ...] = field(default=())
     """Anything else a reader of the figures should know, a sentence each."""
-    policy: Mapping[str, int] = field(default_factory=dict)
-    """What the :class:`SpanPolicy` did: spans that were ``merged``, ``folded``, or ``shrunk_away`` with the detail of their step;
-    steps (or what is a step where there are none) whose detail was ``kept`` and that were ``shrunk``, where that is decided;
-    ``parts``, traces that others were split into."""
+    spans: Mapping[str, int] = field(default_factory=dict)
+    """What became of the events on their way to an exporter. Those that make no span: ``not_sampled``, ``filtered`` (a step told
+    without its events, a call that was too short), ``lost`` (by an error after they were recorded; among the dropped as
+    ``failed`` too). Spans that are none of an event's: ``added`` (steps, the job, roots of operators), ``parts`` (roots of traces
+    that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``merged``, ``folded``, or
+    ``shrunk_away`` with the detail of their step; ``held`` until it is decided; steps (or what is a step where there are none)
+    whose detail was ``kept`` and that were ``shrunk``."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
         sources = "; ".join(f"{name} {state}" for name, state in self.sources.items())
         lines = [f"{sources}; {self.recorded} events recorded, dropped: {lost}"]
         lines += [f"{name}: {_queue_line(stats)}" for name, stats in self.exporters.items()]
-        if self.policy:
-            lines.append("policy: " + ", ".join(f"{count} {what}" for what, count in self.policy.items()))
+        if self.spans:
+            lines.append("spans: " + ", ".join(f"{count} {what}" for what, count in self.spans.items()))
         return "\n".join((*lines, *self.notes))
 
 

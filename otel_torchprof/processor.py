@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,7 @@ from ._averages_list import averages_list
 from ._columns.schema import NEVER
 from ._export import fork
 from ._export.chrome import ChromeTraceExporter
+from ._export.ledger import Ledger
 from ._export.queue import Deadline, ExportQueue, QueueSettings
 from ._export.quiet import LimitedLog
 from ._export.sdk import suppressed, takes_whole_traces
@@ -114,7 +115,8 @@ class TorchSpanProcessor(SpanProcessor):
             max_export_batch_size=max_export_batch_size,
             export_timeout_millis=export_timeout_millis,
         )
-        self._queues = [ExportQueue(exporter, self._settings) for exporter in exporters]
+        self._ledger = Ledger()
+        self._queues = [ExportQueue(exporter, self._settings, ledger=self._ledger) for exporter in exporters]
         self._sdk_queues = [queue for queue in self._queues if _takes_sdk_spans(queue.exporter, sdk_spans)]
         # Where this is the provider's only processor, its spans are sent whether torch is instrumented or not.
         self._sends_alone = sdk_spans is True
@@ -134,10 +136,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._inside: dict[int, int] = {}
-        self._lag = 0
-        self._recorded = 0
-        self._dropped: Counter[str] = Counter()
-        self._policy: Counter[str] = Counter()
+        self._lag = self._unseen = 0
 
     # ---- what the SDK calls ----
 
@@ -149,7 +148,7 @@ class TorchSpanProcessor(SpanProcessor):
         if self._down or (self._attached is None and not self._sends_alone):
             return
         if len(self._ended) == _MAX_ENDED:
-            self._dropped["unseen_spans"] += 1
+            self._unseen += 1
         self._ended.append(span)
         if self._thread is None and self._sends_alone:
             self._start_thread()
@@ -199,7 +198,6 @@ class TorchSpanProcessor(SpanProcessor):
     @property
     def health(self) -> ProcessorHealth:
         """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
-        names = [type(queue.exporter).__name__ for queue in self._queues]
         attached = self._attached
         # Who is asked for the notes brings the sources up to date.
         notes = () if attached is None else tuple(attached.notes())
@@ -207,17 +205,13 @@ class TorchSpanProcessor(SpanProcessor):
             notes += (
                 f"the events taken last were {self._lag / 1e9:.1f} s old: the oldest go where that fills the memory",
             )
-        return ProcessorHealth(
-            {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources},
-            self._recorded,
-            dict(self._dropped),
-            {
-                f"{number} {name}": queue.stats
-                for number, (name, queue) in enumerate(zip(names, self._queues, strict=True))
-            },
-            notes,
-            dict(self._policy),
-        )
+        with self._ledger.lock:
+            entries = self._ledger.read()
+            exporters = {
+                f"{number} {type(queue.exporter).__name__}": queue.stats for number, queue in enumerate(self._queues)
+            }
+        sources = {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources}
+        return ProcessorHealth(sources, entries.recorded, entries.dropped, exporters, notes, entries.spans)
 
     # ---- what the instrumentor calls ----
 
@@ -230,14 +224,9 @@ class TorchSpanProcessor(SpanProcessor):
         """What was recorded, lost and sent so far, for metrics; any thread."""
         attached = self._attached
         held = 0 if attached is None else attached.recording.session.stats().bytes_held
-        return RecorderFigures(
-            self._recorded,
-            dict(self._dropped),
-            held,
-            self.memory_limit,
-            exporters=self.exporter_figures,
-            policy=dict(self._policy),
-        )
+        with self._ledger.lock:
+            entries, exporters = self._ledger.read(), self.exporter_figures
+        return RecorderFigures(entries, held, self.memory_limit, exporters=exporters)
 
     def refresh(self) -> None:
         """Takes what has been recorded so far, unless another thread is at it; any thread. Before metrics are read."""
@@ -344,15 +333,14 @@ class TorchSpanProcessor(SpanProcessor):
         return watermark
 
     def _hand_on_spans(self, drained: Drained) -> None:
-        self._recorded += drained.events
-        self._dropped.update(drained.dropped)
-        self._policy.update(drained.policy)
         for span_id, time_ns in drained.inside.items():
             self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
-        for queue in self._queues:
-            spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
-            if len(spans):
-                queue.put(spans, spans.nbytes)
+        with self._ledger.lock:  # until they wait in the queues they are nowhere
+            self._ledger.add(drained.events, drained.dropped, drained.figures)
+            for queue in self._queues:
+                spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
+                if len(spans):
+                    queue.put(spans, spans.nbytes)
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
@@ -361,8 +349,10 @@ class TorchSpanProcessor(SpanProcessor):
             ended.append(self._ended.popleft())
         self._add_up(ended)
         sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
-        if sampled:
-            for queue in self._sdk_queues:
+        unseen, self._unseen = self._unseen, 0
+        with self._ledger.lock:
+            self._ledger.add(0, {"unseen_spans": unseen}, {"application": len(sampled) if self._sdk_queues else 0})
+            for queue in self._sdk_queues if sampled else ():
                 queue.put(sampled, _SPAN_BYTES * len(sampled))
 
     def _add_up(self, ended: Sequence[ReadableSpan]) -> None:

@@ -53,6 +53,8 @@ class Answer:
     """Where accepted: spans of the message that were not."""
     may_pass: bool = False
     """Where refused: only since there was no time left to try again."""
+    may_have_arrived: bool = False
+    """Where it is to be tried again: the message was sent, in part at least, and nothing came back."""
 
 
 def accepted(body: bytes) -> Answer:

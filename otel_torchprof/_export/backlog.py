@@ -24,6 +24,10 @@ class Batch:
     """What they hold: of a SpanList all of its table, for as long as a single span of it is left."""
     tried: bool = False
     """Whether the first of them were sent, and not taken."""
+    sending: int = 0
+    """So many of the first are being sent."""
+    unanswered: int = 0
+    """So many of the first were sent, and no answer came."""
     number: int = 0
     """Of those that came before it."""
     attempts: int = 0
@@ -44,6 +48,24 @@ class Flush:
     result: bool = False
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Spans that wait no more without having been delivered."""
+
+    dropped: int = 0
+    """They never arrived."""
+    unanswered: int = 0
+    """They were sent, and may have arrived."""
+
+    def __add__(self, other: Lost) -> Lost:
+        return Lost(self.dropped + other.dropped, self.unanswered + other.unanswered)
+
+    @property
+    def spans(self) -> int:
+        """All of them."""
+        return self.dropped + self.unanswered
+
+
 class Backlog:
     """Batches and requests to flush, in the order in which they came. Not thread-safe: its queue locks.
 
@@ -57,6 +79,7 @@ class Backlog:
         self._settings = settings
         self._items: deque[Batch | Flush] = deque()
         self._flushes: list[Flush] = []
+        self._in_hand: Batch | None = None
         self._appended = 0
 
     def __len__(self) -> int:
@@ -82,25 +105,30 @@ class Backlog:
 
     def take(self) -> Batch | Flush | None:
         """What waits longest, if anything does."""
-        return self._items.popleft() if self._items else None
+        item = self._items.popleft() if self._items else None
+        self._in_hand = item if isinstance(item, Batch) else None
+        return item
 
     def settle(self, batch: Batch, spans: int) -> None:
         """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""
         self.spans -= spans
         if spans:
             batch.spans = batch.spans[spans:]
+            batch.sending, batch.unanswered = 0, max(batch.unanswered - spans, 0)
         if not batch.spans:
             self.size_bytes -= batch.size_bytes
+            self._in_hand = None
 
-    def put_back(self, batch: Batch, behind: float = 0) -> int:
-        """Lets the rest of the batch in hand wait again; how many spans were dropped since they do not fit.
+    def put_back(self, batch: Batch, behind: float = 0) -> Lost:
+        """Lets the rest of the batch in hand wait again; what was dropped since it does not fit.
 
         It waits before all that came later; with ``behind`` so many batches go first, but no flush that somebody waits for.
         """
+        self._in_hand = None
         if self._items and not self._fits(0, 0):
             return self._dropped(batch)
         self._items.insert(self._place(batch, behind), batch)
-        return 0
+        return Lost()
 
     def _place(self, batch: Batch, behind: float) -> int:
         for place, item in enumerate(self._items):
@@ -113,26 +141,25 @@ class Backlog:
                 return place
         return len(self._items)
 
-    def make_room(self, spans: int, size_bytes: int) -> int:
-        """Drops the oldest until so much fits or nothing waits; how many spans were dropped. Requests to flush stay."""
-        dropped, flushes = 0, []
+    def make_room(self, spans: int, size_bytes: int) -> Lost:
+        """Drops the oldest until so much fits or nothing waits. Requests to flush stay."""
+        lost, flushes = Lost(), []
         while self._items and not self._fits(spans, size_bytes):
             oldest = self._items.popleft()
             if isinstance(oldest, Flush):
                 flushes.append(oldest)
             else:
-                dropped += self._dropped(oldest)
+                lost += self._dropped(oldest)
         self._items.extendleft(reversed(flushes))
-        return dropped
+        return lost
 
-    def clear(self) -> tuple[int, int, list[Flush]]:
-        """Drops everything: how many spans, how many of these are in somebody's hands, and the requests that wait."""
-        queued = sum(len(item.spans) for item in self._items if isinstance(item, Batch))
-        spans, flushes = self.spans, self._flushes
+    def clear(self) -> tuple[Lost, list[Flush]]:
+        """Drops everything, also what is in somebody's hands; and the requests that wait."""
+        in_hand = [] if self._in_hand is None else [self._in_hand]
+        lost = sum((self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, Batch)), Lost())
+        flushes, self._flushes, self._in_hand = self._flushes, [], None
         self._items.clear()
-        self.spans = self.size_bytes = 0
-        self._flushes = []
-        return spans, spans - queued, flushes
+        return lost, flushes
 
     def answered(self, flush: Flush) -> None:
         """Nobody waits for this one any more."""
@@ -144,8 +171,9 @@ class Backlog:
             and self.spans + spans <= self._settings.max_queue_size
         )
 
-    def _dropped(self, batch: Batch) -> int:
+    def _dropped(self, batch: Batch) -> Lost:
         count = len(batch.spans)
         self.spans -= count
         self.size_bytes -= batch.size_bytes
-        return count
+        unanswered = min(max(batch.sending, batch.unanswered), count)
+        return Lost(count - unanswered, unanswered)

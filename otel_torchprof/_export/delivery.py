@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -16,30 +16,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of the first spans of a batch. Those after them are as they were before, and may be sent later."""
+    """What became of the first spans of a batch, of those that no Delivery before told of."""
 
     exported: int = 0
     """The receiver took them."""
     failed: int = 0
     """They will never arrive."""
+    rejected: int = 0
+    """The receiver took their message, and said that it dropped them."""
+    sending: int = 0
+    """These are being sent: what becomes of them comes next."""
     stopped_by: Answer | None = None
-    """Why the rest was not sent: a RETRY. None where there is no rest, or where there was no time for it."""
+    """Why these, and with them the rest, were not taken: a RETRY."""
     stopped_at: int = 0
-    """Spans of the message that was not taken, the first of the rest."""
+    """Spans of the message that was not taken."""
 
     @property
     def settled(self) -> int:
         """Spans that need not be sent again."""
-        return self.exported + self.failed
+        return self.exported + self.failed + self.rejected
 
 
 class ExportsSome(Protocol):
     """An exporter that can stop in the middle of a batch."""
 
-    def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool) -> Delivery:
-        """Sends each message once, in order, until one may be taken at another time.
+    def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool) -> Iterator[Delivery]:
+        """Sends each message once, in order, until one may be taken at another time; tells of each before and after.
 
-        ``again``: the first message was sent before, and was not taken.
+        ``again``: the first message was sent before, and was not taken. What it tells nothing of is as it was.
         """
 
 

@@ -37,6 +37,8 @@ _MOST_UNENDED = 4
 """Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins what it says of a connection that could not be made."""
+_OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
+"""What gRPC's core also says by itself, without an answer of the receiver; nothing tells one from the other (1.85)."""
 
 _channels_of_parents: list[Any] = []
 
@@ -80,7 +82,7 @@ class GrpcTransport:
             return Deadline.after(timeout).bound(self._call, connection, message, timeout)
         except TimeoutError:
             self._leave(connection)
-            return Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: the call did not end in time")
+            return Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: the call did not end in time", may_have_arrived=True)
 
     def _call(self, connection: _Connection, message: bytes, timeout: float) -> Answer:
         replace = False
@@ -149,7 +151,8 @@ class GrpcTransport:
                 return Answer(Verdict.RETRY, reason + self._hint())
         # Exhausted for good (a quota), unless the receiver says when it no longer will be.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
-            return Answer(Verdict.RETRY, reason, wait=wait)
+            unknown = code in _OF_THE_CONNECTION_TOO and not details.startswith(_NOT_CONNECTED)
+            return Answer(Verdict.RETRY, reason, wait=wait, may_have_arrived=unknown)
         return Answer(Verdict.REFUSED, reason)
 
     def _hint(self) -> str:

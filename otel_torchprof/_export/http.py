@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import ssl
 import time
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http.client import BadStatusLine
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ class HttpTransport:
     def send(self, body: bytes, timeout: float) -> Answer:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
         request = http_connection.request
-        request.deadline, request.status = Deadline.after(timeout), None
+        request.begin(Deadline.after(timeout))
         try:
             with self._session.post(
                 self._settings.endpoint,
@@ -83,7 +84,8 @@ class HttpTransport:
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
             if request.status is not None:  # all of the status came, not all of the headers
                 return _answer(*request.status, {}, None)
-            return _no_answer(error, tls=self._settings.endpoint.startswith("https"))
+            answer = _no_answer(error, tls=self._settings.endpoint.startswith("https"))
+            return replace(answer, may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
         """Closes the connections that are not in use; those that are end with their timeout."""

@@ -31,6 +31,12 @@ class Request(threading.local):
     deadline: Deadline
     status: tuple[int, str] | None = None
     """Code and reason, once the status line of the receiver (not of a proxy) is there."""
+    sent: bool | None = None
+    """Whether anything of it was sent to the receiver; None where nobody looked, as with a SOCKS proxy."""
+
+    def begin(self, deadline: Deadline) -> None:
+        """Another one."""
+        self.deadline, self.status, self.sent = deadline, None, None
 
 
 request = Request()
@@ -91,6 +97,7 @@ class _WithinDeadline(HTTPConnection):
     response_class = _Response
 
     def _new_conn(self) -> socket.socket:
+        request.sent = False
         addresses = _addresses(self._dns_host, self.port)
         for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
             sock = socket.socket(family, kind, protocol)
@@ -116,6 +123,7 @@ class _WithinDeadline(HTTPConnection):
     def send(self, data: Any) -> None:
         if self.sock is None:
             self.connect()
+        request.sent = True
         view = memoryview(data)
         for first in range(0, len(view), _SENT_AT_ONCE):
             self.sock.settimeout(time_left())

@@ -20,7 +20,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -110,35 +110,40 @@ class OTLPExporter(SpanExporter):
         deadline = Deadline.after(math.inf if timeout_millis is None else timeout_millis / 1000)
         with suppressed():
             limit = SizeLimit(lambda message: self._sender.deliver(message, deadline))
-            done = self._export(spans, limit.send, deadline)
-        left = len(spans) - done.settled
+            done = list(self._export(spans, limit.send, deadline))
+        left = len(spans) - sum(delivery.settled for delivery in done)
         if left:
             over = "the exporter is shut down" if self._sender.is_closed else "there was no time left for them"
             self._sender.count(Answer(Verdict.REFUSED, over), left)
-        return SpanExportResult.FAILURE if left or done.failed else SpanExportResult.SUCCESS
+        failed = left or any(delivery.failed for delivery in done)
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
-    def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool = False) -> Delivery:
+    def export_some(
+        self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool = False
+    ) -> Iterator[Delivery]:
         """Sends the spans, each message once, until the receiver says, or shows, that it can take no more now.
 
-        For a queue that keeps the rest and tries again. Raises nothing. ``timeout_millis`` bounds the whole call; ``again``: the
-        first message was sent before, and was not taken.
+        For a queue that keeps the rest and tries again; it is told of each message before it is sent and after. Raises nothing.
+        ``timeout_millis`` bounds the whole of it; ``again``: the first message was sent before, and was not taken.
         """
         deadline = Deadline.after(timeout_millis / 1000)
         first = True
 
         def send(message: bytes) -> Answer:
             nonlocal first
-            answer = self._sender.attempt(message, deadline, again=again and first)
+            with suppressed():
+                answer = self._sender.attempt(message, deadline, again=again and first)
             first = False
             return answer
 
-        with suppressed():
-            done = self._export(spans, SizeLimit(send).send, deadline)
-        if self._sender.is_closed and done.settled < len(spans):
-            left = len(spans) - done.settled
+        settled = 0
+        for delivery in self._export(spans, SizeLimit(send).send, deadline):
+            settled += delivery.settled
+            yield delivery
+        if self._sender.is_closed and settled < len(spans):
+            left = len(spans) - settled
             self._sender.count(Answer(Verdict.REFUSED, "the exporter is shut down"), left)
-            return Delivery(done.exported, done.failed + left)
-        return done
+            yield Delivery(failed=left)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the base's signature)
         """True: nothing is kept here, ``export`` returns when everything has been sent."""
@@ -159,39 +164,46 @@ class OTLPExporter(SpanExporter):
 
     def _export(
         self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Answer], deadline: Deadline
-    ) -> Delivery:
+    ) -> Iterator[Delivery]:
         """Sends message after message until one answers RETRY, or there is no time left."""
-        exported = failed = 0
+        settled = 0
         try:
             for message, count in messages(spans, self._sender.settings.max_request_bytes):
                 if deadline.passed or self._sender.is_closed:
-                    break
+                    return
+                yield Delivery(sending=count)
                 answer = send(message, count)
                 if answer.verdict is Verdict.RETRY:
-                    return Delivery(exported, failed, answer, count)
-                first = exported + failed
-                if answer.verdict is Verdict.TOO_LARGE and count > 1:
-                    halves = self._halves(spans[first : first + count], send, deadline)
-                    exported, failed = exported + halves.exported, failed + halves.failed
-                    if exported + failed < first + count:
-                        return Delivery(exported, failed, halves.stopped_by, halves.stopped_at)
-                elif self._sender.count(answer, count):
-                    exported += count
-                else:
-                    failed += count
+                    yield Delivery(stopped_by=answer, stopped_at=count)
+                    return
+                before = settled
+                for delivery in self._delivered(spans[before : before + count], answer, send, deadline):
+                    settled += delivery.settled
+                    yield delivery
+                if settled < before + count:
+                    return
         except Exception as error:  # noqa: BLE001 (an exporter never raises; whatever it was is told)
-            left = len(spans) - exported - failed
+            left = len(spans) - settled
             reason = f"cannot be encoded: {type(error).__name__}: {error}"
             self._sender.count(Answer(Verdict.REFUSED, reason), left)
-            failed += left
-        return Delivery(exported, failed)
+            yield Delivery(failed=left)
 
-    def _halves(
-        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Answer], deadline: Deadline
-    ) -> Delivery:
-        middle = len(spans) // 2
-        head = self._export(spans[:middle], send, deadline)
-        if head.settled < middle:
-            return head
-        tail = self._export(spans[middle:], send, deadline)
-        return Delivery(head.exported + tail.exported, head.failed + tail.failed, tail.stopped_by, tail.stopped_at)
+    def _delivered(
+        self, spans: Sequence[ReadableSpan], answer: Answer, send: Callable[[bytes, int], Answer], deadline: Deadline
+    ) -> Iterator[Delivery]:
+        """What became of the spans of a message with that answer; of one that is too large each half is sent."""
+        count = len(spans)
+        if answer.verdict is Verdict.TOO_LARGE and count > 1:
+            settled = 0
+            for half in (spans[: count // 2], spans[count // 2 :]):
+                for delivery in self._export(half, send, deadline):
+                    settled += delivery.settled
+                    yield delivery
+                if settled < len(half):
+                    return
+                settled = 0
+        elif self._sender.count(answer, count):
+            rejected = min(answer.rejected_spans, count)
+            yield Delivery(count - rejected, rejected=rejected)
+        else:
+            yield Delivery(failed=count)

@@ -11,18 +11,19 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from . import fork
 from .answer import Answer, Verdict
-from .backlog import Backlog, Batch, Flush
+from .backlog import Backlog, Batch, Flush, Lost
 from .deadline import Deadline
 from .delivery import Delivery, can_stop_midway, takes_timeout
+from .ledger import Ledger
 from .outage import Outage
 from .patience import Patience
-from .queue_stats import IN_WORDS, OUTAGE, QUEUE_FULL, SHUTDOWN, QueueStats
+from .queue_stats import IN_WORDS, NO_ANSWER, OUTAGE, QUEUE_FULL, SHUTDOWN, QueueStats
 from .quiet import LimitedLog
 from .sdk import suppressed
 from .settings import QueueSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -50,6 +51,7 @@ class ExportQueue:
         exporter: any SpanExporter. One with a true attribute ``takes_span_lists`` is given each batch whole, any other at most
             ``max_export_batch_size`` spans at a time. One whose ``export`` takes a ``timeout_millis`` is given that too.
         settings: bounds; by default those of the environment.
+        ledger: under whose lock it counts; by default it has one of its own.
         clock: a monotonic clock, in seconds.
         wait: waits for a change, with a time by that clock.
     """
@@ -59,11 +61,13 @@ class ExportQueue:
         exporter: SpanExporter,
         settings: QueueSettings | None = None,
         *,
+        ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
     ) -> None:
         self.exporter = exporter
         self._settings = settings or QueueSettings.from_environment()
+        self._ledger = ledger or Ledger()
         self._clock = clock
         self._pause_for = wait
         self._log = LimitedLog(clock)
@@ -76,7 +80,7 @@ class ExportQueue:
 
     def _reset(self) -> None:
         """What belongs to one process."""
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(self._ledger.lock)
         self._backlog = Backlog(self._settings)
         self._outage = Outage(self._name, self._log, self._clock)
         self._patience = Patience()
@@ -101,14 +105,14 @@ class ExportQueue:
             return
         with self._changed:
             why = SHUTDOWN if self._closing else OUTAGE if self._outage.seconds else QUEUE_FULL
-            dropped = count if self._closing else self._backlog.make_room(count, size_bytes)
-            self._drop(dropped, why)
+            lost = Lost(count) if self._closing else self._backlog.make_room(count, size_bytes)
+            self._drop(lost, why)
             if not self._closing:
                 self._backlog.append(Batch(spans, size_bytes))
                 self._start_thread()
                 self._changed.notify_all()
-        if dropped:
-            self._log.warning("%s: %d spans were dropped: %s", self._name, dropped, IN_WORDS[why])
+        if lost.spans:
+            self._log.warning("%s: %d spans were dropped: %s", self._name, lost.spans, IN_WORDS[why])
 
     def force_flush(self, deadline: Deadline) -> bool:
         """Waits until everything put so far has been exported, and has the exporter flush too.
@@ -269,6 +273,8 @@ class ExportQueue:
         whole = getattr(self.exporter, "takes_span_lists", False)
         while batch.spans and not self._abandoned:
             part = batch.spans if whole else batch.spans[: self._settings.max_export_batch_size]
+            with self._changed:
+                batch.sending = len(part)
             succeeded = self._exported_part(part)
             with self._changed:
                 self._settle(batch, Delivery(len(part)) if succeeded else Delivery(failed=len(part)))
@@ -284,53 +290,57 @@ class ExportQueue:
 
     def _export_some(self, batch: Batch) -> None:
         """To an exporter that says how far it came: the rest waits, before all that came later."""
-        began = self._clock()
-        delivery = self._some_exported(batch)
+        began, before = self._clock(), len(batch.spans)
+        last = Delivery()
+        for last in self._some_exported(batch):
+            with self._changed:
+                if self._abandoned:
+                    return
+                self._settle(batch, last)
+                if last.settled:
+                    self._outage.over()
+                    self._patience.taken(batch)
         with self._changed:
             if self._abandoned:
                 return
-            self._settle(batch, delivery)
-            if delivery.settled:
-                self._outage.over()
-                self._patience.taken(batch)
-            behind = self._failed_again(batch, delivery, began)
+            nothing = len(batch.spans) == before
+            behind = self._failed_again(batch, last, began) if nothing else 0
             if not batch.spans:
                 return
-            stopped = delivery.stopped_by
+            stopped = last.stopped_by
             batch.tried = stopped is not None
             self._drop(self._backlog.put_back(batch, behind), OUTAGE)
-            if stopped is not None or not delivery.settled:
+            if stopped is not None or nothing:
                 self._stopped_by = stopped or Answer(Verdict.RETRY, "there was no time")
                 self._outage.failed(began, self._stopped_by.reason, self._backlog.spans)
 
-    def _failed_again(self, batch: Batch, delivery: Delivery, began: float) -> float:
+    def _failed_again(self, batch: Batch, last: Delivery, began: float) -> float:
         """Gives the first message up where it is due; behind how many others the rest is to wait."""
-        answer = delivery.stopped_by
-        if delivery.settled or answer is None or answer.wait is not None:  # a receiver that asks for time gets it
+        answer = last.stopped_by
+        if answer is None or answer.wait is not None:  # a receiver that asks for time gets it
             return 0
         behind = self._patience.not_taken(batch, began)
         if not self._patience.is_over(batch, self._clock()):
             return behind
-        count = delivery.stopped_at or len(batch.spans)
+        count = last.stopped_at or len(batch.spans)
         self._patience.taken(batch)
         self._settle(batch, Delivery(failed=count))
         text = "%s: %d spans were lost: they were not taken in any attempt, and others were meanwhile: %s"
         self._log.warning(text, self._name, count, answer.reason)
         return 0
 
-    def _some_exported(self, batch: Batch) -> Delivery:
+    def _some_exported(self, batch: Batch) -> Iterator[Delivery]:
         seconds = self._settings.export_timeout_millis / 1000
         if self._end is not None:
             seconds = min(seconds, self._end.remaining())
         try:
-            found: Delivery = self.exporter.export_some(batch.spans, seconds * 1000, again=batch.tried)  # type: ignore[attr-defined]
+            yield from self.exporter.export_some(batch.spans, seconds * 1000, again=batch.tried)  # type: ignore[attr-defined]
         except Exception as error:  # noqa: BLE001 (as above)
             count = len(batch.spans)
             self._log.warning(
                 "%s: %d spans were lost: it raised %s: %s", self._name, count, type(error).__name__, error
             )
-            return Delivery(failed=count)
-        return found
+            yield Delivery(failed=count)
 
     def _pause(self, limit: Deadline | None) -> None:
         """After a RETRY waits until the receiver is to be asked again, there is reason to ask it earlier, or none to ask it at all.
@@ -362,15 +372,19 @@ class ExportQueue:
     def _settle(self, batch: Batch, delivery: Delivery) -> None:
         if self._abandoned:  # dropped with all that waited; each span counts once
             return
+        unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
         self._exported += delivery.exported
-        self._failed += delivery.failed
+        self._failed += delivery.failed - unanswered + delivery.rejected
+        self._drop(Lost(0, unanswered), SHUTDOWN)
         self._backlog.settle(batch, delivery.settled)
+        batch.sending = delivery.sending
+        if delivery.stopped_by is not None and delivery.stopped_by.may_have_arrived:
+            batch.unanswered = max(batch.unanswered, delivery.stopped_at)
 
-    def _drop(self, spans: int, why: str) -> None:
-        if spans:
-            self._dropped[why] += spans
-            if why == OUTAGE:
-                self._outage.dropped(spans)
+    def _drop(self, lost: Lost, why: str) -> None:
+        self._dropped += Counter({why: lost.dropped, NO_ANSWER: lost.unanswered})
+        if why == OUTAGE:
+            self._outage.dropped(lost.spans)
 
     def _flush_exporter(self, deadline: Deadline) -> bool:
         try:
@@ -398,16 +412,17 @@ class ExportQueue:
         if self._abandoned:
             return
         self._abandoned = True
-        dropped, sent, flushes = self._backlog.clear()
-        self._drop(dropped, SHUTDOWN)
+        lost, flushes = self._backlog.clear()
+        self._drop(lost, SHUTDOWN)
         for flush in flushes:
             flush.done = True
         self._changed.notify_all()
-        if dropped:
-            unanswered = f" ({sent} of them were with the exporter, which had not answered)" if sent else ""
+        if lost.spans:
+            sent = lost.unanswered
+            unanswered = f" ({sent} of them were sent and had no answer: they may have arrived)" if sent else ""
             why = f": {self._outage.reason}" if self._outage.seconds else ""
             text = "%s: %d waiting spans were dropped: the shutdown's time was over%s%s"
-            self._log.warning(text, self._name, dropped, why, unanswered)
+            self._log.warning(text, self._name, lost.spans, why, unanswered)
 
     def _abandon(self) -> None:
         """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 QUEUE_FULL = "queue_full"
 OUTAGE = "outage"
 SHUTDOWN = "shutdown"
+NO_ANSWER = "no_answer"
 
 IN_WORDS = {
     QUEUE_FULL: "it is slower than the spans come",
@@ -25,13 +26,13 @@ class QueueStats:
     """What became of the spans that were put into a queue: each is exported, failed, dropped or waiting, at any moment."""
 
     exported_spans: int = 0
-    """The exporter answered SUCCESS."""
+    """The exporter answered SUCCESS; with our own: the receiver took them."""
     failed_spans: int = 0
-    """The exporter answered FAILURE, or raised; with our own: refused for good."""
+    """The exporter answered FAILURE, or raised; with our own: the receiver refused or rejected them for good."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Spans that were given up, by reason: ``queue_full`` (the exporter was slower than they came), ``outage`` (full while the
-    receiver took nothing), ``shutdown`` (came after it, or its time was over). Among the last are those that the exporter had
-    and had not answered when the time was over: they may have arrived, and a later answer changes no count."""
+    receiver took nothing), ``shutdown`` (came after it, or its time was over), and ``no_answer``: those of them that were sent
+    before, or were being sent, and had no answer: they may have arrived, and a later answer changes no count."""
     waiting_spans: int = 0
     """Those that the exporter has in its hands are among them."""
     waiting_bytes: int = 0

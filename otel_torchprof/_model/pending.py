@@ -127,6 +127,11 @@ class PendingSpans:
         return +(self._figures + self.verdicts.figures)
 
     @property
+    def spans(self) -> int:
+        """Spans that are held."""
+        return sum(len(table) for tables in self._held.values() for table in tables)
+
+    @property
     def nbytes(self) -> int:
         """Bytes that are held."""
         return sum(map(_nbytes, self._held.values()))

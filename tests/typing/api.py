@@ -231,7 +231,7 @@ def record_for_hours() -> None:
         with otp.record_function("typed"):
             running.step()
         flushed: bool = running.flush()
-        counts: Mapping[str, int] = running.health.policy
+        counts: Mapping[str, int] = running.health.spans
     averages: otp.EventList = running.key_averages()
     assert flushed
     assert not counts

@@ -85,13 +85,14 @@ class Receiver(SpanExporter):
         self.again += again
         taken = list(spans)[: self.at_once]
         if any(first <= now < last for first, last in self.down):
-            return Delivery(stopped_by=Answer(Verdict.RETRY, "UNAVAILABLE: down", wait=self.asks))
+            yield Delivery(stopped_by=Answer(Verdict.RETRY, "UNAVAILABLE: down", wait=self.asks))
+            return
         good = [span for span in taken if span not in self.bad]
         self.arrived += good
         self.came.set()
         rest = len(taken) < len(spans)
         stopped = Answer(Verdict.RETRY, "busy") if rest else None
-        return Delivery(len(good), len(taken) - len(good), stopped)
+        yield Delivery(len(good), len(taken) - len(good), stopped_by=stopped)
 
     def force_flush(self, timeout_millis=0):
         return True
@@ -210,19 +211,26 @@ def test_a_shutdown_during_an_outage(caplog):
 
 @pytest.mark.parametrize(
     "answer",
-    [Delivery(BATCH), Delivery(failed=BATCH), Delivery(stopped_by=Answer(Verdict.RETRY, "no")), RuntimeError("no")],
+    [
+        Delivery(BATCH - 3),
+        Delivery(failed=BATCH - 3),
+        Delivery(stopped_by=Answer(Verdict.RETRY, "no")),
+        RuntimeError("no"),
+    ],
     ids=["accepted", "refused", "retry", "raised"],
 )
 def test_a_shutdown_with_a_batch_in_hand(answer, caplog):
-    """What the exporter has in its hands when the time is over is dropped with what waits; its answer changes no count."""
+    """What is being sent when the time is over may arrive, the rest does not; a later answer changes no count."""
 
     class Hangs(Receiver):
         def export_some(self, spans, timeout_millis, *, again):
+            yield Delivery(1)
+            yield Delivery(sending=BATCH - 3)
             self.came.set()
             assert self.may_go_on.wait(LONG)
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            yield answer
 
     world = World()
     receiver = Hangs(world)
@@ -232,12 +240,13 @@ def test_a_shutdown_with_a_batch_in_hand(answer, caplog):
     assert receiver.came.wait(LONG)
     world.put_batch()
     assert not queue.shutdown(Deadline.after(0, world.clock))
-    assert adds_up(world).dropped == {"shutdown": 2 * BATCH}
+    dropped = {"shutdown": BATCH + 2, "no_answer": BATCH - 3}
+    assert adds_up(world).dropped == dropped
     receiver.may_go_on.set()
     queue._thread.join(LONG)
     stats = adds_up(world)
-    assert (stats.dropped, stats.waiting_spans, stats.waiting_bytes) == ({"shutdown": 2 * BATCH}, 0, 0)
-    text = "20 waiting spans were dropped: the shutdown's time was over (10 of them were with the exporter"
+    assert (stats.dropped, stats.waiting_spans, stats.waiting_bytes) == (dropped, 0, 0)
+    text = "19 waiting spans were dropped: the shutdown's time was over (7 of them were sent and had no answer"
     assert [message for message in caplog.messages if text in message]
 
 
@@ -402,30 +411,37 @@ class Allergic(Receiver):
     """
 
     poison = 3
+    is_late = False
 
     def export_some(self, spans, timeout_millis, *, again):
         self.world.now += 1
-        if int(self.world.now) % 2 and not adds_up(self.world).failed_spans:
+        stats = adds_up(self.world)
+        if int(self.world.now) % 2 and not stats.failed_spans + stats.dropped_spans:
             self.world.put_batch()
         if self.poison in spans:
-            return Delivery(stopped_by=Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: too much"), stopped_at=BATCH // 2)
+            answer = Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: too much", may_have_arrived=self.is_late)
+            yield Delivery(stopped_by=answer, stopped_at=BATCH // 2)
+            return
         if not self.arrived:
             self.first_at = self.world.now
-        return super().export_some(spans, timeout_millis, again=again)
+        yield from super().export_some(spans, timeout_millis, again=again)
 
 
-def test_a_message_that_is_never_taken(caplog):
+@pytest.mark.parametrize("is_late", [False, True], ids=["refused for now", "never answered"])
+def test_a_message_that_is_never_taken(caplog, is_late):
     """It holds up the others for seconds only, and is given up after minutes: its own spans, no others, counted and told."""
     world = World()
     receiver = Allergic(world)
+    receiver.is_late = is_late
     queue = world.started(receiver)
     world.put_batch()
-    while not queue.stats.failed_spans:
+    while not queue.stats.failed_spans + queue.stats.dropped_spans:
         with queue._changed:
             queue._changed.wait(0.001)
     stats = finished(queue)
     assert sorted(receiver.arrived) == list(range(5, world.put))
-    assert (stats.failed_spans, stats.dropped_spans, stats.waiting_spans) == (5, 0, 0)
+    assert (stats.failed_spans, stats.dropped) == ((0, {"no_answer": 5}) if is_late else (5, {}))
+    assert stats.waiting_spans == 0
     assert receiver.first_at < 15
     assert 300 <= world.now < 400
     assert "5 spans were lost: they were not taken in any attempt, and others were meanwhile: DEADLINE" in caplog.text

@@ -14,6 +14,7 @@ from torch_metrics import points, value
 
 from otel_torchprof import _operator_metrics
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._export.ledger import Entries
 from otel_torchprof._export.queue import QueueStats
 from otel_torchprof._model.steps import StepSpan, Trace
 from otel_torchprof._operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
@@ -122,7 +123,7 @@ def test_how_the_recorder_does(reader, metrics):
     """Events, losses by reason, memory and the measured share; spans under OpenTelemetry's own names."""
     stats = QueueStats(5, 2, {"queue_full": 3, "outage": 1}, 4, 500, 7.5, "UNAVAILABLE")
     exporters = (ExporterFigures("a.B/0", "a.B", stats, 100),)
-    figures = RecorderFigures(10, {"evicted": 6}, 1000, 2000, 0.007, exporters)
+    figures = RecorderFigures(Entries(10, {"evicted": 6}, {}), 1000, 2000, 0.007, exporters)
     metrics.recorder.source = lambda: figures
     assert points(reader, "otel_torchprof.events.recorded") == [({}, 10)]
     assert points(reader, "otel_torchprof.events.dropped") == [({"error.type": "evicted"}, 6)]
@@ -199,7 +200,7 @@ def test_a_forked_child_begins_anew(reader, metrics, monkeypatch):
     metrics.add(one_operator())
     metrics.add_step(sampled=True)
     metrics.times = lambda: (1.0, 1.0)
-    metrics.recorder.source = lambda: RecorderFigures(1, {}, 0, 0)
+    metrics.recorder.source = lambda: RecorderFigures(Entries(1, {}, {}), 0, 0)
     _operator_metrics.after_fork_in_child()
     names = ("torch.op.calls", "torch.steps", "otel_torchprof.sampling.time", "otel_torchprof.events.recorded")
     assert [points(reader, name) for name in names] == [[]] * 4

@@ -1,0 +1,59 @@
+"""What became of the events of one consumer of the recorder, span by span: all counts under one lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Entries(NamedTuple):
+    """What a ledger says at one moment."""
+
+    recorded: int
+    """Events taken from the recorder."""
+    dropped: dict[str, int]
+    """Events that were lost on the way to spans, by reason."""
+    spans: dict[str, int]
+    """What became of the others, and which spans were added; see ``ProcessorHealth.spans``."""
+
+
+class Ledger:
+    """Counts that are read together. Thread-safe; in a forked child they begin at 0.
+
+    The queues of the exporters count under :attr:`lock` too, so that whoever holds it sees each event in one place.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask in the middle
+        self._recorded = 0
+        self._dropped: Counter[str] = Counter()
+        self._spans: Counter[str] = Counter()
+        self._pid = os.getpid()  # last: until then it is the parent's
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held for a moment only; in a forked child another one, which nobody holds."""
+        # Not by a handler of forks: those of the queues, which use it, may come before and after it.
+        if self._pid != os.getpid():
+            self._reset()
+        return self._lock
+
+    def add(self, recorded: int, dropped: Mapping[str, int], spans: Mapping[str, int] | None = None) -> None:
+        """What a drain brought; ``spans`` may take away what was only held."""
+        with self.lock:
+            self._recorded += recorded
+            self._dropped.update(dropped)
+            self._spans.update(spans or {})
+
+    def read(self) -> Entries:
+        """All counts that are not 0."""
+        with self.lock:
+            return Entries(self._recorded, dict(+self._dropped), dict(+self._spans))

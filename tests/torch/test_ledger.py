@@ -1,0 +1,30 @@
+"""Every event is accounted for: against what the program did, and against what a receiver of the test's own took and answered."""
+
+from __future__ import annotations
+
+import pytest
+from accounts import GRPC, HTTP, LOADS, done
+
+
+@pytest.mark.parametrize("protocol", [GRPC, HTTP])
+@pytest.mark.parametrize("name", LOADS)
+def test_every_event_is_accounted_for(name, protocol):
+    """All that the program did is recorded or dropped; all spans are at the receiver, or counted by what it answered."""
+    load = LOADS[name]
+    service, receiver = done(load, protocol)
+    health = service.balance()
+    stats = next(iter(health.exporters.values()))
+    came = health.recorded + sum(health.dropped.values())
+    if service.is_counted:
+        assert came == service.events
+    assert came > 0
+    for reason in load.loses:
+        assert health.dropped.get(reason) or stats.dropped.get(reason)
+    assert health.spans.get("held", 0) == stats.waiting_spans == stats.waiting_bytes == 0
+    accepted = set(receiver.accepted)
+    arrived, no_answer = len(accepted) - receiver.rejected, stats.dropped.get("no_answer", 0)
+    assert stats.exported_spans <= arrived <= stats.exported_spans + no_answer
+    if "too large" not in name:  # else those that are no smaller are not even sent
+        assert stats.failed_spans - receiver.rejected <= len(receiver.refused - accepted)
+    assert len(receiver.unanswered - accepted) <= no_answer + stats.failed_spans
+    assert service.shutdown_seconds < load.deadline + 1
