@@ -255,11 +255,12 @@ class TorchSpanProcessor(SpanProcessor):
     def detach(self, deadline: Deadline | None = None) -> None:
         """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
         deadline = deadline or Deadline.after(_SHUTDOWN_SECONDS)
-        with self._lock:
-            attached, self._attached = self._attached, None
-            thread, self._thread = self._thread, None
-        recording = None if attached is None else attached.recording
+        attached, thread = self._attached, self._thread
         try:
+            with self._lock:
+                attached, self._attached = self._attached, None
+                thread, self._thread = self._thread, None
+            recording = None if attached is None else attached.recording
             if recording is not None:
                 recording.stop()
             if thread is not None:
