@@ -11,6 +11,7 @@ import numpy as np
 
 from ._columns.joined import rows_of
 from ._native.collectives import MOST, no_collectives
+from ._sources import Source
 from .errors import TorchLibraryError
 
 if TYPE_CHECKING:
@@ -28,21 +29,24 @@ _NAMES = ("group", "ranks", "backend", "dtype", "reduce_op")
 """The columns that are indices into the names."""
 
 
-class CollectiveSource:
-    """What is known of the collectives of one session. Thread-safe.
+class CollectiveSource(Source):
+    """What is known of the collectives of one session, which gets operators. Thread-safe.
 
     Args:
         library: of torch's operators.
-        session: that runs, and gets operators.
     """
 
-    def __init__(self, library: TorchLibrary, session: Session) -> None:
+    def __init__(self, library: TorchLibrary) -> None:
+        self._library = library
         self._collecting: Collecting | None = None
         self._lock = threading.RLock()  # a signal handler may stop it in the middle of a drain
         self._waiting = no_collectives()
         self._unplaced = 0
+
+    def start(self, session: Session) -> None:
+        """Begins; without effect where torch was built without distributed."""
         try:
-            self._collecting = library.tell_collectives(session)
+            self._collecting = self._library.tell_collectives(session)
         except TorchLibraryError as error:  # of a torch without distributed: then there are none
             _logger.info("collectives are recorded as any operator: %s", error)
 
@@ -52,8 +56,8 @@ class CollectiveSource:
             if self._collecting is not None:
                 self._waiting = _both(self._waiting, self._collecting.stop())
 
-    def added_to(self, batch: Batch) -> Batch:
-        """A batch that was just drained, with what is known of those of its events, open ones among them, that are collectives."""
+    def decorate(self, batch: Batch) -> Batch:
+        """With what is known of those of its events, open ones among them, that are collectives."""
         if self._collecting is None:
             return batch
         with self._lock:

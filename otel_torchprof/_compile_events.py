@@ -6,17 +6,21 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._after_import import when_imported
 from ._model.compiled import BREAK_PREFIX, COMPILATION_PREFIX
 from ._native import frames
+from ._sources import Source
 from .labels import record_function
+
+if TYPE_CHECKING:
+    from ._native.recorder import Session
 
 _logger = logging.getLogger("otel_torchprof")
 
 
-class CompileEvents:
+class CompileEvents(Source):
     """Compilations and graph breaks as labels, while one of these is installed.
 
     A compilation is a label ``TorchDynamo Compile: 0/0`` with dynamo's number of frame and compilation, which the compiled
@@ -30,11 +34,11 @@ class CompileEvents:
     There may be any number of these in a process. Installing and removing is for any thread.
     """
 
-    def install(self) -> None:
+    def start(self, _session: Session | None = None) -> None:
         """Begins; as soon as dynamo is imported, if it is not yet."""
         _shared.install(self)
 
-    def remove(self) -> None:
+    def stop(self) -> None:
         """Takes the callbacks out of dynamo, if nobody else wants them; without effect where there are none."""
         _shared.remove(self)
 

@@ -6,14 +6,18 @@ import functools
 import logging
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ._model.devices import not_before
 from ._native import torch_library
+from ._sources import Source
 from .errors import TorchProfError
 from .health import ON
 from .labels import record_function
 
 if TYPE_CHECKING:
+    from ._columns.batch import Batch
     from ._native.device_timing import DeviceTiming, Times
     from ._native.recorder import Session
     from ._native.torch_library import TorchLibrary
@@ -93,7 +97,7 @@ class TimedSteps:
             stretches.time_devices(on=(step - self._first) % self._every == 0)
 
 
-class DeviceSource:
+class DeviceSource(Source):
     """Times the events of a session that was made with ``devices``; started once, stopped once, from any thread.
 
     Args:
@@ -156,6 +160,14 @@ class DeviceSource:
             return self.last_times
         self._timing.collect(wait)
         return self._timing.take()
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With the times of its events."""
+        return replace(batch, devices=not_before(batch, self.take()))
+
+    def states(self) -> dict[str, str]:
+        """Under ``devices``."""
+        return {"devices": self.state}
 
     def notes(self) -> list[str]:
         """What a reader of the times should know, a sentence each."""

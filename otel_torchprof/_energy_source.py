@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,14 @@ import numpy as np
 from ._columns.schema import ENERGY_COLUMNS
 from ._energy import EnergyCounters, EnergySeries
 from ._native.recorder import now_ns
+from ._sources import Source
 from .health import ON
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ._columns.batch import Batch
+    from ._native.recorder import Session
 
 READ_SECONDS = 0.1
 """Between two readings. A card brings its counter up to date about as often."""
@@ -32,7 +37,7 @@ _UNORDERED = (
 _logger = logging.getLogger("otel_torchprof")
 
 
-class EnergySource:
+class EnergySource(Source):
     """Reads the counters of the GPUs that CUDA shows to this process, from :meth:`start` to :meth:`stop`.
 
     The loop's thread reads nothing: a driver may take its time to answer. Made ready when made; never an error.
@@ -56,8 +61,8 @@ class EnergySource:
         if self.state != ON:
             self._close()
 
-    def start(self) -> None:
-        """Reads from now on, on a thread of its own; the first time at once, on the caller's."""
+    def start(self, _session: Session | None = None) -> None:
+        """Reads from now on, on a thread of its own; the first time at once, on the caller's. No session gets anything of it."""
         if self.state != ON:
             return
         self._read()
@@ -92,6 +97,14 @@ class EnergySource:
         of_device = [np.full(len(time), index) for time, index in zip(times, indices, strict=True)]
         columns = (np.concatenate(column) for column in (times, joules, of_device))
         return {c.name: column.astype(c.dtype) for c, column in zip(ENERGY_COLUMNS, columns, strict=True)}
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With all readings so far."""
+        return replace(batch, energy=self.columns())
+
+    def states(self) -> dict[str, str]:
+        """Under ``energy``."""
+        return {"energy": self.state}
 
     def forget(self, before_ns: int) -> None:
         """Drops what nothing needs that begins at or after this time."""

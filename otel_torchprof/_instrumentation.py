@@ -13,12 +13,11 @@ from ._collective_source import CollectiveSource
 from ._compile_events import CompileEvents
 from ._live_device_source import LiveDeviceSource
 from ._live_recording import LiveRecording
-from ._native import frames, torch_library
+from ._native import torch_library
 from ._native.ffi import python_sources
-from ._native.gc_pauses import GcPauses
 from ._native.recorder import notes_on_names
 from ._native.torch_library import Wants
-from ._sources import notes_on_calls
+from ._sources import Calls, Operators
 from ._step_marks import StepMarks
 from ._steps import StepTracker
 from ._torch_hooks import ModuleHooks, OptimizerHooks
@@ -93,16 +92,15 @@ class Instrumentation:
         if device is not None and detail == "steps":
             device = device._replace(events="off", untimed="detail is 'steps'")
         self._device = device
-        self._tracing: frames.Tracing | None = None
         self._modules = ModuleHooks()
         self._compilations = CompileEvents()
         self._optimizers = OptimizerHooks()
         self._lock = threading.RLock()
         self._running = False
         self._cleanup = CleanupStack(self)
-        self._sources = _sources(detail)
+        self._states = _states(detail)
         if device is not None:
-            self._sources |= {"devices": _WAITING, "energy": _WAITING}
+            self._states |= {"devices": _WAITING, "energy": _WAITING}
         self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
         # It has to be known before a step begins whether its events are recorded, if they may not be.
@@ -131,6 +129,7 @@ class Instrumentation:
         self._ambient = AmbientTable()
         return LiveRecording(
             self._provider,
+            self._cleanup,
             detail=self._detail,
             ambient=self._ambient,
             averages=self._processor.averages,
@@ -150,7 +149,7 @@ class Instrumentation:
     def start(self) -> None:
         """Records from now on; torch's part as soon as torch is imported."""
         close_due()
-        if self._sources["labels"] == ON:
+        if self._states["labels"] == ON:
             label_by_environment(is_early=True)
         if self._ranks is not None:
             self._cleanup.push(self._ranks.stop)
@@ -181,7 +180,7 @@ class Instrumentation:
             self._cleanup.close_and_log()
             self._running = False
         close_due()
-        if self._sources["labels"] == ON:
+        if self._states["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
         if self._metrics is not None:
@@ -208,28 +207,26 @@ class Instrumentation:
             self._ranks.after_fork()
         if not self._running:
             return
-        self._tracing = None  # the parent's
         self._begin()
         self._push_hooks()
         if self._ranks is not None:
             self._cleanup.push(self._ranks.stop)
-        if self._sources["steps"] == ON:
+        if self._states["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
-        if self._sources["operators"] == ON:
-            self._tell_collectives(torch_library.load())
+        if self._states["operators"] == ON:
+            self._recording.sources.add(CollectiveSource(torch_library.load()))
         self._time_devices()
-        if self._sources["frames"] == ON:
+        if self._states["frames"] == ON:
             self._trace_calls()
 
     def _attach(self) -> None:
         self._cleanup.push(self._ambient.unfollow)
         self._contexts_are_cheap = self._ambient.follow()
-        self._stop_recording_first()
-        self._recording.start()
-        if self._sources["labels"] == ON:
-            self._compilations.install()
-        self._processor.attach(self._recording, self.stop, self._sources, self._notes)
+        self._recording.sources.start()
+        if self._states["labels"] == ON:
+            self._recording.sources.add(self._compilations)
+        self._processor.attach(self._recording, self.stop, self._states, self._notes)
         if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
             # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
@@ -238,16 +235,11 @@ class Instrumentation:
     def _notes(self) -> list[str]:
         notes = [*notes_of_environment(), *notes_on_names()]
         if self._ranks is not None:
-            self._sources |= self._ranks.state()
+            self._states |= self._ranks.state()
         if not self._contexts_are_cheap:
             notes.append(_SLOW_CONTEXTS)
-        if self._tracing is not None:
-            notes += notes_on_calls(self._tracing)
-        if self._recording.devices is not None:
-            self._sources |= self._recording.devices.states()
-            notes += self._recording.devices.notes()
-        if self._recording.collectives is not None:
-            notes += self._recording.collectives.notes()
+        self._states |= self._recording.sources.states()
+        notes += self._recording.sources.notes()
         if errors := python_sources.errors():
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
@@ -263,17 +255,17 @@ class Instrumentation:
             else:
                 self._optimizers.install_bare(self._marks.note)
             self._install_modules()
-            self._sources["steps"] = ON
+            self._states["steps"] = ON
             if self._detail in {"ops", "frames"}:
                 self._observe_operators()
             self._time_devices()
-            if self._detail == "frames" and self._tracing is None:
+            if self._detail == "frames" and self._states["frames"] != ON:
                 self._trace_calls()
-            self._stop_recording_first()
+            self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
         self._modules.install(outermost_only=self._detail == "steps")
-        self._sources["modules"] = ON
+        self._states["modules"] = ON
 
     def _observe_operators(self) -> None:
         try:
@@ -281,11 +273,11 @@ class Instrumentation:
             if self._device is not None and self._device.events in {"ops", "leaves"}:
                 wants |= Wants.DEVICES
             library = torch_library.load()
-            self._cleanup.push(library.observe(self._recording.session, wants).stop)
-            self._tell_collectives(library)
-            self._sources["operators"] = ON
+            self._recording.sources.add(Operators(library, wants))
+            self._recording.sources.add(CollectiveSource(library))
+            self._states["operators"] = ON
         except TorchLibraryError as error:
-            self._sources["operators"] = f"off: {error}"
+            self._states["operators"] = f"off: {error}"
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
 
     def _time_devices(self) -> None:
@@ -296,51 +288,26 @@ class Instrumentation:
         try:
             library = torch_library.load() if self._device.is_timed else None
         except TorchLibraryError as error:
-            self._sources["devices"] = f"off: {error}"
+            self._states["devices"] = f"off: {error}"
             return
-        devices = LiveDeviceSource(library, self._device, self._processor.memory_limit)
-        self._cleanup.push(devices.stop)
-        devices.begin(self._recording.session)
-        self._recording.devices = devices
-
-    def _tell_collectives(self, library: TorchLibrary) -> None:
-        collectives = CollectiveSource(library, self._recording.session)
-        self._cleanup.push(collectives.stop)
-        self._recording.collectives = collectives
+        self._recording.sources.add(LiveDeviceSource(library, self._device, self._processor.memory_limit))
 
     def _push_hooks(self) -> None:
-        for remove in (self._modules.remove, self._compilations.remove, self._optimizers.remove):
+        for remove in (self._modules.remove, self._compilations.stop, self._optimizers.remove):
             self._cleanup.push(remove)
-
-    def _stop_recording_first(self) -> None:
-        """What is recorded while its sources stop, and without its contexts, belongs nowhere."""
-        self._cleanup.push(self._recording.stop)
 
     def _trace_calls(self) -> None:
         """As a rule only once torch is there: what calls its import makes nobody asked for."""
-        tracing = frames.Tracing(self._recording.session)
-        self._cleanup.push(tracing.stop)
-        try:
-            tracing.start(self._recording.session, self._frame_filter)
-        except frames.FramesError as error:
-            self._sources["frames"] = f"off: {error}"
-            _logger.warning("Python's calls are not recorded, operators and modules are: %s", error)
-        else:
-            self._tracing = tracing
-            self._recording.frame_facts = tracing.facts
-            self._sources["frames"] = ON
-            if not self._frame_filter.modules_only:
-                pauses = GcPauses(self._recording.session)
-                self._cleanup.push(pauses.stop)
-                pauses.start()
-        self._stop_recording_first()
+        calls = Calls(self._frame_filter)
+        self._recording.sources.add(calls)
+        self._states["frames"] = calls.state
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._marks.note(optimizer)
         self._take_marks()
 
     def _before_drain(self) -> None:
-        if self._sources["labels"] == ON and self._running:
+        if self._states["labels"] == ON and self._running:
             label_by_environment(is_early=True)
         if self._ranks is not None:
             self._ranks.look()
@@ -361,10 +328,10 @@ class Instrumentation:
         if self._detail == "steps":
             # What happens between two ends of a step is now known without asking every module of the model.
             self._modules.remove()
-            self._sources["modules"] = "off: steps are seen without them"
+            self._states["modules"] = "off: steps are seen without them"
 
 
-def _sources(detail: str) -> dict[str, str]:
+def _states(detail: str) -> dict[str, str]:
     """What is on and off as long as nobody knows of torch."""
     off, waiting = f"off: detail is {detail!r}", _WAITING
     return {

@@ -14,6 +14,7 @@ from ._energy_source import EnergySource
 from ._model.devices import not_before
 from ._native import torch_library
 from ._native.recorder import now_ns
+from ._sources import Source
 
 if TYPE_CHECKING:
     from ._columns.batch import Batch
@@ -45,7 +46,7 @@ class DeviceChoice(NamedTuple):
         return self.events != "off"
 
 
-class LiveDeviceSource:
+class LiveDeviceSource(Source):
     """Times of a session's events, from when the program first uses the device. For one thread at a time.
 
     A service may be instrumented long before it uses a device, and in a process that is forked before it does: nothing is
@@ -69,6 +70,7 @@ class LiveDeviceSource:
             self._source = DeviceSource(library, choice.device, choice.events, budget_bytes // BYTES_OF_A_TIME)
         self._energy: EnergySource | None = None
         self._early: list[tuple[int, Times]] = []
+        self._session: Session | None = None
         self._begun = False
 
     def states(self) -> dict[str, str]:
@@ -83,8 +85,12 @@ class LiveDeviceSource:
             return {"devices": devices, "energy": f"off: NVIDIA's library knows no {self._device}"}
         return {"devices": devices, "energy": unused if self._energy is None else self._energy.state}
 
-    def begin(self, session: Session) -> None:
-        """Times the session from now on, if the program has begun to use the device; once it has, a second call does nothing."""
+    def start(self, session: Session) -> None:
+        """Times the session from now on, or from the drain at which the program has begun to use the device."""
+        self._session = session
+        self._begin(session)
+
+    def _begin(self, session: Session) -> None:
         if self._begun or not _is_in_use(self._device):
             return
         self._begun = True
@@ -94,9 +100,10 @@ class LiveDeviceSource:
             self._energy = EnergySource()
             self._energy.start()
 
-    def added_to(self, batch: Batch, session: Session) -> Batch:
-        """A drained batch with the times of its events, and what the devices consumed."""
-        self.begin(session)
+    def decorate(self, batch: Batch) -> Batch:
+        """With the times of its events, and what the devices consumed."""
+        if self._session is not None:
+            self._begin(self._session)
         if not self._begun:
             return batch
         times = self._of_batch(batch)

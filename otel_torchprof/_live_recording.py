@@ -29,6 +29,7 @@ from ._model.steps import Steps
 from ._model.tree import torch_view
 from ._model.units import STEP_NAME
 from ._native.recorder import SLICE_BYTES, Session, now_ns
+from ._sources import Sources
 from .span_policy import SpanPolicy
 
 if TYPE_CHECKING:
@@ -37,11 +38,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from ._ambient import AmbientTable
-    from ._collective_source import CollectiveSource
+    from ._cleanup import CleanupStack
     from ._columns.batch import Batch
-    from ._columns.frame_facts import FrameFacts
     from ._export.provider import Provider
-    from ._live_device_source import LiveDeviceSource
     from ._model.collectives import Ranks
     from ._model.live import Placed
     from ._model.running import RunningAverages
@@ -77,12 +76,13 @@ class Drained(NamedTuple):
 
 
 class LiveRecording:
-    """Records every thread from :meth:`start` to :meth:`stop`, once.
+    """Records every thread from the start of its :attr:`sources` to :meth:`stop`, once.
 
     :meth:`drain` may be called from any thread; a second waits for the first.
 
     Args:
         provider: whose rules hold.
+        cleanup: gets what stops it.
         detail: a key of :data:`KINDS`.
         ambient: which span a context stands for.
         averages: added to with every drain.
@@ -102,6 +102,7 @@ class LiveRecording:
     def __init__(
         self,
         provider: Provider,
+        cleanup: CleanupStack,
         *,
         detail: str,
         ambient: AmbientTable,
@@ -129,7 +130,6 @@ class LiveRecording:
         self._on_steps = on_steps
         self._log = LimitedLog()
         self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
-        self._control = threading.RLock()
         self._roots_muted = False
         self._unreported: Counter[str] = Counter()
         policy = policy or SpanPolicy()
@@ -156,12 +156,6 @@ class LiveRecording:
             keeps_bare_calls=keeps_bare_calls,
             max_spans=lambda: self._pending.budget.max_spans,
         )
-        self.frame_facts: Callable[[], FrameFacts | None] = _nothing
-        """What is known of Python's calls so far; whoever traces them sets it."""
-        self.devices: LiveDeviceSource | None = None
-        """What times devices; whoever has it made sets it."""
-        self.collectives: CollectiveSource | None = None
-        """What tells of collectives; whoever has it made sets it."""
         self.session = Session(
             budget_bytes,
             keep_newest=True,
@@ -171,18 +165,12 @@ class LiveRecording:
             contexts=True,
             devices=devices,
         )
+        self.sources = Sources(self.session, cleanup)
+        """What feeds it."""
 
     def now(self) -> int:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
         return now_ns()
-
-    def start(self) -> None:
-        """Records from now on: whoever is asked for contexts is there already.
-
-        Raises:
-            NativeError: as :meth:`Session.start`.
-        """
-        self.session.start()
 
     def boundary(self, number: int, now: int, context: int, thread: int) -> None:
         """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
@@ -222,16 +210,11 @@ class LiveRecording:
     def _drained(self, ended: list[Step], final: bool) -> Drained:
         now = self.now()
         self._ambient.begin_drain(now)
-        drained = self.session.drain(SLICE_BYTES)
+        drained = self.sources.drain(SLICE_BYTES)
         watermark, final = drained.watermark, final and drained.is_last
         batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
-        batch = replace(batch, frame_facts=self.frame_facts())
-        if self.collectives is not None:
-            batch = self.collectives.added_to(batch)
-        if self.devices is not None:
-            batch = self.devices.added_to(batch, self.session)
         dropped = self._unreported + Counter(drained.dropped)
         self._unreported = dropped + Counter(failed=len(drained))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
@@ -284,8 +267,7 @@ class LiveRecording:
 
     def stop(self) -> None:
         """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
-        with self._control:
-            self.session.stop()
+        self.session.stop()
 
     def finish(self) -> Drained:
         """After the stop: takes the next of what is left, at the end with the step that is not finished.
@@ -393,10 +375,6 @@ class LiveRecording:
 def _around(step: StepSpan) -> int:
     """The span of the application that a step is below; 0 for none."""
     return step.parent.span_id if step.parent is not None and step.is_surrounded else 0
-
-
-def _nothing() -> None:
-    """What is known of calls where nobody traces them."""
 
 
 def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:

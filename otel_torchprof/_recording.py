@@ -13,24 +13,27 @@ from typing import TYPE_CHECKING
 
 from . import config
 from ._cleanup import CleanupStack, close_due
+from ._collective_source import CollectiveSource
 from ._columns.batch import Batch
 from ._columns.schema import Kind
+from ._compile_events import CompileEvents
+from ._device_source import BYTES_OF_A_TIME, DeviceSource
+from ._energy_source import EnergySource
 from ._export import fork
-from ._model.devices import not_before
 from ._model.frames import ShortFrames, with_facts
 from ._model.input_words import InputKept, kept
 from ._model.waiting import with_waiting
 from ._native import torch_library
 from ._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
 from ._native.torch_library import Wants
-from ._sources import Sources
+from ._sources import Calls, Memory, Modules, Operators, Source, Sources
 from .errors import NativeError, TorchProfError
 from .frame_filter import ALL_FRAMES, FrameFilter
 from .function_labels import label_by_environment, notes_of_environment
 from .health import NO_DEVICE, ON, Health
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ._columns.waiting import WaitingStack
 
@@ -130,7 +133,7 @@ class Recording:
     def __init__(self, wanted: Wanted) -> None:
         self._limit = checked_memory_limit(wanted.memory_limit)
         self.wanted = wanted
-        self._session: Session | None = None
+        self._sources: Sources | None = None
         self._clock_steps = 0
         self._names_refused: Mapping[str, int] = {}
         self._times = (0, 0)
@@ -147,9 +150,12 @@ class Recording:
             self._library = torch_library.load()
         fork.watch(self)
         self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
-        self._sources = Sources(
-            wanted, self.cleanup, self._library, operators=self._operators == ON, memory_limit=self._limit
-        )
+        self._calls = Calls(wanted.frame_filter) if wanted.frames else None
+        self._devices: DeviceSource | None = None
+        if self._library is not None and wanted.device is not None:
+            most = self._limit // BYTES_OF_A_TIME
+            self._devices = DeviceSource(self._library, wanted.device, wanted.device_events, most)
+        self._energy = EnergySource() if wanted.energy and config.enabled() else None
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
@@ -183,7 +189,7 @@ class Recording:
         label_by_environment()
         recorder = recorder_stats()
         self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
-        self._session = session = Session(
+        session = Session(
             self._limit,
             all_threads=self.wanted.all_threads,
             inputs=self.wanted.facts() != 0,
@@ -191,17 +197,34 @@ class Recording:
             devices=self.wanted.device is not None,
             kinds=self.wanted.kinds(),
         )
+        self._sources = sources = Sources(session, self.cleanup)
         try:
-            self._sources.start_before()
-            self.cleanup.push(session.stop)
-            session.start()
-            self._sources.start(session)
-            self.cleanup.push(session.stop)  # again, to be stopped first: what stops the sources is not recorded
+            if self._energy is not None:
+                sources.add(self._energy)  # its readings reach around all else
+            sources.start()
+            for source in self._wanted_sources():
+                sources.add(source)
         except BaseException:  # a KeyboardInterrupt too
-            self._session = None
+            self._sources = None
             self.cleanup.close()
             raise
         self._started = True
+
+    def _wanted_sources(self) -> Iterator[Source]:
+        """In the order in which they start; calls of Python last, and so stopped first: what stops the others is not recorded."""
+        wanted, library = self.wanted, self._library
+        if library is not None and wanted.memory:
+            yield Memory(library, all_threads=wanted.all_threads)
+        if library is not None and self._operators == ON:
+            yield Operators(library, wanted.asks())
+            yield CollectiveSource(library)
+        if self._devices is not None:
+            yield self._devices
+        yield CompileEvents()
+        if wanted.modules and torch_library.installed_torch() is not None:
+            yield Modules()
+        if self._calls is not None:
+            yield self._calls
 
     @property
     def running(self) -> bool:
@@ -210,7 +233,8 @@ class Recording:
 
     def time_devices(self, *, on: bool) -> None:
         """Goes on with the times of devices, or leaves them out."""
-        self._sources.time_devices(on=on)
+        if self._devices is not None:
+            self._devices.pause(paused=not on)
 
     @property
     def is_parents(self) -> bool:
@@ -227,12 +251,12 @@ class Recording:
             close_due()
             return
         try:
-            if self._session is None:
+            if self._sources is None:
                 self._times = self._times[0], now_ns()
             elif self.is_parents:
-                self._session.stop()  # says so
-            else:
-                self._waiting = self._waiting or self._sources.waiting_stacks()
+                self._sources.session.stop()  # says so
+            elif self._calls is not None:
+                self._waiting = self._waiting or self._calls.waiting()
             self.cleanup.close()
         except Exception:
             self.cleanup.close()
@@ -249,24 +273,20 @@ class Recording:
         """
         if self.running:
             raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
-        if self._session is None:
+        if self._sources is None:
             return Batch.of({"start": []}, [""])
         with self._lock:
             if self._batch is None:
-                drained = self._sources.with_collectives(self._session.final_batch())
+                drained = self._sources.decorated(self._sources.session.final_batch())
                 whole = with_waiting(drained, self._waiting, self.times())
-                devices = not_before(whole, self._sources.device_times())
-                whole = replace(whole, devices=devices, energy=self._sources.energy())
-                self._batch = self._with_frame_facts(self._own_facts(whole))
+                self._batch = self._with_own_facts(kept(whole, InputKept(int(self.wanted.facts()))))
             return self._batch
 
-    def _own_facts(self, batch: Batch) -> Batch:
-        """Without short calls, and what only others who recorded meanwhile wanted to know of the operators."""
-        return self._short_frames.without(kept(batch, InputKept(int(self.wanted.facts()))))
-
-    def _with_frame_facts(self, batch: Batch) -> Batch:
-        facts = self._sources.frame_facts()
-        return batch if facts is None else with_facts(batch, replace(facts, since=self.times()[0]))
+    def _with_own_facts(self, batch: Batch) -> Batch:
+        """Without short calls, and with the facts of those that are in it."""
+        left = self._short_frames.without(batch)
+        facts = left.frame_facts
+        return left if facts is None else with_facts(left, replace(facts, since=self.times()[0]))
 
     def drain(self) -> Batch:
         """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
@@ -276,16 +296,14 @@ class Recording:
         Raises:
             NativeError: another thread drains it, or this process was forked from the one that recorded.
         """
-        if self._session is None:
+        if self._sources is None:
             return Batch.of({"start": []}, [""])
-        batch = self._sources.with_collectives(self._session.drain())
-        batch = replace(batch, devices=not_before(batch, self._sources.take_device_times()))
-        return self._with_frame_facts(self._short_frames.without(batch))
+        return self._with_own_facts(self._sources.drain())
 
     def times(self) -> tuple[int, int]:
         """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
-        if self._session is not None and not self.is_parents:
-            stats = self._session.stats()
+        if self._sources is not None and not self.is_parents:
+            stats = self._sources.session.stats()
             self._times = stats.start_ns, stats.stop_ns
         start, stop = self._times
         return start or now_ns(), stop or now_ns()
@@ -293,22 +311,22 @@ class Recording:
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held the locks is not in this process. Called by itself."""
         self._lock = threading.Lock()
-        if self._session is not None:
-            self._session.after_fork_in_child()
+        if self._sources is not None:
+            self._sources.session.after_fork_in_child()
 
     def health(self) -> Health:
         """State and figures so far."""
         labels = ON if config.enabled() else _OFF_BY_SWITCH
-        notes = [*self._sources.notes(), *notes_of_environment()]
-        devices, energy = self._sources.state_of_devices(), self._sources.state_of_energy()
+        notes = [*self._notes(), *notes_of_environment()]
+        devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
         if not config.enabled():
             devices = _OFF_BY_SWITCH if self.wanted.device is not None else devices
             energy = _OFF_BY_SWITCH if self.wanted.energy else energy
         state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
-        if self._session is None:
+        if self._sources is None:
             return state
         try:
-            stats = self._session.stats()
+            stats = self._sources.session.stats()
         except NativeError as error:
             forked = f"off: {error}"
             return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
@@ -330,6 +348,26 @@ class Recording:
             devices=devices,
             energy=energy,
         )
+
+    def _state_of_devices(self) -> str:
+        if self._devices is not None:
+            return self._devices.state
+        if self.wanted.device_events == "off":
+            return "off: device_events='off'"
+        return f"off: {self.wanted.untimed}" if self.wanted.device is None else "off: torch is not installed"
+
+    def _notes(self) -> list[str]:
+        """What is off, and what the sources say."""
+        notes = []
+        if self.wanted.memory and self._library is None:
+            notes.append("memory is not recorded: torch is not installed")
+        if self._calls is None and self.wanted.frame_filter != ALL_FRAMES:
+            notes.append("frames off: a filter of calls was given without with_stack=True")
+        if self._sources is None:
+            return []
+        if self._calls is not None and self._calls.state != ON:
+            notes.append(f"frames {self._calls.state}")
+        return notes + self._sources.notes()
 
 
 def _say_dropped() -> None:

@@ -1,215 +1,257 @@
-"""What feeds a recording's session beside the labels: torch's operators and memory, modules, compilations, Python's calls."""
+"""What feeds a session, and how it is started, read and stopped: the same for profiles, for live recordings and for metrics."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from . import _torch_hooks, config, frame_filter
-from ._collective_source import CollectiveSource
+from . import _torch_hooks, frame_filter
 from ._compile import leave_uncompiled
-from ._compile_events import CompileEvents
-from ._device_source import BYTES_OF_A_TIME, DeviceSource
-from ._energy_source import EnergySource
-from ._native import frame_book, frames, module_names, tensor_notes, torch_library
+from ._native import frame_book, frames, module_names, tensor_notes
 from ._native.gc_pauses import GcPauses
 from ._torch_hooks import ModuleHooks
-from .frame_filter import ALL_FRAMES
+from .health import ON
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from ._cleanup import CleanupStack
     from ._columns.batch import Batch
-    from ._columns.frame_facts import FrameFacts
     from ._columns.waiting import WaitingStack
-    from ._native.device_timing import Times
     from ._native.recorder import Session
-    from ._recording import Wanted
+    from ._native.torch_library import MemoryObservation, Observation, TorchLibrary, Wants
+    from .frame_filter import FrameFilter
 
 _logger = logging.getLogger("otel_torchprof")
 
 leave_uncompiled(*(m.__name__ for m in (_torch_hooks, module_names, frame_book, tensor_notes, frame_filter)))
 
 
-class Sources:
-    """Started once, with a session that runs; stopped by a cleanup stack, from any thread.
-
-    Args:
-        wanted: what the recording is to hold.
-        cleanup: gets what stops them. Those of Python's calls come last, and so stop first: what stops the others is not recorded.
-        library: what records torch's memory and operators; None where neither is recorded.
-        operators: whether operators are recorded.
-        memory_limit: bytes that the recording may hold; the times of devices may take as much beside it.
-    """
-
-    def __init__(
-        self,
-        wanted: Wanted,
-        cleanup: CleanupStack,
-        library: torch_library.TorchLibrary | None,
-        *,
-        operators: bool,
-        memory_limit: int,
-    ) -> None:
-        self._wanted = wanted
-        self._cleanup = cleanup
-        self._library = library
-        self._operators = operators
-        self._frames: frames.Tracing | None = None
-        self._memory: torch_library.MemoryObservation | None = None
-        self._devices: DeviceSource | None = None
-        self._collectives: CollectiveSource | None = None
-        if library is not None and wanted.device is not None:
-            most = memory_limit // BYTES_OF_A_TIME
-            self._devices = DeviceSource(library, wanted.device, wanted.device_events, most)
-        self._energy = EnergySource() if wanted.energy and config.enabled() else None
-        self._notes: list[str] = []
-
-    def start_before(self) -> None:
-        """Starts what has to be there before the session begins: readings that reach around it."""
-        if self._energy is not None:
-            self._cleanup.push(self._energy.stop)
-            self._energy.start()
+class Source:
+    """Something that is recorded. What a source does not need is as here: nothing."""
 
     def start(self, session: Session) -> None:
-        """Lets the session have what it wants. Where that fails, the cleanup stack has what was started.
+        """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
 
         Raises:
-            TorchProfError: something stands in the way.
+            TorchProfError: something stands in the way, and nothing but an error would be honest.
         """
-        self._start_library(session)
-        self._start_hooks()
-        if self._wanted.frames:
-            self._start_frames(session)
-        elif self._wanted.frame_filter != ALL_FRAMES:
-            self._notes.append("frames off: a filter of calls was given without with_stack=True")
 
-    def _start_library(self, session: Session) -> None:
-        if self._library is None:
-            if self._wanted.memory:
-                self._notes.append("memory is not recorded: torch is not installed")
-            return
-        if self._wanted.memory:
-            self._memory = self._library.observe_memory(session)
-            self._cleanup.push(self._memory.stop)
-            if self._wanted.all_threads:
-                self._notes.append(
-                    "memory is recorded on the thread that started the profile and where torch carries its state, not on others"
-                )
-        if self._operators:
-            self._cleanup.push(self._library.observe(session, self._wanted.asks()).stop)
-            self._collectives = CollectiveSource(self._library, session)
-            self._cleanup.push(self._collectives.stop)
-        if self._devices is not None:
-            self._cleanup.push(self._devices.stop)
-            self._devices.start(session)
+    def stop(self) -> None:
+        """Ends it, from any thread, in a finalizer too; again without effect, but for the rest of a stop that was interrupted."""
 
-    def _start_hooks(self) -> None:
-        compilations = CompileEvents()
-        self._cleanup.push(compilations.remove)
-        compilations.install()
-        if self._wanted.modules and torch_library.installed_torch() is not None:
-            modules = ModuleHooks(survives_fork=False)
-            self._cleanup.push(modules.remove)
-            modules.install(outermost_only=False)
+    def decorate(self, batch: Batch) -> Batch:
+        """A batch that was just drained, with what the source knows of its events. For one thread at a time."""
+        return batch
 
-    def _start_frames(self, session: Session) -> None:
-        tracing = frames.Tracing(session)
-        self._cleanup.push(tracing.stop)
-        try:
-            tracing.start(session, self._wanted.frame_filter)
-        except frames.FramesError as error:
-            self._notes.append(f"frames off: {error}")
-            _logger.warning("Python's calls are not recorded, and events have no stacks: %s", error)
-            return
-        self._frames = tracing
-        self._notes += notes_on_calls(tracing)
-        if not self._wanted.frame_filter.modules_only:
-            pauses = GcPauses(session)
-            self._cleanup.push(pauses.stop)
-            pauses.start()
-
-    def time_devices(self, *, on: bool) -> None:
-        """Goes on with the times of devices, or leaves them out."""
-        if self._devices is not None:
-            self._devices.pause(paused=not on)
-
-    def device_times(self) -> Times | None:
-        """The times of devices, after the stop; None where none were recorded."""
-        if self._devices is None:
-            return None
-        self._devices.stop()  # where the stop was interrupted
-        return self._devices.last_times
-
-    def take_device_times(self) -> Times | None:
-        """The times of devices that were not taken before; None where none are recorded."""
-        return None if self._devices is None else self._devices.take()
-
-    def with_collectives(self, batch: Batch) -> Batch:
-        """A batch that was just drained, with what is known of the collectives among its events."""
-        return batch if self._collectives is None else self._collectives.added_to(batch)
-
-    def state_of_devices(self) -> str:
-        """``on``, or ``off: `` and the reason."""
-        if self._devices is not None:
-            return self._devices.state
-        if self._wanted.device_events == "off":
-            return "off: device_events='off'"
-        if self._wanted.device is None:
-            return f"off: {self._wanted.untimed}"
-        return "off: torch is not installed"
-
-    def energy(self) -> dict[str, npt.NDArray[Any]] | None:
-        """Readings of energy counters; None where there are none."""
-        return None if self._energy is None else self._energy.columns()
-
-    def state_of_energy(self) -> str:
-        """``on``, or ``off: `` and the reason."""
-        return "off: not asked for" if self._energy is None else self._energy.state
-
-    def waiting_stacks(self) -> list[WaitingStack]:
-        """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
-        return [] if self._frames is None else self._frames.waiting()
-
-    def frame_facts(self) -> FrameFacts | None:
-        """What is known of the functions, modules and optimizers of Python's calls so far; None where calls are not recorded."""
-        return None if self._frames is None else self._frames.facts()
+    def states(self) -> dict[str, str]:
+        """``on``, or ``off: `` and the reason, by the names under which health shows them."""
+        return {}
 
     def notes(self) -> list[str]:
-        """What a reader of the recording should know of them, a sentence each; all of it after the stop."""
-        notes = [*self._notes]
-        if not self._cleanup.is_empty:
-            return notes
-        if self._frames is not None and self._has_nothing_included():
+        """What a reader of the recording should know, a sentence each; all of it after the stop."""
+        return []
+
+
+class Sources:
+    """A session with what feeds it. Starting is for one thread; what stops them is on the cleanup stack of their owner.
+
+    Args:
+        session: not started yet.
+        cleanup: gets what stops the session and each source. The session stops first: what stops the others is not recorded.
+    """
+
+    def __init__(self, session: Session, cleanup: CleanupStack) -> None:
+        self.session = session
+        self._cleanup = cleanup
+        self._started: list[Source] = []
+
+    def start(self) -> None:
+        """Starts the session.
+
+        Raises:
+            NativeError: as :meth:`Session.start`.
+        """
+        self.stop_session_first()
+        self.session.start()
+
+    def add(self, source: Source) -> None:
+        """Starts a source, before the session too, if it feeds it with nothing. Raises as :meth:`Source.start`."""
+        self._cleanup.push(source.stop)
+        source.start(self.session)
+        self._started.append(source)
+        self.stop_session_first()
+
+    def stop_session_first(self) -> None:
+        """Before all that is on the cleanup stack by now."""
+        self._cleanup.push(self.session.stop)
+
+    def drain(self, max_bytes: int = 0) -> Batch:
+        """As :meth:`Session.drain`, with what the sources know of the events."""
+        return self.decorated(self.session.drain(max_bytes))
+
+    def decorated(self, batch: Batch) -> Batch:
+        """A batch of the session with what the sources know of its events; once for each batch."""
+        for source in self._started:
+            batch = source.decorate(batch)
+        return batch
+
+    def states(self) -> dict[str, str]:
+        """The states of all sources."""
+        return {name: state for source in self._started for name, state in source.states().items()}
+
+    def notes(self) -> list[str]:
+        """The notes of all sources."""
+        return [note for source in self._started for note in source.notes()]
+
+
+class Operators(Source):
+    """Torch's operators; may be started again after a stop.
+
+    Args:
+        library: that observes them.
+        wants: what is to be known of each.
+    """
+
+    def __init__(self, library: TorchLibrary, wants: Wants) -> None:
+        self._library = library
+        self._wants = wants
+        self._observation: Observation | None = None
+
+    def start(self, session: Session) -> None:
+        """Registers an observer with torch, 3 us (measured).
+
+        Raises:
+            TorchLibraryError: torch refuses.
+        """
+        self._observation = self._library.observe(session, self._wants)
+
+    def stop(self) -> None:
+        """Takes it away, 2 us (measured)."""
+        observation = self._observation
+        if observation is not None:
+            observation.stop()
+            if self._observation is observation:
+                self._observation = None
+
+
+class Memory(Source):
+    """What torch allocates and gives back on the thread that starts it.
+
+    Args:
+        library: that observes it.
+        all_threads: whether the recording is of all.
+    """
+
+    def __init__(self, library: TorchLibrary, *, all_threads: bool) -> None:
+        self._library = library
+        self._all_threads = all_threads
+        self._observation: MemoryObservation | None = None
+
+    def start(self, session: Session) -> None:
+        """Takes torch's slot for it.
+
+        Raises:
+            TorchProfError: a profiler of torch's is running on the thread.
+        """
+        self._observation = self._library.observe_memory(session)
+
+    def stop(self) -> None:
+        """Gives it back."""
+        if self._observation is not None:
+            self._observation.stop()
+
+    def notes(self) -> list[str]:
+        """Where nothing was recorded."""
+        notes = []
+        if self._all_threads:
             notes.append(
-                f"no function was called that include={list(self._wanted.frame_filter.include)} names; those of the script "
-                "itself are in the module __main__"
+                "memory is recorded on the thread that started the profile and where torch carries its state, not on others"
             )
-        if self._frames is not None and self._frames.displaced:
-            notes.append(f"frames were cut short on {self._frames.displaced} threads: another tool profiled them")
-        if self._memory is not None and self._memory.was_cut:
+        if self._observation is not None and self._observation.was_cut:
             notes.append(
                 "memory was recorded in part only: torch's profiler was started meanwhile, refused, and started again, and "
                 "then torch takes its slot away from whoever is in it"
             )
-        if self._devices is not None:
-            notes += self._devices.notes()
-        if self._collectives is not None:
-            notes += self._collectives.notes()
         return notes
 
-    def _has_nothing_included(self) -> bool:
-        wanted = self._wanted.frame_filter
-        facts = self.frame_facts()
-        return bool(wanted.include) and not wanted.modules_only and not (facts and facts.functions)
+
+class Modules(Source):
+    """Calls of modules, on every thread; not in a forked child."""
+
+    def __init__(self) -> None:
+        self._hooks = ModuleHooks(survives_fork=False)
+
+    def start(self, _session: Session) -> None:
+        """Installs the hooks, which feed every session that wants modules."""
+        self._hooks.install(outermost_only=False)
+
+    def stop(self) -> None:
+        """Takes them out."""
+        self._hooks.remove()
 
 
-def notes_on_calls(tracing: frames.Tracing) -> list[str]:
-    """On which threads calls are not recorded, and why."""
-    notes = []
-    if tracing.new_threads_tool:
-        notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
-    if tracing.passed_over:
-        notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
-    return notes
+class Calls(Source):
+    """Calls of Python and C functions, and the pauses of the garbage collector among them."""
+
+    def __init__(self, filtering: FrameFilter) -> None:
+        self._filter = filtering
+        self._tracing: frames.Tracing | None = None
+        self._pauses: GcPauses | None = None
+        self._stopped = False
+        self.state = "off: not started"
+        """``on``, or ``off: `` and the reason."""
+
+    def start(self, session: Session) -> None:
+        """Begins; where another tool is in the way, :attr:`state` names it, and it is logged."""
+        tracing = self._tracing = frames.Tracing(session)
+        try:
+            tracing.start(session, self._filter)
+        except frames.FramesError as error:
+            tracing.stop()
+            self._tracing = None
+            self.state = f"off: {error}"
+            _logger.warning("Python's calls are not recorded, all else is: %s", error)
+            return
+        self.state = ON
+        if not self._filter.modules_only:
+            self._pauses = GcPauses(session)
+            self._pauses.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._pauses is not None:
+            self._pauses.stop()
+        if self._tracing is not None:
+            self._tracing.stop()
+        self._stopped = True
+
+    def waiting(self) -> list[WaitingStack]:
+        """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
+        return [] if self._tracing is None else self._tracing.waiting()
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With what is known of the functions, modules and optimizers that were called so far."""
+        return batch if self._tracing is None else replace(batch, frame_facts=self._tracing.facts())
+
+    def states(self) -> dict[str, str]:
+        """Under ``frames``."""
+        return {"frames": self.state}
+
+    def notes(self) -> list[str]:
+        """On which threads calls are not recorded, and why; whether none was of what is to be included."""
+        tracing = self._tracing
+        if tracing is None:
+            return []
+        notes = []
+        if tracing.new_threads_tool:
+            notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
+        if tracing.passed_over:
+            notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
+        if self._stopped and self._filter.include and not self._filter.modules_only and not tracing.facts().functions:
+            notes.append(
+                f"no function was called that include={list(self._filter.include)} names; those of the script itself are in "
+                "the module __main__"
+            )
+        if tracing.displaced:
+            notes.append(f"frames were cut short on {tracing.displaced} threads: another tool profiled them")
+        return notes

@@ -133,12 +133,12 @@ def test_a_forked_child_has_no_callbacks():
 def test_installing_is_counted():
     """The callbacks are dynamo's until the last of several is removed, in any order; removing twice is nothing."""
     one, other = CompileEvents(), CompileEvents()
-    one.install()
-    other.install()
-    one.remove()
-    one.remove()
+    one.start()
+    other.start()
+    one.stop()
+    one.stop()
     assert len(callback_handler.start_callbacks) == 1
-    other.remove()
+    other.stop()
     assert not callback_handler.start_callbacks
 
 

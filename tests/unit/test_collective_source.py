@@ -45,14 +45,21 @@ def recorder():
     return Recorder()
 
 
+def started(library):
+    """A source that has begun."""
+    source = CollectiveSource(library)
+    source.start(None)
+    return source
+
+
 def drained(source, recorder, *events):
     """The events of a drain that are told to be collectives."""
-    return source.added_to(recorder.drain(*events)).collectives["event"].tolist()
+    return source.decorate(recorder.drain(*events)).collectives["event"].tolist()
 
 
 def test_an_open_collective_is_told_with_each_drain_until_it_has_ended(library, recorder):
     """Its children may come in any of them; after its end it is told no more."""
-    source = CollectiveSource(library, None)
+    source = started(library)
     event = recorder.id_of("c10d::barrier")
     library.told = [{"event": event}]
     assert drained(source, recorder, Event("c10d::barrier", 1)) == [event]
@@ -63,7 +70,7 @@ def test_an_open_collective_is_told_with_each_drain_until_it_has_ended(library, 
 
 def test_what_is_told_before_its_event_waits_for_it(library, recorder):
     """Also over the stop, and where a name of it is younger than the copy of the names."""
-    source = CollectiveSource(library, None)
+    source = started(library)
     event = recorder.id_of("c10d::barrier")
     library.told = [{"event": event, "group": 2}]
     assert drained(source, recorder, Event("mm", 1, 2)) == []
@@ -76,7 +83,7 @@ def test_what_is_told_before_its_event_waits_for_it(library, recorder):
 
 def test_only_operators_of_c10d_are_collectives(library, recorder):
     """Where torch did not record the operator itself, what was found open is the event around it."""
-    source = CollectiveSource(library, None)
+    source = started(library)
     library.told = [{"event": recorder.id_of(name)} for name in ("my label", "open label")]
     assert drained(source, recorder, Event("my label", 1, 9), Event("open label", 2)) == []
 
@@ -84,7 +91,7 @@ def test_only_operators_of_c10d_are_collectives(library, recorder):
 def test_what_there_was_no_room_for_is_counted(library, recorder, monkeypatch):
     """Both natively and here, where events that were dropped let their collectives wait for ever."""
     monkeypatch.setattr(_collective_source, "MOST", 2)
-    source = CollectiveSource(library, None)
+    source = started(library)
     assert source.notes() == []
     library.lost, library.told = 3, [{"event": 1000 + number} for number in range(5)]
     drained(source, recorder, Event("mm", 1, 2))
@@ -98,8 +105,8 @@ def test_without_distributed_there_are_none(recorder):
         def tell_collectives(self, _session):
             raise TorchLibraryError("built without")
 
-    source = CollectiveSource(Silent(), None)
-    assert source.added_to(recorder.drain(Event("c10d::barrier", 1, 2))).collectives is None
+    source = started(Silent())
+    assert source.decorate(recorder.drain(Event("c10d::barrier", 1, 2))).collectives is None
     assert source.notes() == []
     source.stop()
 
