@@ -151,7 +151,7 @@ class GrpcTransport:
                 return Answer(Verdict.RETRY, reason + self._hint())
         # Exhausted for good (a quota), unless the receiver says when it no longer will be.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
-            unknown = code in _OF_THE_CONNECTION_TOO and not details.startswith(_NOT_CONNECTED)
+            unknown = code in _OF_THE_CONNECTION_TOO and wait is None and not details.startswith(_NOT_CONNECTED)
             return Answer(Verdict.RETRY, reason, wait=wait, may_have_arrived=unknown)
         return Answer(Verdict.REFUSED, reason)
 

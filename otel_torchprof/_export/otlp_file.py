@@ -25,7 +25,7 @@ from .stream import StreamedFile
 from .variables import keyword
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -108,11 +108,18 @@ class OTLPFileExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Appends the spans. Never raises: FAILURE, with a warning once a minute, when any could not be written."""
-        done = self.export_some(spans, 0.0)
-        return SpanExportResult.FAILURE if done.failed else SpanExportResult.SUCCESS
+        failed = sum(delivery.failed for delivery in self.export_some(spans, 0.0))
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
-    def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool = False) -> Delivery:  # noqa: ARG002 (for a queue)
+    def export_some(
+        self,
+        spans: Sequence[ReadableSpan],
+        timeout_millis: float,  # noqa: ARG002 (for a queue)
+        *,
+        again: bool = False,  # noqa: ARG002
+    ) -> Iterator[Delivery]:
         """As :meth:`export`, saying how many were written; a file does not keep anybody waiting."""
+        yield Delivery(sending=len(spans))
         written, why = 0, "it is shut down"
         if not self._down:
             try:
@@ -125,7 +132,7 @@ class OTLPFileExporter(SpanExporter):
                 why = str(error)
         if lost := len(spans) - written:
             self._log.warning("OTLPFileExporter: %d spans are not written to %r: %s", lost, self.path, why)
-        return Delivery(written, lost)
+        yield Delivery(written, lost)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Waits for an export that another thread is in; each export hands all it has to the system. False after the timeout."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc  # noqa: F401 - before interrupts: half imported and imported again it aborts the process
@@ -13,7 +14,10 @@ from profiles import frame_filter, refused_where_full
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from world import Worker
+    from world import Worker, World
+
+_SHUTDOWN_SECONDS = 30.0
+"""What a shutdown of a processor promises."""
 
 
 def exporter(worker: Worker) -> Any:
@@ -57,10 +61,18 @@ def instrumented(worker: Worker) -> None:
             )
         worker.world.providers.append(provider)
         if len(worker.world.providers) > 4:
-            worker.world.providers.popleft().shutdown()
+            shut_down(worker.world, worker.world.providers.popleft())
         with provider.get_tracer("stress").start_as_current_span("request"):
             worker.some(2)
     instrumentor.step()
+
+
+def shut_down(world: World, provider: TracerProvider) -> None:
+    """Within its deadline, whatever else runs; an interrupt may cut it off."""
+    begin = time.monotonic()
+    provider.shutdown()
+    if (took := time.monotonic() - begin) > _SHUTDOWN_SECONDS + 1:
+        world.fail(f"a shutdown took {took:.1f} s, {_SHUTDOWN_SECONDS:g} are promised")
 
 
 def flushed(worker: Worker) -> None:
@@ -68,7 +80,7 @@ def flushed(worker: Worker) -> None:
     with contextlib.suppress(IndexError):
         provider = worker.world.providers.popleft()
         if worker.chance(0.5):
-            provider.shutdown()
+            shut_down(worker.world, provider)
         else:
             provider.force_flush(1000)
             worker.world.providers.append(provider)

@@ -140,7 +140,7 @@ def all_stopped(world: World, witness: Witness) -> None:
     """Stops and drops everything, and notes what is still on."""
     otp.TorchInstrumentor().uninstrument()
     for provider in world.providers:
-        provider.shutdown()
+        exports.shut_down(world, provider)
     world.providers.clear()
     for found in (*world.left_profiles, *world.streams):
         found.stop()

@@ -368,4 +368,4 @@ def test_health_shows_it(protocol, script, reason):
         health = str(ProcessorHealth({}, 1, {}, {"OTLPExporter": stats}))
         assert f"it is tried again: {reason}" in health
         assert not queue.shutdown(Deadline.after(SHORT))
-        assert queue.stats.dropped == {"shutdown": 1}
+        assert queue.stats.dropped == {"no_answer": 1}

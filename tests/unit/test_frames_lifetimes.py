@@ -353,7 +353,7 @@ _IN_A_FINALIZER = """
         if record.running:
             record.stop()
     found = []
-    if second._session is not None:
+    if second._sources is not None:
         batch = second.batch()
         found = [batch.names[name].rpartition(" ")[2] for name in batch["name"].tolist()]
     print(found.count("called"), found.count("leaf"))
