@@ -162,9 +162,9 @@ def _accounts(processor: Any, steps: int, warm: int, a_step: int) -> dict[str, i
         "events a step": a_step,
         "steps": steps,
         "jobs": 1,
-        "parts": health.policy.get("parts", 0),
-        "merged": health.policy.get("merged", 0),
-        "folded": health.policy.get("folded", 0),
+        "parts": health.spans.get("parts", 0),
+        "merged": health.spans.get("merged", 0),
+        "folded": health.spans.get("folded", 0),
         "spans sent": stats.exported_spans,
         "spans dropped": stats.dropped_spans + stats.failed_spans,
     }

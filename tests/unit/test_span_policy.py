@@ -123,7 +123,7 @@ def test_only_what_was_asked_for_or_failed_is_kept():
     averages = json.loads(first.attributes["torch.averages"])
     assert {each["name"]: each["count"] for each in averages} == {"a": 2, "b": 1}
     assert first.attributes["torch.recorded_spans"] == 4
-    assert (health.policy["kept"], health.policy["shrunk"], health.policy["shrunk_away"]) == (2, 2, 4)
+    assert (health.spans["kept"], health.spans["shrunk"], health.spans["shrunk_away"]) == (2, 2, 4)
     assert "2 shrunk" in str(health)
 
 
@@ -196,10 +196,10 @@ def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
     (root,) = (s for s in spans if s.attributes.get("torch.step") == 1 and "torch.part" not in s.attributes)
     parts = [s for s in spans if s.attributes.get("torch.step") == 1 and "torch.part" in s.attributes]
     assert sorted(s.attributes["torch.part"] for s in parts) == list(range(1, len(parts) + 1))
-    assert root.attributes["torch.parts"] == len(parts) == health.policy["parts"] > 1
+    assert root.attributes["torch.parts"] == len(parts) == health.spans["parts"] > 1
     assert {link.context.span_id for s in parts for link in s.links} == {root.context.span_id}
     assert sum(s.name == "label" for s in spans) == 320 == root.attributes["torch.recorded_spans"] - 1
-    assert (health.policy["kept"], health.policy["shrunk"]) == (1, 1)
+    assert (health.spans["kept"], health.spans["shrunk"]) == (1, 1)
     assert max(Counter(s.context.trace_id for s in spans).values()) <= 100
 
 

@@ -78,7 +78,7 @@ def test_crossing_labels_stay_together(monkeypatch):
     (last,) = (s for s in spans if s.name == "outer" and "torch.part" not in s.attributes)
     assert last.context.trace_id == request.context.trace_id
     assert last.attributes["torch.recorded_spans"] == 22
-    assert program.processor.health.policy["merged"] == last.attributes["torch.merged_spans"]
+    assert program.processor.health.spans["merged"] == last.attributes["torch.merged_spans"]
 
 
 def test_steps_that_shrink_keep_to_the_budget_of_a_request():
