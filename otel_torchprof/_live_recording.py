@@ -184,9 +184,14 @@ class LiveRecording:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
         self._pending.verdicts.ask(self.steps.running)
 
+    @property
+    def bytes_held(self) -> int:
+        """What waits for a drain."""
+        return self.session.stats().bytes_held
+
     def holds(self, size: int) -> bool:
         """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
-        return self.session.stats().bytes_held >= size or (not self.steps.threads and self._has_marks())
+        return self.bytes_held >= size or (not self.steps.threads and self._has_marks())
 
     def drain(self, *, final: bool = False) -> Drained:
         """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain.

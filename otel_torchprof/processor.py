@@ -23,6 +23,7 @@ from ._export.quiet import LimitedLog
 from ._export.sdk import suppressed, takes_whole_traces
 from ._model.listed_devices import device_name
 from ._model.running import RunningAverages
+from ._native.heap import Heap
 from ._native.recorder import SLICE_BYTES, now_ns
 from ._recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from ._recording import checked_memory_limit
@@ -137,6 +138,7 @@ class TorchSpanProcessor(SpanProcessor):
         self.averages = RunningAverages()
         self._inside: dict[int, int] = {}
         self._lag = self._unseen = 0
+        self._heap = Heap()
 
     # ---- what the SDK calls ----
 
@@ -180,6 +182,7 @@ class TorchSpanProcessor(SpanProcessor):
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
             # One that hangs must not take the time of those after it, whose exporters may have files to close.
             queue.shutdown(Deadline.after(deadline.remaining() / left))
+        self._heap.look(0)
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
     # ---- what users ask ----
@@ -222,11 +225,9 @@ class TorchSpanProcessor(SpanProcessor):
 
     def figures(self) -> RecorderFigures:
         """What was recorded, lost and sent so far, for metrics; any thread."""
-        attached = self._attached
-        held = 0 if attached is None else attached.recording.session.stats().bytes_held
         with self._ledger.lock:
             entries, exporters = self._ledger.read(), self.exporter_figures
-        return RecorderFigures(entries, held, self.memory_limit, exporters=exporters)
+        return RecorderFigures(entries, self._recorder_bytes(), self.memory_limit, exporters=exporters)
 
     def refresh(self) -> None:
         """Takes what has been recorded so far, unless another thread is at it; any thread. Before metrics are read."""
@@ -284,6 +285,14 @@ class TorchSpanProcessor(SpanProcessor):
                 self._thread = _DrainThread(self, self._settings.schedule_delay_millis / 1000)
             except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
                 self._log.warning("there is no thread to take events from the recorder: %s", error)
+
+    def _recorder_bytes(self) -> int:
+        attached = self._attached
+        return 0 if attached is None else attached.recording.bytes_held
+
+    def _give_back_memory(self) -> None:
+        """Where a backlog is over."""
+        self._heap.look(self._recorder_bytes() + sum(queue.stats.waiting_bytes for queue in self._queues))
 
     def _is_full(self) -> bool:
         attached = self._attached
@@ -400,7 +409,8 @@ class _DrainThread:
         with suppressed():
             while not self._ended.wait(wait):
                 begin, wait = time.monotonic(), pause
-                if begin < due and not processor._is_full():  # noqa: SLF001 - of this module
+                processor._give_back_memory()  # noqa: SLF001 - of this module
+                if begin < due and not processor._is_full():  # noqa: SLF001
                     continue
                 watermark = processor._drain_slice(Deadline.after(math.inf))  # noqa: SLF001
                 took = time.monotonic() - begin

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import enum
 import functools
+import importlib.util
 import os
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -27,6 +29,10 @@ from .recorder import CHUNK_BYTES, Session
 
 def installed_torch() -> Any | None:
     """The torch module, imported if it can be; None where there is none."""
+    # Not by importing it alone: that takes the module's lock, there or not, and a child that was forked while another thread had
+    # it would wait for ever.
+    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+        return None
     try:
         import torch
     except ImportError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import multiprocessing
 import os
 import subprocess
@@ -262,6 +262,30 @@ def test_a_fork_while_a_thread_imports(service, tmp_path, monkeypatch):
     thread.join(LONG)
     monkeypatch.delitem(sys.modules, "slowly_imported")
     assert service.finish() == (True, ["torch.step"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="a torch that is there is imported once")
+def test_a_fork_while_a_thread_looks_for_torch():
+    """Where there is none, a child does not wait for the lock under which a thread of the parent was trying to import it."""
+    locked, end = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with importlib._bootstrap._ModuleLockManager("torch"):
+            locked.set()
+            end.wait(LONG)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert locked.wait(LONG)
+
+    def child() -> int:
+        with otp.profile() as prof, otp.record_function("label"):
+            pass
+        return len(prof.events())
+
+    assert in_child(child) == "1"
+    end.set()
+    thread.join(LONG)
 
 
 EXPORTERS = {
