@@ -350,7 +350,9 @@ class TorchSpanProcessor(SpanProcessor):
             for queue in self._queues:
                 spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
                 if len(spans):
-                    queue.put(spans, spans.nbytes)
+                    queue.add(spans, spans.nbytes)
+        for queue in self._queues:
+            queue.say()
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
@@ -363,7 +365,9 @@ class TorchSpanProcessor(SpanProcessor):
         with self._ledger.lock:
             self._ledger.add(0, {"unseen_spans": unseen}, {"application": len(sampled) if self._sdk_queues else 0})
             for queue in self._sdk_queues if sampled else ():
-                queue.put(sampled, _SPAN_BYTES * len(sampled))
+                queue.add(sampled, _SPAN_BYTES * len(sampled))
+        for queue in self._sdk_queues:
+            queue.say()
 
     def _add_up(self, ended: Sequence[ReadableSpan]) -> None:
         """Adds spans of the application to the averages; children come before their parents, or are not counted there."""

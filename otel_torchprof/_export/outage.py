@@ -9,7 +9,7 @@ from .retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .quiet import LimitedLog
+    from .quiet import Unsaid
 
 _PATIENT = Backoff(longest=30.0)
 """While nobody waits. The longest one is how late it may be noticed that a receiver is back."""
@@ -22,7 +22,7 @@ _WORTH_TELLING = 5.0
 class Outage:
     """The time from the first attempt that failed to the next one that did not. Not thread-safe: its queue locks."""
 
-    def __init__(self, name: str, log: LimitedLog, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, log: Unsaid, clock: Callable[[], float]) -> None:
         self.reason = ""
         """Why the last attempt that failed did."""
         self._name = name

@@ -18,7 +18,7 @@ from .ledger import Ledger
 from .outage import Outage
 from .patience import Patience
 from .queue_stats import IN_WORDS, NO_ANSWER, OUTAGE, QUEUE_FULL, SHUTDOWN, QueueStats
-from .quiet import LimitedLog
+from .quiet import LimitedLog, Unsaid
 from .sdk import suppressed
 from .settings import QueueSettings
 
@@ -70,7 +70,7 @@ class ExportQueue:
         self._ledger = ledger or Ledger()
         self._clock = clock
         self._pause_for = wait
-        self._log = LimitedLog(clock)
+        self._log = Unsaid(LimitedLog(clock))
         self._stops_midway = can_stop_midway(exporter)
         timeout = {"timeout_millis": self._settings.export_timeout_millis}
         self._export_keywords = timeout if takes_timeout(exporter) else {}
@@ -100,6 +100,11 @@ class ExportQueue:
         Where they do not fit, the oldest that wait are dropped. A batch that is too large for the queue all alone is taken
         nevertheless, when nothing else waits: it would never be exported otherwise. After the shutdown they are dropped.
         """
+        self.add(spans, size_bytes)
+        self.say()
+
+    def add(self, spans: Sequence[ReadableSpan], size_bytes: int) -> None:
+        """As :meth:`put`, for who holds the ledger's lock: what there is to log waits for :meth:`say`."""
         count = len(spans)
         if not count:
             return
@@ -111,8 +116,12 @@ class ExportQueue:
                 self._backlog.append(Batch(spans, size_bytes))
                 self._start_thread()
                 self._changed.notify_all()
-        if lost.spans:
-            self._log.warning("%s: %d spans were dropped: %s", self._name, lost.spans, IN_WORDS[why])
+            if lost.spans:
+                self._log.warning("%s: %d spans were dropped: %s", self._name, lost.spans, IN_WORDS[why])
+
+    def say(self) -> None:
+        """Logs what there is to say; without a lock, since a handler of the program's may ask for health."""
+        self._log.say()
 
     def force_flush(self, deadline: Deadline) -> bool:
         """Waits until everything put so far has been exported, and has the exporter flush too.
@@ -220,6 +229,7 @@ class ExportQueue:
         if item is None:
             return False
         self._handle(item)
+        self.say()
         return True
 
     def _next(self) -> Batch | Flush | None:
@@ -239,6 +249,7 @@ class ExportQueue:
                     return True
                 self._handle(item)
                 del item
+                self.say()
                 self._pause(deadline)
         return False
 
@@ -258,6 +269,7 @@ class ExportQueue:
 
     def _flush(self, flush: Flush) -> None:
         flushed = not flush.deadline.passed and self._flush_exporter(flush.deadline)
+        self.say()
         with self._changed:
             self._backlog.answered(flush)
             lost = self._failed + self._dropped.total()
@@ -403,6 +415,7 @@ class ExportQueue:
             self.exporter.shutdown()
         except Exception as error:  # noqa: BLE001 (as above)
             self._log.warning("%s: its shutdown raised %s: %s", self._name, type(error).__name__, error)
+        self.say()
         with self._changed:
             self._exporter_is_down = True
             self._changed.notify_all()
@@ -428,8 +441,10 @@ class ExportQueue:
         """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""
         with self._changed:
             self._give_up()
+        self.say()
         # On a thread of its own, since it may hang as well.
         try:
             threading.Thread(target=self._shut_exporter_down, name=THREAD_NAME, daemon=True).start()
         except RuntimeError:
             self._log.warning("%s: it was not shut down: it hangs, and the interpreter goes down", self._name)
+            self.say()

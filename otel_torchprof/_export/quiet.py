@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from .printable import printable_lines
@@ -49,3 +51,27 @@ class LimitedLog:
     def after_fork_in_child(self) -> None:
         """The lock may have been held by a thread that the child does not have."""
         self._lock = threading.Lock()
+
+
+class Unsaid:
+    """Warnings that wait until nobody holds a lock: a handler of the program's may take its time, or ask us something. Thread-safe."""
+
+    def __init__(self, log: LimitedLog) -> None:
+        self._log = log
+        self._waiting: deque[tuple[str, tuple[object, ...]]] = deque()
+
+    def warning(self, message: str, *arguments: object) -> None:
+        """To be said later."""
+        self._waiting.append((message, arguments))
+
+    def say(self) -> None:
+        """Says what waits."""
+        with contextlib.suppress(IndexError):
+            while True:
+                message, arguments = self._waiting.popleft()
+                self._log.warning(message, *arguments)
+
+    def after_fork_in_child(self) -> None:
+        """What waits is the parent's to say."""
+        self._waiting.clear()
+        self._log.after_fork_in_child()

@@ -22,6 +22,7 @@ from typing import Any
 import actions
 import exports
 import profiles
+from opentelemetry.sdk.resources import Resource
 from world import Worker, World
 
 import otel_torchprof as otp
@@ -216,6 +217,12 @@ def main() -> int:
         return acted_round(world, rng, given.seconds)
 
 
+def make_resource_once() -> None:
+    """The SDK makes one with a pool of threads; an interrupt at the end of a `with` block of theirs leaves a lock taken for good."""
+    resource = Resource.create()
+    Resource.create = staticmethod(lambda *_, **__: resource)
+
+
 def acted_round(world: World, rng: random.Random, seconds: float) -> int:
     """The round."""
     world.actions = {**actions.ACTIONS, **profiles.ACTIONS, **exports.ACTIONS}
@@ -223,6 +230,7 @@ def acted_round(world: World, rng: random.Random, seconds: float) -> int:
         import torch_actions
 
         world.actions |= torch_actions.ACTIONS
+    make_resource_once()
     world.watch_what_nobody_catches()
     witness = Witness(world)
     warm_up(world)

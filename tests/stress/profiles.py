@@ -117,7 +117,10 @@ def _check_ends(worker: Worker, found: otp.profile, rows: Any) -> None:
     late = [row for row in late if not any(kind in found.names[names[row]] for kind in (HANDED_OVER, IN_TASK))]
     if late:
         inner, outer = (found.names[names[row]] for row in (late[0], parent[late[0]]))
-        worker.world.fail(f"{worker.name}: {len(late)} events end after the call around them: {inner} in {outer}")
+        by = (end[late[0]] - end[parent[late[0]]]) / 1e3
+        flags = found.columns["flags"][[late[0], parent[late[0]]]].tolist()
+        text = f"{len(late)} events end after the call around them: {inner} in {outer}, by {by:g} us, flags {flags}"
+        worker.world.fail(f"{worker.name}: {text}")
 
 
 def _check_labels(worker: Worker, found: otp.profile, labels: collections.Counter[str]) -> None:

@@ -229,7 +229,7 @@ def test_a_fork_while_a_thread_logs(holder, service, monkeypatch, caplog):
     service.exporter.fails = True
     service.instrument()
     service.work("parent")
-    log = service.processor._queues[0]._log
+    log = service.processor._queues[0]._log._log
     pause = Pause(monkeypatch, *((caplog.handler, "emit") if holder == "the handler" else (log, "_clock")))
     flush = threading.Thread(target=service.provider.force_flush)
     flush.start()
