@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._native.recorder import living_threads
 
 from .flows import Numbered, numbered_events, pair
 from .units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
@@ -155,7 +155,7 @@ def _links(steps: Sequence[StepSpan], position: Array, rows: Array, ends: _Ends)
 def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) -> dict[int, dict[str, Any]]:
     """What samplers add to roots, and the threads of steps, by position in the table."""
     found: dict[int, dict[str, Any]] = {}
-    names = {thread.ident: thread.name for thread in threading.enumerate()} if steps else {}
+    names = {thread.ident: thread.name for thread in living_threads()} if steps else {}
     for i, step in enumerate(steps):
         found[i] = {**step.trace.attributes, **step.attributes}
         if step.thread is not None:

@@ -15,6 +15,8 @@ from otel_torchprof._cleanup import CleanupStack, _close_all, close_due
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._native.recorder import recorder_stats
 
+LONG = 60
+
 
 class _Owner:
     """Something that starts and stops."""
@@ -221,3 +223,21 @@ def test_an_interrupt_while_a_flush_waits():
     queue._changed = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         queue._wait(lambda: False, Deadline.after(60))
+
+
+def test_no_stop_waits_for_the_lock_of_threading():
+    """In threading.enumerate() garbage may be collected, and a finalizer stop what another thread is stopping: it waits for that one."""
+    profile, begin, ended = otp.profile(all_threads=True), threading.Event(), threading.Event()
+
+    def stop() -> None:
+        begin.wait(LONG)
+        profile.stop()
+        ended.set()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    profile.start()
+    with threading._active_limbo_lock:
+        begin.set()
+        assert ended.wait(LONG)
+    thread.join(LONG)
