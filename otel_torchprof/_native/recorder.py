@@ -256,7 +256,8 @@ class Session:
             :data:`CONTEXT_MUTED` is left out.
     """
 
-    _unread: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
+    # A dict, which can be copied in one go: a WeakSet cannot be looked through while another thread adds to it.
+    _unread: ClassVar[dict[int, weakref.ref[Session]]] = {}
 
     def __init__(
         self,
@@ -308,7 +309,10 @@ class Session:
 
         Looking for one can make a place too: a collection of garbage comes by, and takes those that nobody refers to.
         """
-        for session in list(cls._unread):
+        for reference in cls._unread.copy().values():
+            session = reference()
+            if session is None:
+                continue
             with contextlib.suppress(NativeError):  # the parent's, in a forked child, or one that is being read
                 session.final_batch()
                 return
@@ -337,7 +341,7 @@ class Session:
         check(lib.otp_session_stop(self._native), "stopping a recording")
         _thread_names.refresh()
         if self.consumer:  # it was started
-            self._unread.add(self)
+            self._unread[id(self)] = weakref.ref(self, _forget_unread)
 
     def drain(self, max_bytes: int = 0) -> Batch:
         """The events that have come since the last drain; those still open stay for a later one.
@@ -353,7 +357,7 @@ class Session:
         check(lib.otp_session_drain(self._native, max_bytes, out), "reading a recording")
         batch = _batch(out[0])
         if batch.is_last:  # if it has stopped, that was all of it
-            self._unread.discard(self)
+            self._unread.pop(id(self), None)
         return batch
 
     def discard(self) -> None:
@@ -363,7 +367,7 @@ class Session:
             NativeError: it runs, is being drained by another thread, or forked.
         """
         check(lib.otp_session_discard(self._native), "throwing away the rest of a recording")
-        self._unread.discard(self)
+        self._unread.pop(id(self), None)
 
     def final_batch(self) -> Batch:
         """All events of a stopped session that was never drained; the same object every time."""
@@ -392,3 +396,9 @@ class Session:
             start_ns=int(raw.start_ns),
             stop_ns=int(raw.stop_ns),
         )
+
+
+def _forget_unread(reference: weakref.ref[Session]) -> None:
+    unread = Session._unread  # noqa: SLF001 - of this module
+    for key in [key for key, known in unread.copy().items() if known is reference]:
+        unread.pop(key, None)

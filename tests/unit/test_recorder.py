@@ -238,6 +238,25 @@ def test_those_of_the_parent_make_no_room():
     assert [names(session.final_batch()) for session in unread] == [[]] * 16
 
 
+def test_a_session_stops_while_another_looks_for_a_place(monkeypatch):
+    """Who looks through those that have stopped is not disturbed by one that comes, or goes, meanwhile."""
+    stopped = [Session(1 << 20) for _ in range(3)]
+    for session in stopped:
+        session.start()
+        session.stop()
+
+    def busy(_session) -> None:
+        other = Session(1 << 20)
+        other.start()
+        other.stop()
+        raise NativeError("another thread reads it")
+
+    monkeypatch.setattr(Session, "final_batch", busy)
+    Session._read_one_that_has_stopped()
+    monkeypatch.undo()
+    assert [names(session.final_batch()) for session in stopped] == [[]] * 3
+
+
 def test_schema_and_header_agree_on_kinds():
     """The kinds of events are those of the C header."""
     assert {kind.name: int(kind) for kind in Kind} == {
