@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,7 @@ from ._model.tree import torch_view
 from ._model.units import STEP_NAME
 from ._native.recorder import SLICE_BYTES, Session, now_ns
 from ._sources import Sources
+from .errors import NativeError
 from .span_policy import SpanPolicy
 
 if TYPE_CHECKING:
@@ -67,10 +69,10 @@ class Drained(NamedTuple):
     events: int
     dropped: Mapping[str, int]
     """By reason, see ``Health``."""
-    inside: Mapping[int, int]
-    """Time of what ran directly inside spans of the application, ns, by span id."""
     figures: Mapping[str, int]
     """What became of the events, since the last drain: see ``ProcessorHealth.spans``."""
+    inside: Mapping[int, int]
+    """Time of what ran directly inside spans of the application, ns, by span id."""
     watermark: int = NEVER
     """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
 
@@ -131,7 +133,6 @@ class LiveRecording:
         self._log = LimitedLog()
         self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
         self._roots_muted = False
-        self._unreported: Counter[str] = Counter()
         policy = policy or SpanPolicy()
         self._choice = policy.choice()
         self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
@@ -139,7 +140,8 @@ class LiveRecording:
             provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
         )
         self._figures: Counter[str] = Counter()
-        self._told: Mapping[str, int] = {}
+        self._told: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+        self._taken = self._recorded = self._failed = self._undelivered = 0
         self._pending = PendingSpans(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
         )
@@ -207,9 +209,8 @@ class LiveRecording:
                 return self._drained(ended, final)
             except BaseException:
                 self.steps.put_back(ended)
-                lost, self._pending.lost = self._pending.lost, 0
-                self._unreported["failed"] += lost
-                self._figures["lost"] += lost
+                self._figures["lost"] += self._pending.lost + self._undelivered
+                self._pending.lost = self._undelivered = 0
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
@@ -220,8 +221,6 @@ class LiveRecording:
         batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = outermost_modules(batch)
-        dropped = self._unreported + Counter(drained.dropped)
-        self._unreported = dropped + Counter(failed=len(drained))  # unless all goes well from here
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
             # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
             earliest = int(batch["start"].min(initial=now_ns()))
@@ -235,28 +234,54 @@ class LiveRecording:
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(watermark, now), final=final)
         jobs = self._job.ended(self.now(), final=final)
-        spans, sent = self._spans(placed, [*step_spans, *roots], jobs, final=final)
+        spans, sent = self._spans(len(drained), placed, [*step_spans, *roots], jobs, final=final)
         self._add_up(placed, step_spans)
         inside = self._inside(placed, step_spans)
         self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
         self._trees.forget_roots(roots)
         self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
-        self._unreported.clear()
-        if self._on_steps is not None and step_spans:
-            self._on_steps(step_spans)
-        self._count(len(drained), placed, len(spans))
-        before, self._told = self._told, {**self._pending.figures, **self._figures, "held": self._pending.spans}
-        figures = {what: count - before.get(what, 0) for what, count in self._told.items()}
-        return Drained(spans, sent, len(drained), dropped, inside, figures, watermark)
+        self._tell_steps(step_spans)
+        self._undelivered = 0
+        return Drained(spans, sent, *self._settled(), inside, watermark)
 
-    def _count(self, events: int, placed: Placed, spans: int) -> None:
+    def _tell_steps(self, spans: Sequence[StepSpan]) -> None:
+        """Metrics of the program's own: what they raise costs no span."""
+        try:
+            if self._on_steps is not None and spans:
+                self._on_steps(spans)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log.warning(
+                "the durations of %d steps were not recorded: %s: %s", len(spans), type(error).__name__, error
+            )
+
+    def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
         """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
         sampled = np.array([unit.trace.exported for unit in placed.units], dtype=np.bool_)[placed.unit]
         count, of_events = int(sampled.sum()), int(told(placed, events_of_steps=self._tells_events).sum())
-        self._figures["not_sampled"] += len(sampled) - count
-        self._figures["filtered"] += events - len(sampled) + count - of_events
-        self._figures["added"] += spans - of_events
+        filtered = events - len(sampled) + count - of_events
+        return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
+
+    def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        """Events that were recorded and dropped, and what became of them, since the last time that this was asked.
+
+        By the recorder's own count: what it gave away, and nothing here knows of, was lost on the way to spans, and ``failed``. A
+        drain that comes to its end after it was given up takes that back.
+        """
+        stats = self.session.stats()
+        recorded, self._recorded = self._recorded, 0
+        dropped = Counter(stats.dropped)
+        dropped["failed"] = self._failed = self._failed + stats.recorded - self._taken - recorded
+        self._taken = stats.recorded
+        figures = Counter({**self._pending.figures, **self._figures, "held": self._pending.spans})
+        before, self._told = self._told, (dropped, figures)
+        return recorded, _since(dropped, before[0]), _since(figures, before[1])
+
+    def given_up(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        """After the stop, where a drain hangs or fails: throws away what is left in the recorder; as :meth:`_settled`. Any thread."""
+        with suppress(NativeError):  # it is being read
+            self.session.discard()
+        return self._settled()
 
     def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
         """Those of the steps of which everything has been drained, and the others, which come again.
@@ -305,7 +330,7 @@ class LiveRecording:
             return True
 
     def _spans(
-        self, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+        self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> tuple[SpanList, SpanList]:
         """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
         synthetic = [*ended, *jobs]
@@ -318,7 +343,12 @@ class LiveRecording:
             self_time=placed.own_times() if placed.inside.any() else None,
             device_times=placed.devices,
         )
+        figures = self._figures_of(events, placed, len(table))
         sent = self._pending.decide(self._pieces(placed, table, ended, jobs, final=final))
+        # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
+        self._figures.update(figures)
+        self._recorded += events
+        self._undelivered = len(sent)
         whole = self._listed(table)
         return whole, whole if sent is table else self._listed(sent)
 
@@ -375,6 +405,10 @@ class LiveRecording:
             if step.parent is not None and not step.parent.is_remote:
                 inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
         return inside
+
+
+def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:
+    return {what: count - before.get(what, 0) for what, count in now.items()}
 
 
 def _around(step: StepSpan) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
+_TORCHS_MODULES = "torch.nn.modules.module"
 _FIRES_TWICE = "Using `torch.compile(module)` when there are global hooks on modules"
 """What torch warns of: the hooks are called for the wrapper too. These two calls are one event here."""
 
@@ -80,7 +81,6 @@ class _SharedHooks:
     def __init__(self) -> None:
         self.names = ModuleNames()
         self._users: dict[ModuleHooks, bool] = {}
-        self._handles: list[Any] = []
         self._filter: Any = None
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
 
@@ -90,26 +90,22 @@ class _SharedHooks:
         with self._lock:
             self._users[user] = outermost_only
             self._follow()
-            if self._handles:
+            if self._are_there():
                 return
-            self._handles = [
-                torch_modules.register_module_forward_pre_hook(python_sources.module_begin),
-                torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True),
-            ]
+            self._take_out()  # what an interrupted call of this left
+            torch_modules.register_module_forward_pre_hook(python_sources.module_begin)
+            torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True)
             warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
             self._filter = warnings.filters[0]
 
     def remove(self, user: ModuleHooks) -> None:
         with self._lock:
-            self._users.pop(user, None)
-            if not self._handles:
-                return
+            was_user = self._users.pop(user, None) is not None
             if self._users:
                 self._follow()
                 return
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
+            if not self._take_out() and not was_user:
+                return
             # Not there where the program has put other filters in place since then.
             if self._filter in warnings.filters:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
@@ -122,8 +118,28 @@ class _SharedHooks:
         for user in [user for user in self._users if not user.survives_fork]:
             self.remove(user)
 
+    def _are_there(self) -> bool:
+        return all(hook in hooks.values() for hooks, hook in _hooks_of_torch())
+
+    def _take_out(self) -> bool:
+        """Not by the handles that torch gives: an interrupt may come before they are kept. Whether there were any."""
+        found = [(hooks, key) for hooks, ours in _hooks_of_torch() for key, hook in hooks.items() if hook is ours]
+        for hooks, key in found:
+            hooks.pop(key, None)
+            getattr(sys.modules[_TORCHS_MODULES], "_global_forward_hooks_always_called", {}).pop(key, None)
+        return bool(found)
+
     def _follow(self) -> None:
         python_sources.follow_modules(self.names.tables, self.names.find, _running, all(self._users.values()))
+
+
+def _hooks_of_torch() -> list[tuple[dict[int, Any], Any]]:
+    """Where torch keeps its hooks for all modules, each with what is ours among them; none where torch is not there."""
+    module = sys.modules.get(_TORCHS_MODULES)
+    if module is None:
+        return []
+    ours = {"pre_hooks": python_sources.module_begin, "hooks": python_sources.module_end}
+    return [(getattr(module, f"_global_forward_{name}"), hook) for name, hook in ours.items()]
 
 
 def _running() -> list[int]:
@@ -149,7 +165,7 @@ class OptimizerHooks:
     """
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._hook: Callable[[Any, Any, Any], None] | None = None
 
     def install(self, callback: Callable[[Any], None]) -> None:
         """Registers ``callback(optimizer)``, in place of one registered before. What it raises is logged, once.
@@ -170,13 +186,17 @@ class OptimizerHooks:
         from torch.optim import optimizer as torch_optimizers
 
         self.remove()
-        self._handle = torch_optimizers.register_optimizer_step_post_hook(hook)
+        self._hook = hook  # first: an interrupt may come before torch's handle is kept
+        torch_optimizers.register_optimizer_step_post_hook(hook)
 
     def remove(self) -> None:
         """Takes the hook out of torch; without effect where there is none."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
+        hook, module = self._hook, sys.modules.get("torch.optim.optimizer")
+        if hook is not None and module is not None:
+            hooks = module._global_optimizer_post_hooks  # noqa: SLF001 - as with modules, not by a handle
+            for key in [key for key, known in hooks.items() if known is hook]:
+                hooks.pop(key, None)
+        self._hook = None
 
 
 def _post_hook(callback: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:

@@ -105,7 +105,14 @@ class TorchInstrumentor(BaseInstrumentor):
         with self._lock:
             if self._running is not None and not self._running.is_running:
                 super().uninstrument()
-            super().instrument(**kwargs)
+            try:
+                super().instrument(**kwargs)
+            except BaseException:  # an interrupt too, wherever it comes
+                if self.is_instrumented_by_opentelemetry:
+                    super().uninstrument()
+                else:
+                    self._uninstrument()
+                raise
 
     def uninstrument(self, **kwargs: Any) -> None:
         """Takes every hook and callback back and sends what was recorded."""
@@ -221,12 +228,8 @@ class TorchInstrumentor(BaseInstrumentor):
         )
         self._watch_gpus(options)
         self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
-        try:
-            self._running.start()
-            self._sigterm.start()
-        except BaseException:
-            self._uninstrument()
-            raise
+        self._running.start()
+        self._sigterm.start()
 
     def _start(self, tracer_provider: Any, options: Options) -> None:
         if self._is_silent():
@@ -242,23 +245,19 @@ class TorchInstrumentor(BaseInstrumentor):
             self._relayed = weakref.ref(tracer_provider)
         self._processor = processor
         self._sigterm = SigtermFlush(options.sigterm_timeout, processor, tracer_provider, options.meter_provider)
-        try:
-            self._running = Instrumentation(
-                provider,
-                processor,
-                detail=options.detail,
-                record_shapes=options.record_shapes,
-                frame_filter=options.frame_filter,
-                device=options.device,
-                metrics=metrics_of(options.meter_provider),
-                ranks=self._ranks,
-                policy=options.policy,
-            )
-            self._running.start()
-            self._sigterm.start()
-        except BaseException:
-            self._uninstrument()
-            raise
+        self._running = Instrumentation(
+            provider,
+            processor,
+            detail=options.detail,
+            record_shapes=options.record_shapes,
+            frame_filter=options.frame_filter,
+            device=options.device,
+            metrics=metrics_of(options.meter_provider),
+            ranks=self._ranks,
+            policy=options.policy,
+        )
+        self._running.start()
+        self._sigterm.start()
         self._watch_gpus(options)
         _watch_worker_processes(self)
 

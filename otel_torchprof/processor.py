@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 import traceback
 import weakref
 from collections import deque
@@ -15,12 +13,13 @@ from opentelemetry.sdk.trace import SpanProcessor
 
 from ._averages_list import averages_list
 from ._columns.schema import NEVER
+from ._drain_thread import DrainThread, Request
 from ._export import fork
 from ._export.chrome import ChromeTraceExporter
 from ._export.ledger import Ledger
 from ._export.queue import Deadline, ExportQueue, QueueSettings
 from ._export.quiet import LimitedLog
-from ._export.sdk import suppressed, takes_whole_traces
+from ._export.sdk import takes_whole_traces
 from ._model.listed_devices import device_name
 from ._model.running import RunningAverages
 from ._native.heap import Heap
@@ -40,18 +39,15 @@ if TYPE_CHECKING:
     from .events import EventList
 
 _SHUTDOWN_SECONDS = 30.0
-_THREAD_NAME = "otel-torchprof-drain"
+_REFRESH_SECONDS = 1.0
 _MAX_OPEN_SPANS = 100_000
 """Spans of the application whose own time is worked out; one that never ends its spans costs no more memory than that."""
 _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800
 """What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
-
-_LOOK_SECONDS = 0.25
-"""How often the buffer is looked at between two scheduled drains."""
-_DRAIN_SHARE = 0.5
-"""Of one core, that the drain thread takes at most: when it does not keep up, the recorder throws away the oldest events."""
+_GIVE_UP_SECONDS = 1.0
+"""After the deadline of a stop, for the drain thread to say what became of the rest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +129,12 @@ class TorchSpanProcessor(SpanProcessor):
         self._draining = threading.RLock()
         self._in_drain = False
         self._attached: _Attached | None = None
-        self._thread: _DrainThread | None = None
+        self._thread: DrainThread | None = None
+        self._final: Request | None = None
         self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._inside: dict[int, int] = {}
-        self._lag = self._unseen = 0
+        self._lag = self._unseen = self._held = 0
         self._heap = Heap()
 
     # ---- what the SDK calls ----
@@ -230,8 +227,8 @@ class TorchSpanProcessor(SpanProcessor):
         return RecorderFigures(entries, self._recorder_bytes(), self.memory_limit, exporters=exporters)
 
     def refresh(self) -> None:
-        """Takes what has been recorded so far, unless another thread is at it; any thread. Before metrics are read."""
-        self._drain(Deadline.after(0))
+        """Takes what has been recorded so far, for a second at most; any thread. Before metrics are read."""
+        self._drain(Deadline.after(_REFRESH_SECONDS))
 
     @property
     def is_shut_down(self) -> bool:
@@ -261,15 +258,17 @@ class TorchSpanProcessor(SpanProcessor):
             with self._lock:
                 attached, self._attached = self._attached, None
                 thread, self._thread = self._thread, None
-            recording = None if attached is None else attached.recording
-            if recording is not None:
-                recording.stop()
+                if attached is not None:
+                    self._final = Request(deadline, attached.recording.finish)
+                final = self._final
+            if attached is not None and final is not None:
+                self._finish(attached.recording, thread, final)
+            elif final is not None:
+                final.wait(deadline)  # another thread is at it, or this one, which a signal has interrupted
             if thread is not None:
                 thread.end(deadline)
-            is_done = self._drain(deadline, None if recording is None else recording.finish)
-            if not is_done and recording is not None:
-                self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
-                self._drain(Deadline.after(0), recording.give_up)
+            if attached is None:
+                self._drain_here(deadline)
         except KeyboardInterrupt:
             with self._lock:  # for the next call
                 self._attached, self._thread = attached, thread
@@ -282,7 +281,9 @@ class TorchSpanProcessor(SpanProcessor):
             if self._thread is not None:
                 return
             try:
-                self._thread = _DrainThread(self, self._settings.schedule_delay_millis / 1000)
+                self._thread = DrainThread(
+                    self._settings.schedule_delay_millis / 1000, self._drain_here, self._drain_slice, self._is_due
+                )
             except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
                 self._log.warning("there is no thread to take events from the recorder: %s", error)
 
@@ -290,17 +291,42 @@ class TorchSpanProcessor(SpanProcessor):
         attached = self._attached
         return 0 if attached is None else attached.recording.bytes_held
 
-    def _give_back_memory(self) -> None:
-        """Where a backlog is over."""
-        self._heap.look(self._recorder_bytes() + sum(queue.stats.waiting_bytes for queue in self._queues))
-
-    def _is_full(self) -> bool:
+    def _is_due(self) -> bool:
+        """Whether so much waits that it is to be taken before it is time; gives memory back where a backlog is over."""
+        held, before = self._recorder_bytes(), self._held
+        self._held = held
+        self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
         attached = self._attached
         full = attached is not None and attached.recording.holds(SLICE_BYTES)
         return full or len(self._ended) >= _MAX_ENDED // 8
 
-    def _drain(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
-        """Hands on what was recorded until now, or all that ``take`` brings, in slices; False where there was no time or it failed.
+    def _finish(self, recording: LiveRecording, thread: DrainThread | None, final: Request) -> None:
+        """Takes the rest of a recording, until the deadline; then gives up what is left."""
+        recording.stop()
+        if thread is None or thread.is_current or not thread.ask(final):
+            final.settle(self._drain_here(final.deadline, final.take))
+        if final.wait(final.deadline):
+            return
+        self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
+        grace = Deadline.after(_GIVE_UP_SECONDS)
+        rest = Request(Deadline.after(0), recording.give_up)
+        if thread is None or thread.is_current or not thread.ask(rest):
+            rest.settle(self._drain_here(rest.deadline, rest.take))
+        if not rest.wait(grace):  # it hangs in a drain, or fails
+            self._ledger.add(*recording.given_up())
+
+    def _drain(self, deadline: Deadline) -> bool:
+        """Hands on what was recorded until now; False where there was no time or it failed."""
+        thread = self._thread
+        if thread is None:
+            return self._drain_here(deadline)
+        if thread.is_current:
+            return False
+        request = Request(deadline)
+        return request.wait(deadline) if thread.ask(request) else self._drain_here(deadline)
+
+    def _drain_here(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
+        """On the caller's thread: hands on what was recorded until now, or all that ``take`` brings, in slices.
 
         There is time for one slice at least, unless another thread is at it until the deadline.
         """
@@ -343,8 +369,6 @@ class TorchSpanProcessor(SpanProcessor):
         return watermark
 
     def _hand_on_spans(self, drained: Drained) -> None:
-        for span_id, time_ns in drained.inside.items():
-            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
         with self._ledger.lock:  # until they wait in the queues they are nowhere
             self._ledger.add(drained.events, drained.dropped, drained.figures)
             for queue in self._queues:
@@ -353,13 +377,14 @@ class TorchSpanProcessor(SpanProcessor):
                     queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
+        for span_id, time_ns in drained.inside.items():
+            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
         ended: list[ReadableSpan] = []
         while len(ended) < count and self._ended and (self._ended[0].end_time or 0) <= watermark:
             ended.append(self._ended.popleft())
-        self._add_up(ended)
         sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
         unseen, self._unseen = self._unseen, 0
         with self._ledger.lock:
@@ -368,6 +393,7 @@ class TorchSpanProcessor(SpanProcessor):
                 queue.add(sampled, _SPAN_BYTES * len(sampled))
         for queue in self._sdk_queues:
             queue.say()
+        self._add_up(ended)
 
     def _add_up(self, ended: Sequence[ReadableSpan]) -> None:
         """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
@@ -376,7 +402,7 @@ class TorchSpanProcessor(SpanProcessor):
                 continue
             duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
             own = duration - self._inside.pop(span.context.span_id, 0)
-            self.averages.add_foreign(span.name, duration, max(own, 0))
+            self.averages.add_foreign(str(span.name), duration, max(own, 0))
             if span.parent is not None and not span.parent.is_remote:
                 self._inside[span.parent.span_id] = self._inside.get(span.parent.span_id, 0) + duration
         while len(self._inside) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
@@ -388,40 +414,6 @@ class TorchSpanProcessor(SpanProcessor):
         for processor in list(cls._living):
             processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
             processor._reset()  # noqa: SLF001
-
-
-class _DrainThread:
-    """Drains a processor on schedule, and whenever enough has come, until it is ended."""
-
-    def __init__(self, processor: TorchSpanProcessor, delay: float) -> None:
-        self._processor = processor
-        self._delay = delay
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
-        self._thread.start()
-
-    def end(self, deadline: Deadline) -> None:
-        """Waits for it, unless it is the caller."""
-        self._ended.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(deadline.remaining())
-
-    def _run(self) -> None:
-        processor, pause = self._processor, min(_LOOK_SECONDS, self._delay)
-        begin = time.monotonic()
-        due, wait = begin + self._delay, pause
-        with suppressed():
-            while not self._ended.wait(wait):
-                begin, wait = time.monotonic(), pause
-                processor._give_back_memory()  # noqa: SLF001 - of this module
-                if begin < due and not processor._is_full():  # noqa: SLF001
-                    continue
-                watermark = processor._drain_slice(Deadline.after(math.inf))  # noqa: SLF001
-                took = time.monotonic() - begin
-                if watermark in {None, NEVER}:
-                    due = begin + took + self._delay
-                else:
-                    wait = took / _DRAIN_SHARE - took
 
 
 def _check_exporters(exporters: Sequence[SpanExporter]) -> None:

@@ -57,7 +57,7 @@ def takes_timeout(exporter: Any) -> bool:
 
 def can_stop_midway(exporter: Any) -> bool:
     """Whether the exporter is an ``ExportsSome``, and nobody's own ``export`` would be passed by if that were used."""
-    if "export" in getattr(exporter, "__dict__", ()):
+    if "export" in getattr(exporter, "__dict__", ()) or not getattr(exporter, "takes_span_lists", False):
         return False
     makers = [vars(kind) for kind in type(exporter).__mro__ if "export" in vars(kind)]
     return bool(makers) and "export_some" in makers[0]

@@ -146,15 +146,16 @@ class ExportQueue:
         """Exports what waits and shuts the exporter down; True when both were done before the deadline.
 
         Ends before it where the receiver does not want to be asked again until then. What still waits is dropped and counted, and
-        an exporter that hangs is left behind on its daemon thread. A second call does nothing.
+        an exporter that hangs is left behind on its daemon thread. A second call waits for the first.
         """
         with self._changed:
-            if self._closing:
-                return self._exporter_is_down
-            self._closing = True
-            self._end = deadline
-            self._start_thread()
-            self._changed.notify_all()
+            first, self._closing = not self._closing, True
+            if first:
+                self._end = deadline
+                self._start_thread()
+                self._changed.notify_all()
+        if not first:  # another thread is at it, or was
+            return self._wait(lambda: self._exporter_is_down or self._abandoned, deadline) and not self._abandoned
         if self._has_thread:
             finished = self._wait(lambda: self._exporter_is_down, deadline)
         else:
@@ -294,7 +295,7 @@ class ExportQueue:
     def _exported_part(self, spans: Sequence[ReadableSpan]) -> bool:
         try:
             return self.exporter.export(spans, **self._export_keywords) is SpanExportResult.SUCCESS
-        except Exception as error:  # noqa: BLE001 (whatever somebody's exporter raises must not end the thread)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever somebody's exporter raises must not end the thread)
             self._log.warning(
                 "%s: %d spans were lost: it raised %s: %s", self._name, len(spans), type(error).__name__, error
             )
@@ -347,7 +348,7 @@ class ExportQueue:
             seconds = min(seconds, self._end.remaining())
         try:
             yield from self.exporter.export_some(batch.spans, seconds * 1000, again=batch.tried)  # type: ignore[attr-defined]
-        except Exception as error:  # noqa: BLE001 (as above)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (as above)
             count = len(batch.spans)
             self._log.warning(
                 "%s: %d spans were lost: it raised %s: %s", self._name, count, type(error).__name__, error
@@ -384,6 +385,8 @@ class ExportQueue:
     def _settle(self, batch: Batch, delivery: Delivery) -> None:
         if self._abandoned:  # dropped with all that waited; each span counts once
             return
+        if delivery.settled > len(batch.spans):  # somebody's exporter cannot count
+            delivery = Delivery(exported=len(batch.spans))
         unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
         self._exported += delivery.exported
         self._failed += delivery.failed - unanswered + delivery.rejected
@@ -402,7 +405,7 @@ class ExportQueue:
         try:
             # Some exporters return None, as the SDK's own base class once did.
             return self.exporter.force_flush(int(deadline.remaining() * 1000)) is not False
-        except Exception as error:  # noqa: BLE001 (as above)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (as above)
             self._log.warning("%s: its force_flush raised %s: %s", self._name, type(error).__name__, error)
             return False
 
@@ -413,7 +416,7 @@ class ExportQueue:
             self._shutdown_begun = True
         try:
             self.exporter.shutdown()
-        except Exception as error:  # noqa: BLE001 (as above)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (as above)
             self._log.warning("%s: its shutdown raised %s: %s", self._name, type(error).__name__, error)
         self.say()
         with self._changed:

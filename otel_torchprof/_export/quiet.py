@@ -46,7 +46,8 @@ class LimitedLog:
                 return
             self._said[message] = (now, 0)
         more = f" ({hidden} more like it since the last one)" if hidden else ""
-        _logger.warning("%s%s", printable_lines(message % arguments), more)
+        with contextlib.suppress(Exception):  # a filter of the program's: there is nobody left to tell
+            _logger.warning("%s%s", printable_lines(message % arguments), more)
 
     def after_fork_in_child(self) -> None:
         """The lock may have been held by a thread that the child does not have."""

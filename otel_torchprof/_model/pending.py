@@ -141,12 +141,13 @@ class PendingSpans:
 
         Where it raises, none of these are held; what was held before is, unless it was its turn: that is ``lost``.
         """
-        before = {key: list(tables) for key, tables in self._held.items()}
+        before, figures = {key: list(tables) for key, tables in self._held.items()}, self._figures.copy()
         try:
             return self._decide(pieces)
         except BaseException:
             self.lost += sum(len(table) for key in before.keys() - self._held.keys() for table in before[key])
             self._held = {key: before[key] for key in self._held if key in before}
+            self._figures = figures
             raise
 
     def _decide(self, pieces: Pieces) -> SpanTable:

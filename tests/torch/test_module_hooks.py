@@ -278,3 +278,25 @@ def test_without_a_session_nothing_is_kept(hooks):
     """While nobody records modules, names are not even looked up."""
     Net()(X)
     assert hooks.names.size == 0
+
+
+def test_an_interrupt_amid_the_installation(monkeypatch):
+    """Hooks that torch has, though it was interrupted before it said so, are taken out, and not doubled by the next installation."""
+    from torch.nn.modules import module as torch_modules
+
+    register = torch_modules.register_module_forward_pre_hook
+
+    def interrupted(hook):
+        register(hook)
+        raise KeyboardInterrupt
+
+    hooks = ModuleHooks()
+    monkeypatch.setattr(torch_modules, "register_module_forward_pre_hook", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hooks.install(outermost_only=False)
+    monkeypatch.undo()
+    hooks.install(outermost_only=False)
+    assert (len(torch_modules._global_forward_pre_hooks), len(torch_modules._global_forward_hooks)) == (1, 1)
+    hooks.remove()
+    assert not torch_modules._global_forward_pre_hooks
+    assert not torch_modules._global_forward_hooks

@@ -51,7 +51,7 @@ class Recording:
         inside, self.inside = self.inside, {}
         self.drained.set()
         watermark = self.watermarks.pop(0) if self.watermarks else NEVER
-        return Drained(spans, spans, len(events), {"evicted": 1} if events else {}, inside, {}, watermark)
+        return Drained(spans, spans, len(events), {"evicted": 1} if events else {}, {}, inside, watermark)
 
     def stop(self) -> None:
         self.stopped = True
@@ -60,6 +60,9 @@ class Recording:
         assert self.stopped
         self.finished = True
         return self.drain()
+
+    def given_up(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        return 0, {"deadline": sum(map(len, self.waiting))}, {}
 
     def give_up(self) -> Drained:
         left, self.watermarks, self.waiting = sum(map(len, self.waiting)), [], []

@@ -40,6 +40,15 @@ def test_when_it_is_trimmed(heap, held, trims):
     assert heap.trims == trims
 
 
+def test_not_amid_the_programs_work(heap):
+    """Trimming may hold up an allocation, so it waits until nothing is recorded."""
+    heap.look(200 * MIB)
+    heap.look(0, is_idle=False)
+    assert heap.trims == 0
+    heap.look(0)
+    assert heap.trims == 1
+
+
 def test_without_the_function():
     """A C library that has none is left alone."""
     heap = Heap()
