@@ -40,8 +40,8 @@ class Request:
         self._waiting: list[queue.SimpleQueue[None]] = []
 
     def settle(self, result: bool) -> None:
-        """Says what became of it."""
-        self.result = result
+        """Says what became of it, and lets go of the recording."""
+        self.result, self.take = result, None
         for waiter in self._waiting.copy():
             waiter.put(None)
 
