@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -92,9 +93,9 @@ class DrainThread:
         return self._thread is threading.current_thread()
 
     def ask(self, request: Request) -> bool:
-        """Has it handled, after what was asked before; False where the thread has ended."""
+        """Has it handled, after what was asked before; False where the thread has ended, if only since the interpreter does."""
         self._asked.put(request)
-        return not self._gone
+        return not self._gone and not sys.is_finalizing()
 
     def end(self, deadline: Deadline) -> None:
         """Ends it after what was asked before, and waits for that, unless it is the caller."""
