@@ -119,7 +119,7 @@ def _check_ends(worker: Worker, found: otp.profile, rows: Any) -> None:
         inner, outer = (found.names[names[row]] for row in (late[0], parent[late[0]]))
         by = (end[late[0]] - end[parent[late[0]]]) / 1e3
         flags = found.columns["flags"][[late[0], parent[late[0]]]].tolist()
-        text = f"{len(late)} events end after the call around them: {inner} in {outer}, by {by:g} us, flags {flags}"
+        text = f"{len(late)} events end after the call around them: {inner} in {outer}, by {by:g} us, flags {flags}; {found.health}"
         worker.world.fail(f"{worker.name}: {text}")
 
 

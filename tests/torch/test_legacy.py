@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from at_rest import wait_until_at_rest  # noqa: E402
 from observed import STEP, facts, run  # noqa: E402
 from torch.autograd import profiler_legacy as torch_legacy  # noqa: E402
 
@@ -47,6 +48,7 @@ def backward():
 def jit_fork():
     """A part of a graph on another thread."""
     forking(X)
+    wait_until_at_rest()
 
 
 def wrappers():

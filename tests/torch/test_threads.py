@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from at_rest import wait_until_at_rest  # noqa: E402
 from observed import callbacks, facts, recorded_names, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -97,12 +98,8 @@ def forks():
 
 def test_jit_fork_is_seen_as_torch_sees_it(forks):
     """What torch.jit.fork carries to another thread is in the profile, thread and flags as in torch's."""
-    for _ in range(20):
-        with otp.profile() as ours, torchs() as theirs:
-            run(lambda: forks(X, 2))
-        # torch tells who waits before the function that it ran has ended: that can be behind the stop of one of the two.
-        if facts(ours.events()) == facts(theirs.events()):
-            break
+    with otp.profile() as ours, torchs() as theirs:
+        run(lambda: (forks(X, 2), wait_until_at_rest()))
     assert facts(ours.events()) == facts(theirs.events())
     assert "<forked function>" in recorded_names(ours)
 

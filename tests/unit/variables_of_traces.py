@@ -163,7 +163,7 @@ def queue(name: str, given: Given) -> None:
     provider = given.instrument(exporter)
     for _ in range(4):
         steps(2)
-        provider.force_flush(1)
+        otp.TorchInstrumentor()._processor.key_averages()  # takes what there is; nothing leaves the queue
     exporter.may_go_on.set()
     provider.force_flush()
     (stats,) = otp.TorchInstrumentor().health.exporters.values()

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from at_rest import wait_until_at_rest  # noqa: E402
 from harness import ALWAYS, OPTIONS, Option, Order, both, masked, sums, tables, told  # noqa: E402
 from observed import run  # noqa: E402
 from torch import nn  # noqa: E402
@@ -125,7 +126,7 @@ def test_a_fork_carries_the_profile_along(order):
         forking = _forks(torch.jit.script(_scripted))
     for _ in range(3):
         forking(X)
-    ours, theirs = both(lambda: forking(X), order, NOTHING)
+    ours, theirs = both(lambda: (forking(X), wait_until_at_rest()), order, NOTHING)
     wanted = ("within the fork", "aten::neg", "aten::sin")
     found = [
         sorted((e.name, e.scope, e.is_user_annotation) for e in prof.events() if e.name in wanted)
