@@ -22,7 +22,8 @@ struct Event {
 
   void check_same(const Event& other) const {
     CHECK_EQ(name, other.name);
-    CHECK_EQ(parent, other.parent);
+    // Whether the one before was open, while another thread ends it, is for no drain to say.
+    if (name != "ends elsewhere") CHECK_EQ(parent, other.parent);
     CHECK_EQ(fwd_thread, other.fwd_thread);
     CHECK_EQ(flags, other.flags);
     CHECK(inputs == other.inputs);
