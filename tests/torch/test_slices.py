@@ -58,7 +58,8 @@ class Streamed:
                 s.parent and named(s.parent.span_id),
                 sorted(str(named(link.context.span_id)) for link in s.links),
                 {name: value for name, value in s.attributes.items() if name != "thread.name"},
-                (s.start_time, s.end_time),
+                # Each stream reads the clock itself when a step ends, and another thread may run in between.
+                None if s.name == "torch.step" else (s.start_time, s.end_time),
             )
             for s in spans
             if known.get(s.context.span_id) not in {("job",), ("step", 0, True)}  # these began with the streams
