@@ -124,7 +124,7 @@ class DrainThread:
         except BaseException as error:  # noqa: BLE001 - a sampler's SystemExit, a filter of logging that raises: we go on
             with contextlib.suppress(Exception):
                 self._log.warning(
-                    "the thread that drains the recorder goes on after %s: %s", type(error).__name__, error
+                    "the thread that drains the recorder continues after %s: %s", type(error).__name__, error
                 )
             return due, self._pause
         finally:
