@@ -1,4 +1,4 @@
-"""The thread that drains a recording: on schedule, when enough has come, and for who asks."""
+"""The thread that drains a recording: on schedule, when much waits, and on request."""
 
 from __future__ import annotations
 
@@ -113,15 +113,16 @@ class DrainThread:
 
     def _work(self, due: float, wait: float) -> tuple[float, float]:
         """One request, or one look at the recorder; when the next scheduled drain is due, and how long to wait."""
-        request: Request | None = None
+        request, is_asked = None, True
         try:
-            with contextlib.suppress(queue.Empty):
-                request = self._asked.get(timeout=wait)
-                if request is not None:
-                    request.settle(self._drain(request.deadline, request.take))
-                return due, self._pause
-            return self._look(due)
-        except BaseException as error:  # noqa: BLE001 - a sampler's SystemExit, a filter of logging that raises: we go on
+            request = self._asked.get(timeout=wait)
+        except queue.Empty:
+            is_asked = False
+        try:
+            if request is not None:
+                request.settle(self._drain(request.deadline, request.take))
+            return (due, self._pause) if is_asked else self._look(due)
+        except BaseException as error:  # noqa: BLE001 - whatever a sampler raises, SystemExit too: the others are drained
             with contextlib.suppress(Exception):
                 self._log.warning(
                     "the thread that drains the recorder continues after %s: %s", type(error).__name__, error

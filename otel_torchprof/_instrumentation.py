@@ -293,7 +293,7 @@ class Instrumentation:
         self._recording.sources.add(LiveDeviceSource(library, self._device, self._processor.memory_limit))
 
     def _push_hooks(self) -> None:
-        for remove in (self._modules.remove, self._compilations.stop, self._optimizers.remove):
+        for remove in (self._modules.remove, self._optimizers.remove):
             self._cleanup.push(remove)
 
     def _trace_calls(self) -> None:

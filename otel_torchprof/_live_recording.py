@@ -23,7 +23,7 @@ from ._model.jobs import Job
 from ._model.limits import limited
 from ._model.listed_devices import ListedTimes, listed_times
 from ._model.live import LiveTrees
-from ._model.live_table import Flows, live_table, told
+from ._model.live_table import Flows, live_table, traced_events
 from ._model.modules import outermost_modules
 from ._model.pending import PendingSpans, Pieces
 from ._model.steps import Steps
@@ -123,7 +123,7 @@ class LiveRecording:
     ) -> None:
         self.provider = provider
         self.detail = detail
-        self._tells_events = detail != "steps"
+        self._traces_events = detail != "steps"
         self._ambient = ambient
         self._averages = averages
         self._expects_steps = expects_steps
@@ -140,7 +140,7 @@ class LiveRecording:
             provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
         )
         self._figures: Counter[str] = Counter()
-        self._told: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+        self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
         self._pending = PendingSpans(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
@@ -241,11 +241,11 @@ class LiveRecording:
         self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
         self._trees.forget_roots(roots)
         self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
-        self._tell_steps(step_spans)
+        self._report_steps(step_spans)
         self._undelivered = 0
         return Drained(spans, sent, *self._settled(), inside, watermark)
 
-    def _tell_steps(self, spans: Sequence[StepSpan]) -> None:
+    def _report_steps(self, spans: Sequence[StepSpan]) -> None:
         """Metrics of the program's own: what they raise costs no span."""
         try:
             if self._on_steps is not None and spans:
@@ -258,7 +258,7 @@ class LiveRecording:
     def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
         """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
         sampled = np.array([unit.trace.exported for unit in placed.units], dtype=np.bool_)[placed.unit]
-        count, of_events = int(sampled.sum()), int(told(placed, events_of_steps=self._tells_events).sum())
+        count, of_events = int(sampled.sum()), int(traced_events(placed, events_of_steps=self._traces_events).sum())
         filtered = events - len(sampled) + count - of_events
         return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
 
@@ -274,10 +274,10 @@ class LiveRecording:
         dropped["failed"] = self._failed = self._failed + stats.recorded - self._taken - recorded
         self._taken = stats.recorded
         figures = Counter({**self._pending.figures, **self._figures, "held": self._pending.spans})
-        before, self._told = self._told, (dropped, figures)
+        before, self._reported = self._reported, (dropped, figures)
         return recorded, _since(dropped, before[0]), _since(figures, before[1])
 
-    def given_up(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+    def abandon(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         """After the stop, where a drain hangs or fails: throws away what is left in the recorder; as :meth:`_settled`. Any thread."""
         with suppress(NativeError):  # it is being read
             self.session.discard()
@@ -334,7 +334,7 @@ class LiveRecording:
     ) -> tuple[SpanList, SpanList]:
         """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
         synthetic = [*ended, *jobs]
-        table = live_table(placed, synthetic, self._flows, events_of_steps=self._tells_events, collectives=self._links)
+        table = live_table(placed, synthetic, self._flows, events_of_steps=self._traces_events, collectives=self._links)
         roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
         table = add_attributes(
             with_plain_names(table, placed.batch),

@@ -357,14 +357,14 @@ class Recording:
         return f"off: {self.wanted.untimed}" if self.wanted.device is None else "off: torch is not installed"
 
     def _notes(self) -> list[str]:
-        """What is off, and what the sources say."""
+        """What is off, and what the sources say; nothing before the start."""
+        if self._sources is None:
+            return []
         notes = []
         if self.wanted.memory and self._library is None:
             notes.append("memory is not recorded: torch is not installed")
         if self._calls is None and self.wanted.frame_filter != ALL_FRAMES:
             notes.append("frames off: a filter of calls was given without with_stack=True")
-        if self._sources is None:
-            return []
         if self._calls is not None and self._calls.state != ON:
             notes.append(f"frames {self._calls.state}")
         return notes + self._sources.notes()

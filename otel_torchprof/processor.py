@@ -313,7 +313,7 @@ class TorchSpanProcessor(SpanProcessor):
         if thread is None or thread.is_current or not thread.ask(rest):
             rest.settle(self._drain_here(rest.deadline, rest.take))
         if not rest.wait(grace):  # it hangs in a drain, or fails
-            self._ledger.add(*recording.given_up())
+            self._ledger.add(*recording.abandon())
 
     def _drain(self, deadline: Deadline) -> bool:
         """Hands on what was recorded until now; False where there was no time or it failed."""

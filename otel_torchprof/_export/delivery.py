@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of the first spans of a batch, of those that no Delivery before told of."""
+    """What became of the first spans of a batch, after those of the deliveries before."""
 
     exported: int = 0
     """The receiver took them."""
@@ -41,7 +41,7 @@ class ExportsSome(Protocol):
     """An exporter that can stop in the middle of a batch."""
 
     def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool) -> Iterator[Delivery]:
-        """Sends each message once, in order, until one may be taken at another time; tells of each before and after.
+        """Sends each message once, in order, until one may be taken at another time; reports each before and after.
 
         ``again``: the first message was sent before, and was not taken. What it tells nothing of is as it was.
         """

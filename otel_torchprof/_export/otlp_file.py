@@ -116,7 +116,7 @@ class OTLPFileExporter(SpanExporter):
         spans: Sequence[ReadableSpan],
         timeout_millis: float,  # noqa: ARG002 (for a queue)
         *,
-        again: bool = False,  # noqa: ARG002
+        again: bool = False,  # noqa: ARG002 (for a queue)
     ) -> Iterator[Delivery]:
         """As :meth:`export`, saying how many were written; a file does not keep anybody waiting."""
         yield Delivery(sending=len(spans))

@@ -67,7 +67,7 @@ class Flows:
         return rows, _Ends(ends.trace_id[forward], ends.span_id[forward])
 
 
-def told(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:
+def traced_events(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:
     """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
     of_units = (u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in placed.units)
     found: npt.NDArray[np.bool_] = np.fromiter(of_units, np.bool_, len(placed.units))[placed.unit]
@@ -88,7 +88,7 @@ def live_table(
     ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's.
     """
     batch, units = placed.batch, placed.units
-    wanted = told(placed, events_of_steps=events_of_steps)
+    wanted = traced_events(placed, events_of_steps=events_of_steps)
     rows = np.flatnonzero(wanted)
     steps = [step for step in ended if step.trace.exported]
     traces = [unit.trace for unit in units] + [step.trace for step in steps]

@@ -89,15 +89,12 @@ def test_each_has_what_happened_while_it_ran(monkeypatch, begins):
         consumers = [consumer() for consumer in CONSUMERS]
         expected = [0] * 4
         running: set[int] = set()
-        for number in begins:
-            consumers[number].start()
-            running.add(number)
-            x.neg()
-            for each in running:
-                expected[each] += 1
-        for number in ends:
-            consumers[number].stop()
-            running.discard(number)
+        for number in (*begins, *ends):
+            if number in running:
+                consumers[number].stop()
+            else:
+                consumers[number].start()
+            running ^= {number}
             x.neg()
             for each in running:
                 expected[each] += 1

@@ -61,7 +61,7 @@ class Recording:
         self.finished = True
         return self.drain()
 
-    def given_up(self) -> tuple[int, dict[str, int], dict[str, int]]:
+    def abandon(self) -> tuple[int, dict[str, int], dict[str, int]]:
         return 0, {"deadline": sum(map(len, self.waiting))}, {}
 
     def give_up(self) -> Drained:
