@@ -274,13 +274,19 @@ class MetricsInstrumentation:
             self._sampler.begin(cost, time.monotonic())
             self._follow()
 
-    def _switch(self, on: bool) -> None:
-        """Has torch's operators recorded, or no longer."""
+    def _switch(self, on: bool) -> bool:
+        """Has torch's operators recorded, or no longer; False where torch refused, which health says from then on."""
         self._unobserve()
         self._session.mute_roots(not on)
         if on and self._library is not None:
             self._operators = Operators(self._library, Wants(0) if self._device is None else Wants.DEVICES)
-            self._operators.start(self._session)
+            try:
+                self._operators.start(self._session)
+            except Exception as error:  # noqa: BLE001 - the training loop goes on, and what is imported is imported
+                self._session.mute_roots(True)
+                self._operators_are_off(error)
+                return False
+        return True
 
     def _unobserve(self) -> None:
         if self._operators is not None:

@@ -126,10 +126,11 @@ class Sampler:
     Args:
         share: of the time that recording may cost, above 0; from 1 on everything is recorded, and nothing is measured.
         now: when it begins.
-        switch: ``switch(True)`` begins to record, ``switch(False)`` ends it.
+        switch: ``switch(True)`` begins to record and returns whether it could: if not, it is not asked again;
+            ``switch(False)`` ends it.
     """
 
-    def __init__(self, share: float, now: float, switch: Callable[[bool], None]) -> None:
+    def __init__(self, share: float, now: float, switch: Callable[[bool], bool]) -> None:
         self.always = share >= 1
         self._allowance = Allowance(share, now)
         self._standing = Rate(now)
@@ -187,8 +188,7 @@ class Sampler:
             if now - self._on_since >= _STRETCH:
                 self._off(now)
         elif self._may_begin(now) and self._durations:
-            self._on(now)
-            self.ask_at = now + _STRETCH
+            self._on(now, now + _STRETCH)
 
     def window_may_begin(self, now: float, *, expects_steps: bool) -> bool:
         """Whether to record for some time, whatever runs: there are no steps, or none any more."""
@@ -199,7 +199,6 @@ class Sampler:
     def open_window(self, now: float) -> None:
         """Begins to record between boundaries; :meth:`break_off` ends it."""
         self._on(now)
-        self.ask_at = NEVER
 
     def break_off(self, now: float) -> None:
         """Ends recording wherever it is, if it is on."""
@@ -275,9 +274,12 @@ class Sampler:
     def _patience(self) -> float:
         return max(_PATIENCE, _PATIENT_STEPS * statistics.median(self._durations) if self._durations else 0.0)
 
-    def _on(self, now: float) -> None:
-        self._switch(True)
+    def _on(self, now: float, ask_at: float = NEVER) -> None:
+        if not self._switch(True):
+            self.stop(now)
+            return
         self.is_on, self._on_since, self._is_read_out = True, now, False
+        self.ask_at = ask_at
 
     def _off(self, now: float) -> None:
         self.is_on, self._off_since = False, now

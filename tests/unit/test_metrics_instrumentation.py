@@ -29,9 +29,11 @@ class Library:
         self.observing = 0
         self.times = 0
         self.fails = False
+        self.refused = threading.Event()
 
     def observe(self, _session, _wants=None):
         if self.fails:
+            self.refused.set()
             raise otp.TorchLibraryError("torch refused to register an observer of its operators")
         self.observing += 1
         self.times += 1
@@ -86,12 +88,15 @@ def instrument(provider=None, **options) -> MetricsInstrumentation:
 
 
 def steps_until(condition) -> None:
-    """Makes steps, each of which does something, until something has happened."""
-    deadline = time.monotonic() + LONG
+    """Makes steps, each of which waits a little as for data, until something has happened.
+
+    A loop that releases the GIL for moments only has it back before another thread is awake, which it then keeps from running.
+    """
+    deadline, data = time.monotonic() + LONG, threading.Event()
     while not condition():
-        sum(range(20_000))
+        data.wait(0.001)
         otp.TorchInstrumentor().step()
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, otp.TorchInstrumentor().health
 
 
 def test_steps_without_torch(provider, reader):
@@ -141,6 +146,30 @@ def test_a_refusal_does_not_reach_the_loop(provider, library, caplog):
         for _ in range(100):
             otp.TorchInstrumentor().step()
     assert caplog.text.count("not counted, steps are: torch refused") == 1
+
+
+def test_a_refusal_without_steps(provider, library, caplog, monkeypatch):
+    """When torch refuses where there are no steps, that is said once, and the thread that looks after things goes on."""
+    looks = threading.Semaphore(0)
+    monkeypatch.setattr(_metrics_instrumentation, "has_sdk", lambda _provider: looks.release() or True)
+    library.fails = True
+    running = instrument(provider, overhead=0.1)
+    assert library.refused.wait(LONG)
+    while looks.acquire(blocking=False):
+        pass
+    assert looks.acquire(timeout=LONG)
+    otp.TorchInstrumentor().uninstrument()
+    assert running.health.sources["operators"].startswith("off: torch refused")
+    assert [record.message.partition(" refused")[0] for record in caplog.records] == [
+        "torch's operators are not counted, steps are: torch"
+    ]
+
+
+def test_a_refusal_where_all_is_observed(provider, library):
+    """With an overhead of 1 a refusal does not reach who instruments, or imports torch."""
+    library.fails = True
+    running = instrument(provider, overhead=1)
+    assert running.health.sources["operators"].startswith("off: torch refused")
 
 
 def test_the_loop_waits_for_nobody(provider, library):

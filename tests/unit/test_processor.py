@@ -160,10 +160,12 @@ def test_a_drain_that_is_behind_says_so(recording, exporter):
     """Health tells how old the events are that were taken last, until nothing is left."""
     processor = attached(recording, exporter)
     recording.watermarks = [now_ns() - 3 * 10**9]
-    assert not processor.force_flush(0)
-    assert any("taken last were 3." in note for note in processor.health.notes)
+    before_each = []
+    recording.meanwhile = lambda: before_each.append(processor.health.notes)
     assert processor.force_flush()
-    assert processor.health.notes == ()
+    first, second = before_each
+    assert (first, processor.health.notes) == ((), ())
+    assert any("taken last were 3." in note for note in second)
     processor.shutdown()
 
 
@@ -186,12 +188,18 @@ def test_spans_of_the_application_wait_for_what_ran_inside(recording, exporter):
     provider.add_span_processor(processor)
     span = provider.get_tracer("test").start_span("request", start_time=0)
     span.end(end_time=100)
-    recording.watermarks, recording.inside = [50], {}
-    assert not processor.force_flush(0)
-    assert processor._ended
-    recording.inside = {span.get_span_context().span_id: 60}
+    recording.watermarks = [50]
+    waited = []
+
+    def inside():
+        waited.append(bool(processor._ended))
+        if len(waited) == 2:
+            recording.inside = {span.get_span_context().span_id: 60}
+
+    recording.meanwhile = inside
     (row,) = [row for row in processor.key_averages() if row.key == "request"]
     assert (row.cpu_time_total, row.self_cpu_time_total) == (0.1, 0.04)
+    assert waited == [True, True]
     provider.shutdown()
 
 

@@ -36,9 +36,13 @@ class Loop:
     def __post_init__(self) -> None:
         self.begin = self.looked = self.now
         self.random = random.Random(4)
-        self.sampler = Sampler(self.share, self.now, self.switched.append)
+        self.sampler = Sampler(self.share, self.now, self.switch)
         self.sampler.begin(self.alone, self.now)
         self.pending = 0
+
+    def switch(self, on: bool) -> bool:
+        self.switched.append(on)
+        return True
 
     def run(self, steps: int) -> Loop:
         for _ in range(steps):
@@ -175,7 +179,7 @@ def test_long_steps_have_more_patience():
 
 def test_windows_where_there_are_no_steps():
     """Windows are opened where no steps are expected, one per time that its cost has paid for; none between steps."""
-    sampler = Sampler(0.01, 0.0, lambda _on: None)
+    sampler = Sampler(0.01, 0.0, lambda _on: True)
     assert not sampler.window_may_begin(1.0, expects_steps=False)  # not possible yet
     sampler.begin(1e-7, 1.0)
     assert not sampler.window_may_begin(2.0, expects_steps=True)
@@ -194,7 +198,7 @@ def test_windows_where_there_are_no_steps():
 
 def test_what_is_read_in_the_middle_does_not_end_the_wait():
     """A reading that began before the stretch ended does not count as the one that its end asks for."""
-    sampler = Sampler(0.01, 0.0, lambda _on: None)
+    sampler = Sampler(0.01, 0.0, lambda _on: True)
     sampler.begin(1e-7, 0.0)
     sampler.open_window(1.0)
     sampler.break_off(2.0)
@@ -208,7 +212,7 @@ def test_what_is_read_in_the_middle_does_not_end_the_wait():
 
 def test_a_second_step_is_recorded_at_the_earliest():
     """The first boundary tells nothing of how long steps are, so recording waits for the second."""
-    sampler = Sampler(0.01, 0.0, lambda _on: None)
+    sampler = Sampler(0.01, 0.0, lambda _on: True)
     sampler.begin(1e-7, 0.0)
     assert sampler.step_ended(1.0) == (None, False)
     sampler.boundary(1.0)
@@ -216,6 +220,20 @@ def test_a_second_step_is_recorded_at_the_earliest():
     assert sampler.step_ended(2.0) == (1.0, False)
     sampler.boundary(2.0)
     assert sampler.is_on
+
+
+@pytest.mark.parametrize("share", [0.01, 1])
+def test_what_cannot_be_recorded_is_not_asked_for_again(share):
+    """Where recording cannot begin it never is on, and neither boundaries nor windows ask for it any more."""
+    asked = []
+    sampler = Sampler(share, 0.0, asked.append)  # which returns None
+    sampler.begin(1e-7, 0.0)
+    for now in (1.0, 2.0, 3.0):
+        assert sampler.step_ended(now)[1] is False
+        sampler.boundary(now)
+        sampler.resume(now)
+    assert not sampler.window_may_begin(60.0, expects_steps=False)
+    assert (asked, sampler.is_on, sampler.ask_at, sampler.wants_reading) == ([True], False, NEVER, False)
 
 
 def test_an_allowance_is_not_saved_up():
