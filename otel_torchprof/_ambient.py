@@ -109,7 +109,7 @@ class AmbientTable:
             still_open: numbers that open events have: their entries stay, for the same reason.
         """
         stay = self._leaving.keys() & still_open
-        for number, since in list(self._leaving.items()):
+        for number, since in self._leaving.copy().items():
             if since <= watermark and number not in stay:
                 del self._leaving[number]
                 self._ambients.pop(number, None)

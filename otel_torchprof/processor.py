@@ -252,7 +252,12 @@ class TorchSpanProcessor(SpanProcessor):
 
     def detach(self, deadline: Deadline | None = None) -> None:
         """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
-        deadline = deadline or Deadline.after(_SHUTDOWN_SECONDS)
+        with self._ledger.let_go():
+            self._detach(deadline or Deadline.after(_SHUTDOWN_SECONDS))
+
+    # ---- within ----
+
+    def _detach(self, deadline: Deadline) -> None:
         attached, thread = self._attached, self._thread
         try:
             with self._lock:
@@ -273,8 +278,6 @@ class TorchSpanProcessor(SpanProcessor):
             with self._lock:  # for the next call
                 self._attached, self._thread = attached, thread
             raise
-
-    # ---- within ----
 
     def _start_thread(self) -> None:
         with self._lock:
@@ -323,7 +326,8 @@ class TorchSpanProcessor(SpanProcessor):
         if thread.is_current:
             return False
         request = Request(deadline)
-        return request.wait(deadline) if thread.ask(request) else self._drain_here(deadline)
+        with self._ledger.let_go():
+            return request.wait(deadline) if thread.ask(request) else self._drain_here(deadline)
 
     def _drain_here(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
         """On the caller's thread: hands on what was recorded until now, or all that ``take`` brings, in slices.

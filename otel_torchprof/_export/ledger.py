@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class Entries(NamedTuple):
@@ -45,6 +46,20 @@ class Ledger:
         if self._pid != os.getpid():
             self._reset()
         return self._lock
+
+    @contextlib.contextmanager
+    def let_go(self) -> Iterator[None]:
+        """Without the lock, where the calling thread has it: a handler of a signal, which may come while it is held, may wait in here.
+
+        As ``Condition.wait`` does: what it waits for is another thread's work, which counts.
+        """
+        lock: Any = self.lock
+        held = lock._release_save() if lock._is_owned() else None  # noqa: SLF001 - what Condition asks of a lock
+        try:
+            yield
+        finally:
+            if held is not None:
+                lock._acquire_restore(held)  # noqa: SLF001
 
     def add(self, recorded: int, dropped: Mapping[str, int], spans: Mapping[str, int] | None = None) -> None:
         """What a drain brought; ``spans`` may take away what was only held."""

@@ -133,8 +133,9 @@ class Book:
         with suppress(IndexError):  # another thread may take the last one
             while True:
                 self._note_function(*self._codes.popleft())
-        modules = {number: entry.note for number, entry in list(self._modules.items())}
-        optimizers = {number: entry.note for number, entry in list(self._optimizers.items())}
+        # Copies, which take one step: a list of items makes tuples, hence collections of garbage, whose finalizers may call a module.
+        modules = {number: entry.note for number, entry in self._modules.copy().items()}
+        optimizers = {number: entry.note for number, entry in self._optimizers.copy().items()}
         return FrameFacts(
             MadeOnRead(dict(self._functions), _function_facts),
             MadeOnRead(modules, _ModuleNote.facts),
@@ -169,7 +170,7 @@ class Book:
 
     def _note_of_optimizer(self, optimizer: Any) -> _OptimizerNote:
         # Found by identity: a tensor as a key would be asked for its hash.
-        state = {id(parameter): kept for parameter, kept in list(dict.items(held(optimizer, "state")))}
+        state = {id(parameter): kept for parameter, kept in dict.copy(held(optimizer, "state")).items()}
         names = self._names_of_parameters()
         tensors = self._tensor_notes()
         with tensors.without_modes():
@@ -210,7 +211,7 @@ def _note_of_group(
         for name, parameter in zip(given, parameters, strict=True)
     ]
     hyperparameters = {
-        key: value for key, value in list(group.items()) if key not in {"params", "param_names"} and _is_plain(value)
+        key: value for key, value in group.copy().items() if key not in {"params", "param_names"} and _is_plain(value)
     }
     return _GroupNote(hyperparameters, tuple(notes))
 

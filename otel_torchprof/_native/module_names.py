@@ -123,9 +123,9 @@ def held_items(module: Any, name: str) -> list[tuple[str, Any]]:
     """What a module has in ``_modules`` or ``_parameters``, without what is None."""
     found = held(module, name) or {}
     # TorchScript's are objects of torch's that only look like dictionaries.
-    items = dict.items(found) if isinstance(found, dict) else found.items()
-    # A list first, which takes one step: another thread may put something in meanwhile.
-    return [(key, value) for key, value in list(items) if value is not None]
+    # A copy takes one step: another thread, or a finalizer, may put something in meanwhile.
+    items = dict.copy(found).items() if isinstance(found, dict) else list(found.items())
+    return [(key, value) for key, value in items if value is not None]
 
 
 def _wrappers() -> list[tuple[type, str]]:

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import enum
 import functools
-import importlib.util
 import os
 import sys
 import threading
@@ -30,8 +29,8 @@ from .recorder import CHUNK_BYTES, Session
 def installed_torch() -> Any | None:
     """The torch module, imported if it can be; None where there is none."""
     # Not by importing it alone: that takes the module's lock, there or not, and a child that was forked while another thread had
-    # it would wait for ever.
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+    # it would wait for ever. Nor by importlib's find_spec(): it takes the lock of all imports, which an interrupt may leave taken.
+    if "torch" not in sys.modules and not any(finder.find_spec("torch", None) for finder in sys.meta_path.copy()):
         return None
     try:
         import torch

@@ -235,8 +235,11 @@ class _Interrupts:
 def is_fair(frame: types.FrameType | None) -> bool:
     """Whether an interrupt may come in a frame.
 
-    Not in the standard library, which leaves its locks taken then: those of imports, of logging, of conditions.
+    Not in the standard library, which leaves its locks taken then: those of imports, of logging, of conditions. Nor where a
+    tracer asks there which calls it is to leave out.
     """
+    while frame is not None and frame.f_code.co_filename.endswith("frame_filter.py"):
+        frame = frame.f_back
     path = "" if frame is None else frame.f_code.co_filename
     return not path.startswith("<frozen") and ("site-packages" in path or not path.startswith(_STANDARD))
 

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from profiles import frame_filter, refused_where_full
 
 import otel_torchprof as otp
+from otel_torchprof._export import http  # noqa: F401 - before interrupts: who waits for an import that fails gets half a module
 
 if TYPE_CHECKING:
     from world import Worker, World

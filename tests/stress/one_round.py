@@ -96,8 +96,11 @@ def acted(world: World, rng: random.Random, most: int) -> None:
         signal.signal(signal.SIGINT, lambda _, frame: raise_interrupt(frame) if main.is_acting else None)
         threading.Thread(target=interrupt, args=(world, rng, main, workers), daemon=True, name="interrupts").start()
     threading.Thread(target=calm, args=(world,), daemon=True, name="calm").start()
-    while not world.is_over:
+    while True:
         with contextlib.suppress(KeyboardInterrupt):
+            main.is_acting = False  # an interrupt may have come before it was said
+            if world.is_over:
+                break
             filled(world, workers, most)
             main.run_one()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -133,6 +133,24 @@ def test_a_shutdown_in_a_handler_of_a_signal_during_a_flush():
     assert program.exporter.spans >= 20_000
 
 
+@pytest.mark.parametrize("asked", ["shutdown", "force_flush"])
+def test_a_handler_of_a_signal_that_comes_while_something_is_counted(asked):
+    """The drain thread counts too: the handler lets it, and has the lock back afterwards."""
+    program = Program()
+    program.work(5_000)
+    lock, settled = program.processor._ledger.lock, []
+    before = signal.signal(signal.SIGALRM, lambda *_: settled.append(getattr(program.provider, asked)()))
+    try:
+        with lock, lock:
+            signal.raise_signal(signal.SIGALRM)
+            assert lock._is_owned()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert settled != [False]
+    assert program.exporter.spans >= 5_000
+    assert program.balanced().dropped == {}
+
+
 def test_interrupts_while_somebody_waits_for_averages():
     """They reach the program; the drain that it waited for goes on elsewhere, and every event is in the end where it belongs."""
     program, interrupted = Program(), 0

@@ -203,14 +203,13 @@ def test_an_exporter_that_fails(made, result, caplog):
     assert caplog.messages == ["Exporter: 1 spans were lost: it raised RuntimeError: no"] * raised
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_exporter_that_ends_the_thread(made):
-    """Where it raises SystemExit its spans have failed, none stays in its hands, and the next put begins a new thread."""
+def test_an_exporter_that_exits(made):
+    """Where it raises SystemExit its spans have failed, none stays in its hands, and the next put is exported."""
     exporter = Exporter()
     exporter.export = lambda spans: sys.exit()
     queue = made(exporter)
     queue.put(["a", "b"], 1)
-    queue._thread.join(LONG)
+    assert not queue.force_flush(in_time())
     assert queue.stats == QueueStats(failed_spans=2)
     del exporter.export
     queue.put(["c"], 1)

@@ -1,5 +1,6 @@
 """What the tracer notes of functions, and whose facts hold where several recordings are one batch. No torch."""
 
+import gc
 import sys
 import threading
 import weakref
@@ -51,6 +52,41 @@ def test_functions(function, module, name, before_3_11):
     book.add_code((7, code, module))
     expected = name if sys.version_info >= (3, 11) else before_3_11
     assert dict(book.finish().functions) == {7: FunctionFacts(expected, __file__, code.co_firstlineno)}
+
+
+class Calls:
+    """Calls another module as garbage."""
+
+    def __init__(self, book, number):
+        self.book, self.number, self.itself = book, number, self
+
+    def __del__(self):
+        self.book.add_module(self.number, Module())
+
+
+class Module:
+    """Looks like one of torch's."""
+
+    def __init__(self):
+        self._modules, self._parameters = {}, {}
+
+
+def test_modules_that_are_called_while_facts_are_taken():
+    """A collection of garbage may begin while facts are taken, and its finalizers may call modules."""
+    book, module, many = Book(), Module(), 10_000  # more than there are tuples to be had without an allocation
+    for number in range(many):
+        book.add_module(number, module)
+    before = gc.get_threshold()
+    for number in range(many, many + 5):
+        Calls(book, number)
+        gc.set_threshold(3000)
+        try:
+            found = book.facts()
+        finally:
+            gc.set_threshold(*before)
+        assert {*range(many)} <= {*found.modules}
+    gc.collect()
+    assert len(book.facts().modules) == many + 5
 
 
 def test_first_function_of_a_name_has_it():
