@@ -123,7 +123,9 @@ class _SharedHooks:
 
     def _take_out(self) -> bool:
         """Not by the handles that torch gives: an interrupt may come before they are kept. Whether there were any."""
-        found = [(hooks, key) for hooks, ours in _hooks_of_torch() for key, hook in hooks.items() if hook is ours]
+        found = [
+            (hooks, key) for hooks, ours in _hooks_of_torch() for key, hook in hooks.copy().items() if hook is ours
+        ]
         for hooks, key in found:
             hooks.pop(key, None)
             getattr(sys.modules[_TORCHS_MODULES], "_global_forward_hooks_always_called", {}).pop(key, None)
@@ -160,8 +162,10 @@ os.register_at_fork(after_in_child=_shared.after_fork_in_child)
 class OptimizerHooks:
     """Tells of every optimizer that has finished a step.
 
-    One callback at a time; installing and removing is for one thread. Called by torch inside its own label for the step
-    (``Optimizer.step#...``), before that ends.
+    One callback at a time; installing and removing is for one thread, optimizers may step in others meanwhile. Called by torch inside
+    its own label for the step (``Optimizer.step#...``), before that ends. Torch has one hook for any number of these: it reads its
+    dictionary of them while it calls them, and one that is put in or taken out by another thread meanwhile raises RuntimeError in
+    the training loop, unless the last is running. So only the first of these puts one in, and only the last takes it out.
     """
 
     def __init__(self) -> None:
@@ -183,20 +187,50 @@ class OptimizerHooks:
         Raises:
             ImportError: torch is not installed.
         """
-        from torch.optim import optimizer as torch_optimizers
-
-        self.remove()
-        self._hook = hook  # first: an interrupt may come before torch's handle is kept
-        torch_optimizers.register_optimizer_step_post_hook(hook)
+        before, self._hook = self._hook, hook
+        _after_steps.replace(before, hook)
 
     def remove(self) -> None:
-        """Takes the hook out of torch; without effect where there is none."""
-        hook, module = self._hook, sys.modules.get("torch.optim.optimizer")
-        if hook is not None and module is not None:
-            hooks = module._global_optimizer_post_hooks  # noqa: SLF001 - as with modules, not by a handle
-            for key in [key for key, known in hooks.items() if known is hook]:
-                hooks.pop(key, None)
+        """Has it called no more; without effect where there is none."""
+        hook = self._hook
+        if hook is not None:
+            _after_steps.replace(hook, None)
         self._hook = None
+
+
+class _AfterSteps:
+    """The hook that torch has for all optimizers, and whom it calls, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._called: tuple[Callable[[Any, Any, Any], None], ...] = ()
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for hook in self._called:
+            hook(optimizer, args, kwargs)
+
+    def replace(
+        self, before: Callable[[Any, Any, Any], None] | None, hook: Callable[[Any, Any, Any], None] | None
+    ) -> None:
+        with self._lock:
+            if hook is not None:
+                from torch.optim import optimizer as torch_optimizers
+            others = tuple(known for known in self._called if known is not before)
+            self._called = others if hook is None else (*others, hook)
+            # Not by the handle that torch gives: an interrupt may come before it is kept.
+            hooks = getattr(sys.modules.get("torch.optim.optimizer"), "_global_optimizer_post_hooks", {})
+            there = [key for key, known in hooks.copy().items() if known is self]
+            if self._called and not there:
+                torch_optimizers.register_optimizer_step_post_hook(self)
+            for key in there[1:] if self._called else there:
+                hooks.pop(key, None)
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
+
+
+_after_steps = _AfterSteps()
+os.register_at_fork(after_in_child=_after_steps.after_fork_in_child)
 
 
 def _post_hook(callback: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:

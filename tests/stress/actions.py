@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 CALM_THRESHOLD, CALM_INTERVAL = (700, 10, 10), 0.005
 _STANDARD = str(Path(threading.__file__).parent)
 CHILD_SECONDS = 60
+HUNG = 1
+"""Status of a child that faulthandler ended since it took half of that."""
+FAILED = 71
 """How long a forked child may take."""
 
 
@@ -240,7 +243,9 @@ def is_fair(frame: types.FrameType | None) -> bool:
     """
     while frame is not None and frame.f_code.co_filename.endswith("frame_filter.py"):
         frame = frame.f_back
-    path = "" if frame is None else frame.f_code.co_filename
+    if frame is None:  # a thread that begins: whoever starts it waits for it to say so
+        return False
+    path = frame.f_code.co_filename
     return not path.startswith("<frozen") and ("site-packages" in path or not path.startswith(_STANDARD))
 
 
@@ -292,22 +297,23 @@ def forked(worker: Worker) -> None:
         return
     pid = os.fork()
     if pid == 0:
-        status = 70
+        status = FAILED
         try:
             status = _child(worker, leave=False)
-        except KeyboardInterrupt:  # was on its way to the thread that forked
-            status = 0
-        except BaseException:  # noqa: BLE001 - the status tells of it
-            traceback.print_exc()
         finally:
             os._exit(status)
     children.append(Child(pid))
 
 
 def _child(worker: Worker, *, leave: bool = True) -> int:
-    before = len(worker.world.failures)
-    in_child(worker)
-    status = 71 if len(worker.world.failures) > before else 0
+    status, before = FAILED, len(worker.world.failures)
+    try:
+        in_child(worker)
+        status = FAILED if len(worker.world.failures) > before else 0
+    except KeyboardInterrupt:  # was on its way to the thread that forked
+        status = 0
+    except Exception:  # noqa: BLE001 - the status tells of it
+        traceback.print_exc()
     if leave and status:
         sys.exit(status)
     return status

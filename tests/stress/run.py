@@ -145,6 +145,7 @@ def main() -> int:
             command = [*before, python, "tests/stress/one_round.py", str(seed), f"{seconds:.1f}"]
             # TSan does not survive a fork, and sees races in gRPC, whose C++ library is not instrumented.
             command += ["--http", http_url, *(["--no-forks"] if given.flavour == "tsan" else ["--grpc", grpc_url])]
+            command += ["--asan"] if given.flavour == "asan" else []
             why = failure_of_round(command, place, environment, log, seconds + GRACE_SECONDS[given.flavour])
             say(f"  seed {seed}: {why or 'pass'}")
             if why:

@@ -37,6 +37,7 @@ class World:
     grpc_url: str
     forks: bool
     interrupts: bool
+    asan: bool
     failures: list[str] = field(default_factory=list)
     actions: dict[str, Action] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)

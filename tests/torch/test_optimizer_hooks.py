@@ -156,6 +156,31 @@ def test_installed_again():
     assert not torch_optimizers._global_optimizer_post_hooks
 
 
+def test_others_come_and_go_during_a_step():
+    """Another thread may begin to listen to steps, or end, while a training loop calls those that do: the loop goes on."""
+    first, second, third, called = OptimizerHooks(), OptimizerHooks(), OptimizerHooks(), []
+
+    def others_come_and_go(optimizer):
+        called.append("first")
+        third.install(lambda _: called.append("third"))
+        second.remove()
+
+    first.install(others_come_and_go)
+    second.install(lambda _: called.append("second"))
+    try:
+        model, optimizer = model_and(torch.optim.SGD)
+        backward(model)
+        optimizer.step()
+        first.remove()
+        optimizer.step()
+    finally:
+        for hooks in (first, second, third):
+            hooks.remove()
+    optimizer.step()
+    assert called == ["first", "second", "third"]
+    assert not torch_optimizers._global_optimizer_post_hooks
+
+
 def test_within_torchs_label():
     """The callback runs in the thread and inside torch's label of the optimizer's step, behind its operators."""
     hooks = OptimizerHooks()

@@ -18,6 +18,7 @@ from otel_torchprof._export import fork
 from otel_torchprof._metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._native.recorder import Session, recorder_stats
 from otel_torchprof._operator_metrics import has_sdk, metrics_of
+from otel_torchprof._steps import StepTracker
 
 LONG = 30
 
@@ -152,6 +153,7 @@ def test_a_refusal_without_steps(provider, library, caplog, monkeypatch):
     """When torch refuses where there are no steps, that is said once, and the thread that looks after things goes on."""
     looks = threading.Semaphore(0)
     monkeypatch.setattr(_metrics_instrumentation, "has_sdk", lambda _provider: looks.release() or True)
+    monkeypatch.setattr(StepTracker, "expects_steps", lambda _self: False)
     library.fails = True
     running = instrument(provider, overhead=0.1)
     assert library.refused.wait(LONG)
