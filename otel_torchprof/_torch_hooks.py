@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 _TORCHS_MODULES = "torch.nn.modules.module"
+_TORCHS_OPTIMIZERS = "torch.optim.optimizer"
 _FIRES_TWICE = "Using `torch.compile(module)` when there are global hooks on modules"
 """What torch warns of: the hooks are called for the wrapper too. These two calls are one event here."""
 
@@ -213,16 +215,17 @@ class _AfterSteps:
         self, before: Callable[[Any, Any, Any], None] | None, hook: Callable[[Any, Any, Any], None] | None
     ) -> None:
         with self._lock:
-            if hook is not None:
-                from torch.optim import optimizer as torch_optimizers
             others = tuple(known for known in self._called if known is not before)
-            self._called = others if hook is None else (*others, hook)
+            called = others if hook is None else (*others, hook)
+            if called:
+                importlib.import_module(_TORCHS_OPTIMIZERS)
+            self._called, module = called, sys.modules.get(_TORCHS_OPTIMIZERS)
             # Not by the handle that torch gives: an interrupt may come before it is kept.
-            hooks = getattr(sys.modules.get("torch.optim.optimizer"), "_global_optimizer_post_hooks", {})
+            hooks = getattr(module, "_global_optimizer_post_hooks", {})
             there = [key for key, known in hooks.copy().items() if known is self]
-            if self._called and not there:
-                torch_optimizers.register_optimizer_step_post_hook(self)
-            for key in there[1:] if self._called else there:
+            if called and module is not None and not there:
+                module.register_optimizer_step_post_hook(self)
+            for key in there[1:] if called else there:
                 hooks.pop(key, None)
 
     def after_fork_in_child(self) -> None:

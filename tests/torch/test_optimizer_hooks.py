@@ -181,6 +181,21 @@ def test_others_come_and_go_during_a_step():
     assert not torch_optimizers._global_optimizer_post_hooks
 
 
+def test_hooks_that_the_program_took_out():
+    """Where a program has cleared torch's hooks, who comes or goes next puts ours back for those that are left."""
+    first, second, called = OptimizerHooks(), OptimizerHooks(), []
+    first.install(lambda _: called.append("first"))
+    second.install(lambda _: called.append("second"))
+    torch_optimizers._global_optimizer_post_hooks.clear()
+    second.remove()
+    model, optimizer = model_and(torch.optim.SGD)
+    backward(model)
+    optimizer.step()
+    first.remove()
+    assert called == ["first"]
+    assert not torch_optimizers._global_optimizer_post_hooks
+
+
 def test_within_torchs_label():
     """The callback runs in the thread and inside torch's label of the optimizer's step, behind its operators."""
     hooks = OptimizerHooks()
