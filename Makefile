@@ -51,7 +51,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test explore stress test-gpu native-test sanitized-test fuzz-readers lint bench clean
+.PHONY: help demo test explore stress test-gpu native-test sanitized-test fuzz-readers house lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -91,6 +91,9 @@ sanitized-test: $(MADE)/test ## Run the tracer's tests with the extension module
 fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS="--inputs 1 --seed N" is one of them again
 	$(call say,Malformed files)
 	@$(BIN)/python tests/fuzz_readers.py $(FUZZ_ARGS)
+
+house: $(MADE)/test ## Print how the package is laid out: modules, rooms, cycles, longest functions and files
+	@$(BIN)/python tests/house.py
 
 lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing
 	$(call say,Lint)

@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
 import threading
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _logger = logging.getLogger("otel_torchprof")
 
 _stacks: set[CleanupStack] = set()
 """Every stack that has functions."""
+
+
+class _Thread(threading.local):
+    depth = 0
+    """Of closes and starts that it is amid."""
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    _thread.depth += 1
+    try:
+        yield
+    finally:
+        _thread.depth -= 1
+
+
+def starting(function: _Function) -> _Function:
+    """Decorates what starts something, under locks that its cleanup takes too: see :class:`CleanupStack`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _unwaiting():
+            return function(*args, **kwargs)
+
+    return cast("_Function", wrapped)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _logger.warning("a recording was not stopped whole", exc_info=True)
 
 
 class CleanupStack:
@@ -28,7 +67,8 @@ class CleanupStack:
     :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
     owner is garbage collected, if no function refers to it. In a forked child all stacks are empty.
 
-    Thread-safe; a second thread that closes waits for the first.
+    Thread-safe; a second thread that closes waits for the first, unless it is amid another close or a :func:`starting` function:
+    a finalizer runs anywhere, and what it closes may be closed by a thread that waits for a lock which is held there.
 
     Args:
         owner: of which a weak reference is held.
@@ -42,8 +82,7 @@ class CleanupStack:
 
     def _reset(self) -> None:
         self._functions: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
-        self._closer = 0
+        self._lock: Any = threading.RLock()
         self._closing = False
         self._pid = os.getpid()  # last: until then it is the parent's
 
@@ -66,23 +105,31 @@ class CleanupStack:
         """
         self._check_process()
         self._closing = True
-        if self._lock.locked() and self._closer == threading.get_ident():  # a function, or a finalizer, closes it again
+        if self._lock._is_owned():  # noqa: SLF001 - a function, or a finalizer, closes it again
             self._call_all()
-            return
-        with self._lock:
-            self._closer = threading.get_ident()
-            self._call_all()
+        else:
+            self._close(wait=not _thread.depth)
+
+    def _close(self, *, wait: bool) -> None:
+        lock = self._lock
+        try:
+            if lock.acquire(blocking=wait):
+                self._call_all()
+        finally:
+            if lock._is_owned():  # noqa: SLF001 - an interrupt may come right after it was taken, or before
+                lock.release()
 
     def _call_all(self) -> None:
         errors = []
-        while self._functions:
-            function = self._functions[-1]
-            try:
-                function()
-            except Exception as error:  # noqa: BLE001 - the others are to be called all the same
-                errors.append(error)
-            with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
-                self._functions.remove(function)
+        with _unwaiting():
+            while self._functions:
+                function = self._functions[-1]
+                try:
+                    function()
+                except Exception as error:  # noqa: BLE001 - the others are to be called all the same
+                    errors.append(error)
+                with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
+                    self._functions.remove(function)
         self._closing = False
         _stacks.discard(self)
         if errors:
@@ -96,16 +143,15 @@ class CleanupStack:
     def close_if_due(self) -> None:
         """Closes where a close was cut off or the owner is gone, unless it is being closed; logs what a function raises."""
         self._check_process()
-        # No attempt to take the lock: an interrupt right after it would leave it taken for good.
-        if (self._closing or self._owner() is None) and not self._lock.locked():
-            self.close_and_log()
+        if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001
+            self._closing = True
+            with _logged():
+                self._close(wait=False)
 
     def close_and_log(self) -> None:
         """As :meth:`close`, but what a function raises is logged: the others are called, and the caller has more to do."""
-        try:
+        with _logged():
             self.close()
-        except Exception:
-            _logger.warning("a recording was not stopped whole", exc_info=True)
 
     def _owner_died(self, _reference: object) -> None:
         if not self.is_empty and self._dropped is not None and not sys.is_finalizing():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics as otel_metrics
 
 from ._after_import import when_imported
-from ._cleanup import CleanupStack, close_due
+from ._cleanup import CleanupStack, close_due, starting
 from ._columns.schema import Kind
 from ._event_cost import event_cost
 from ._export import fork
@@ -135,6 +135,7 @@ class MetricsInstrumentation:
 
     # ---- from start to stop ----
 
+    @starting
     def start(self) -> None:
         """Begins; torch's part as soon as torch is imported."""
         close_due()

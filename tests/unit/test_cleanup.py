@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._cleanup import CleanupStack, _close_all, close_due
+from otel_torchprof._cleanup import CleanupStack, _close_all, close_due, starting
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._native.recorder import recorder_stats
 
@@ -140,6 +140,33 @@ def test_second_thread_waits_for_the_first():
     second.join(60)
     first.join(60)
     assert (done, stack.is_empty) == (["slow"], True)
+
+
+@pytest.mark.parametrize("amid", ["a close", "a start"])
+def test_a_finalizer_waits_for_nobody(amid):
+    """What closes a stack amid another close or a start, as a finalizer may, does not wait for a thread that may wait for it."""
+    owner, others, lock, began, done = _Owner(), _Owner(), threading.Lock(), threading.Event(), []
+
+    def needs_the_lock():
+        began.set()
+        with lock:
+            done.append("closed")
+
+    stack, other = CleanupStack(owner), CleanupStack(others)
+    stack.push(needs_the_lock)
+    thread = threading.Thread(target=stack.close)
+    with lock:
+        thread.start()
+        assert began.wait(LONG)
+        if amid == "a start":
+            starting(stack.close)()
+        else:
+            other.push(stack.close)
+            other.close()
+        assert done == []
+        close_due()
+    thread.join(LONG)
+    assert (done, stack.is_empty) == (["closed"], True)
 
 
 def test_forked_child_has_nothing_to_undo():
