@@ -92,7 +92,7 @@ fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS
 	$(call say,Malformed files)
 	@$(BIN)/python tests/fuzz_readers.py $(FUZZ_ARGS)
 
-house: $(MADE)/test ## Print how the package is laid out: modules, rooms, cycles, longest functions and files
+house: $(MADE)/test ## Print how the package is laid out: modules, folders, cycles, longest functions and files
 	@$(BIN)/python tests/house.py
 
 lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._native.finders import spec_of
+
 if TYPE_CHECKING:
     import types
     from importlib.machinery import ModuleSpec
@@ -123,21 +125,12 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         self._asking.name = fullname
         try:
-            spec = self._found_by_others(fullname, path, target)
+            spec = spec_of(fullname, path, target, besides=self)
         finally:
             self._asking.name = None
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
-
-    def _found_by_others(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
 
 
 class _Loader(importlib.abc.Loader):

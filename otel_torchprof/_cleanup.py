@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _logger = logging.getLogger("otel_torchprof")
 
 _stacks: set[CleanupStack] = set()
@@ -25,30 +22,20 @@ _stacks: set[CleanupStack] = set()
 
 class _Thread(threading.local):
     depth = 0
-    """Of closes and starts that it is amid."""
+    """Of closes and starts that it is inside."""
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def _unwaiting() -> Iterator[None]:
+def without_waiting() -> Iterator[None]:
+    """Inside, a stack that another thread closes is left to it: see :class:`CleanupStack`. Decorates what starts something, too."""
     _thread.depth += 1
     try:
         yield
     finally:
         _thread.depth -= 1
-
-
-def starting(function: _Function) -> _Function:
-    """Decorates what starts something, under locks that its cleanup takes too: see :class:`CleanupStack`."""
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with _unwaiting():
-            return function(*args, **kwargs)
-
-    return cast("_Function", wrapped)
 
 
 @contextmanager
@@ -67,8 +54,8 @@ class CleanupStack:
     :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
     owner is garbage collected, if no function refers to it. In a forked child all stacks are empty.
 
-    Thread-safe; a second thread that closes waits for the first, unless it is amid another close or a :func:`starting` function:
-    a finalizer runs anywhere, and what it closes may be closed by a thread that waits for a lock which is held there.
+    Thread-safe. A second thread that closes waits for the first, unless it is inside another close or a start
+    (:func:`without_waiting`): a finalizer runs anywhere, also where a lock is held that the first thread waits for.
 
     Args:
         owner: of which a weak reference is held.
@@ -94,6 +81,8 @@ class CleanupStack:
     def push(self, function: Callable[[], object]) -> None:
         """Adds a function, before what it undoes is begun: that may be interrupted too."""
         self._check_process()
+        if not self._functions:
+            self._closing = False  # a close that left the rest to another thread may have said so after that one's end
         _stacks.add(self)
         self._functions.append(function)
 
@@ -121,7 +110,7 @@ class CleanupStack:
 
     def _call_all(self) -> None:
         errors = []
-        with _unwaiting():
+        with without_waiting():
             while self._functions:
                 function = self._functions[-1]
                 try:
@@ -143,8 +132,7 @@ class CleanupStack:
     def close_if_due(self) -> None:
         """Closes where a close was cut off or the owner is gone, unless it is being closed; logs what a function raises."""
         self._check_process()
-        if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001
-            self._closing = True
+        if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001 - it is being closed, here
             with _logged():
                 self._close(wait=False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._after_import import when_imported
 from ._ambient import AmbientTable
-from ._cleanup import CleanupStack, close_due, starting
+from ._cleanup import CleanupStack, close_due, without_waiting
 from ._collective_source import CollectiveSource
 from ._compile_events import CompileEvents
 from ._live_device_source import LiveDeviceSource
@@ -146,7 +146,7 @@ class Instrumentation:
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
         )
 
-    @starting
+    @without_waiting()
     def start(self) -> None:
         """Records from now on; torch's part as soon as torch is imported."""
         close_due()

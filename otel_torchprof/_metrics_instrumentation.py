@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics as otel_metrics
 
 from ._after_import import when_imported
-from ._cleanup import CleanupStack, close_due, starting
+from ._cleanup import CleanupStack, close_due, without_waiting
 from ._columns.schema import Kind
 from ._event_cost import event_cost
 from ._export import fork
@@ -135,7 +135,7 @@ class MetricsInstrumentation:
 
     # ---- from start to stop ----
 
-    @starting
+    @without_waiting()
     def start(self) -> None:
         """Begins; torch's part as soon as torch is imported."""
         close_due()
@@ -200,7 +200,7 @@ class MetricsInstrumentation:
         sampler, now = self._sampler, time.monotonic()
         on, off = sampler.times(now)
         if sampler.always:
-            return ["operators of every step are recorded"]
+            return ["operators of every step are recorded"] if sampler.is_on else []
         line = f"operators are recorded in {on:.3g} of {on + off:.3g} seconds"
         if sampler.recorded_steps:
             line += f", 1 step in {sampler.steps / sampler.recorded_steps:.3g}"
@@ -283,7 +283,7 @@ class MetricsInstrumentation:
             self._operators = Operators(self._library, Wants(0) if self._device is None else Wants.DEVICES)
             try:
                 self._operators.start(self._session)
-            except Exception as error:  # noqa: BLE001 - the training loop goes on, and what is imported is imported
+            except Exception as error:  # noqa: BLE001 - neither the training loop nor an import of torch is to fail
                 self._session.mute_roots(True)
                 self._operators_are_off(error)
                 return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import config
-from ._cleanup import CleanupStack, close_due, starting
+from ._cleanup import CleanupStack, close_due, without_waiting
 from ._collective_source import CollectiveSource
 from ._columns.batch import Batch
 from ._columns.schema import Kind
@@ -174,7 +174,7 @@ class Recording:
             and torch_library.installed_torch() is not None
         )
 
-    @starting
+    @without_waiting()
     def start(self) -> None:
         """Starts recording on the calling thread (or all).
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ._cleanup import starting
+from ._cleanup import without_waiting
 from ._columns.joined import joined
 from ._export import fork
 from ._profiler_flag import profiler_flag
@@ -60,7 +60,7 @@ class Stretches:
             if self._next is None or self._next.is_parents:
                 self._next = Recording(self._wanted)
 
-    @starting
+    @without_waiting()
     def begin(self) -> int:
         """Starts a stretch on the calling thread; returns when it began, Unix ns.
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
+    _Hook = Callable[[Any, Any, Any], None]
+
 _logger = logging.getLogger("otel_torchprof")
 
 _TORCHS_MODULES = "torch.nn.modules.module"
@@ -171,7 +173,7 @@ class OptimizerHooks:
     """
 
     def __init__(self) -> None:
-        self._hook: Callable[[Any, Any, Any], None] | None = None
+        self._hook: _Hook | None = None
 
     def install(self, callback: Callable[[Any], None]) -> None:
         """Registers ``callback(optimizer)``, in place of one registered before. What it raises is logged, once.
@@ -181,7 +183,7 @@ class OptimizerHooks:
         """
         self.install_bare(_post_hook(callback))
 
-    def install_bare(self, hook: Callable[[Any, Any, Any], None]) -> None:
+    def install_bare(self, hook: _Hook) -> None:
         """Registers ``hook(optimizer, args, kwargs)`` with nothing around it, in place of one registered before.
 
         For one that cannot raise: what it raises would reach the training loop.
@@ -204,16 +206,14 @@ class _AfterSteps:
     """The hook that torch has for all optimizers, and whom it calls, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._called: tuple[Callable[[Any, Any, Any], None], ...] = ()
+        self._called: tuple[_Hook, ...] = ()
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for hook in self._called:
             hook(optimizer, args, kwargs)
 
-    def replace(
-        self, before: Callable[[Any, Any, Any], None] | None, hook: Callable[[Any, Any, Any], None] | None
-    ) -> None:
+    def replace(self, before: _Hook | None, hook: _Hook | None) -> None:
         with self._lock:
             others = tuple(known for known in self._called if known is not before)
             called = others if hook is None else (*others, hook)
@@ -236,7 +236,7 @@ _after_steps = _AfterSteps()
 os.register_at_fork(after_in_child=_after_steps.after_fork_in_child)
 
 
-def _post_hook(callback: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
+def _post_hook(callback: Callable[[Any], None]) -> _Hook:
     failed = False
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:

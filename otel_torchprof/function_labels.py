@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import config
 from ._after_import import when_imported
 from ._label_lines import Found, Line, LineError, MissingError, find, read_lines
+from ._native.finders import is_there
 from .labels import is_labelled, record_function
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def label_functions(source: str | os.PathLike[str] | Iterable[str]) -> FunctionL
 
 def _check_that_module_exists(line: Line) -> None:
     top = line.target.partition(":")[0].partition(".")[0]
-    if top not in sys.modules and importlib.util.find_spec(top) is None:
+    if not is_there(top):
         raise line.error(f"there is no module {top} on sys.path")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ._export.provider import Provider
 from ._instrument_options import device_choice
 from ._instrumentation import Instrumentation
 from ._live_recording import KINDS
+from ._native.finders import is_there
 from .errors import TorchProfError
 from .frame_filter import ALL_FRAMES, FrameFilter, checked_filter
 from .processor import TorchSpanProcessor
@@ -97,7 +97,7 @@ class stream:  # noqa: N801 - beside profile
             record_shapes=bool(record_shapes),
             frame_filter=checked_filter(frames) if wants_frames else ALL_FRAMES,
             device=device,
-            calls_at_once=importlib.util.find_spec("torch") is None,
+            calls_at_once=not is_there("torch"),
             policy=checked_policy(policy),
         )
         self._cleanup = CleanupStack(self)

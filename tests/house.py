@@ -95,9 +95,9 @@ def main() -> None:
     """Prints it."""
     graph, long = arrows(), functions()
     back = sum(len(set(backward_imports(path.read_text(), path))) for path in MODULES)
-    rooms: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
     for path in MODULES:
-        rooms[path.parent.relative_to(PACKAGE).as_posix()] += lines(path)
+        folders[path.parent.relative_to(PACKAGE).as_posix()] += lines(path)
     sizes = [size for size, _ in long]
     tangled = cycles(graph)
     files = sorted(((lines(path), dotted(path) or "__init__") for path in MODULES), reverse=True)
@@ -105,7 +105,7 @@ def main() -> None:
     report = {
         "modules at the top": f"{sum(path.parent == PACKAGE for path in MODULES)} of {len(MODULES)}",
         "lines": f"Python {lines_below('otel_torchprof', '.py')}, native {native}, tests {tests}",
-        "lines per room": ", ".join(f"{room} {count}" for room, count in sorted(rooms.items())),
+        "lines per folder": ", ".join(f"{folder} {count}" for folder, count in sorted(folders.items())),
         "cycles": f"{len(tangled)}: {'; '.join(' '.join(group) for group in tangled)}",
         "arrows that run back": str(back),
         "lines of functions": f"p50 {statistics.median(sizes):.0f}, p90 {sizes[len(sizes) // 10]}, max {sizes[0]}",

@@ -59,7 +59,7 @@ class Ledger:
             yield
         finally:
             if held is not None:
-                lock._acquire_restore(held)  # noqa: SLF001
+                lock._acquire_restore(held)  # noqa: SLF001 - likewise
 
     def add(self, recorded: int, dropped: Mapping[str, int], spans: Mapping[str, int] | None = None) -> None:
         """What a drain brought; ``spans`` may take away what was only held."""

@@ -8,7 +8,6 @@ import ctypes
 import enum
 import functools
 import os
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -23,14 +22,15 @@ from . import torch_build
 from .collectives import COLLECTIVE_FUNCTIONS, Collecting
 from .device_timing import DEVICE_FUNCTIONS, DeviceTiming
 from .ffi import ffi, lib
+from .finders import is_there
 from .recorder import CHUNK_BYTES, Session
 
 
 def installed_torch() -> Any | None:
     """The torch module, imported if it can be; None where there is none."""
     # Not by importing it alone: that takes the module's lock, there or not, and a child that was forked while another thread had
-    # it would wait for ever. Nor by importlib's find_spec(): it takes the lock of all imports, which an interrupt may leave taken.
-    if "torch" not in sys.modules and not any(finder.find_spec("torch", None) for finder in sys.meta_path.copy()):
+    # it would wait for ever.
+    if not is_there("torch"):
         return None
     try:
         import torch

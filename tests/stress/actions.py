@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 CALM_THRESHOLD, CALM_INTERVAL = (700, 10, 10), 0.005
 _STANDARD = str(Path(threading.__file__).parent)
 CHILD_SECONDS = 60
+"""How long a forked child may take."""
 HUNG = 1
 """Status of a child that faulthandler ended since it took half of that."""
 FAILED = 71
-"""How long a forked child may take."""
 
 
 def labels(worker: Worker) -> None:
@@ -312,7 +312,7 @@ def _child(worker: Worker, *, leave: bool = True) -> int:
         status = FAILED if len(worker.world.failures) > before else 0
     except KeyboardInterrupt:  # was on its way to the thread that forked
         status = 0
-    except Exception:  # noqa: BLE001 - the status tells of it
+    except Exception:  # noqa: BLE001 - the status reports it
         traceback.print_exc()
     if leave and status:
         sys.exit(status)

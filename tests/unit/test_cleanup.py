@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._cleanup import CleanupStack, _close_all, close_due, starting
+from otel_torchprof._cleanup import CleanupStack, _close_all, close_due, without_waiting
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._native.recorder import recorder_stats
 
@@ -159,7 +159,7 @@ def test_a_finalizer_waits_for_nobody(amid):
         thread.start()
         assert began.wait(LONG)
         if amid == "a start":
-            starting(stack.close)()
+            without_waiting()(stack.close)()
         else:
             other.push(stack.close)
             other.close()
@@ -167,6 +167,20 @@ def test_a_finalizer_waits_for_nobody(amid):
         close_due()
     thread.join(LONG)
     assert (done, stack.is_empty) == (["closed"], True)
+
+
+def test_a_stack_that_is_used_again_is_not_due():
+    """What is pushed after a close is not undone for a close that came too late for the one before, and left it to nobody."""
+    owner, done = _Owner(), []
+    stack = CleanupStack(owner)
+    stack.push(lambda: done.append("first"))
+    stack.close()
+    stack._closing = True  # as a second thread leaves it that comes right before the first has let go of the lock
+    stack.push(lambda: done.append("second"))
+    close_due()
+    assert done == ["first"]
+    stack.close()
+    assert done == ["first", "second"]
 
 
 def test_forked_child_has_nothing_to_undo():

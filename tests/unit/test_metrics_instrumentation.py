@@ -150,7 +150,7 @@ def test_a_refusal_does_not_reach_the_loop(provider, library, caplog):
 
 
 def test_a_refusal_without_steps(provider, library, caplog, monkeypatch):
-    """When torch refuses where there are no steps, that is said once, and the thread that looks after things goes on."""
+    """When torch refuses where there are no steps, that is logged once, and the thread that drains continues."""
     looks = threading.Semaphore(0)
     monkeypatch.setattr(_metrics_instrumentation, "has_sdk", lambda _provider: looks.release() or True)
     monkeypatch.setattr(StepTracker, "expects_steps", lambda _self: False)
@@ -172,6 +172,7 @@ def test_a_refusal_where_all_is_observed(provider, library):
     library.fails = True
     running = instrument(provider, overhead=1)
     assert running.health.sources["operators"].startswith("off: torch refused")
+    assert running.health.notes == ()
 
 
 def test_the_loop_waits_for_nobody(provider, library):
