@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
 import threading
 import weakref
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -28,14 +32,20 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextmanager
-def without_waiting() -> Iterator[None]:
-    """Inside, a stack that another thread closes is left to it: see :class:`CleanupStack`. Decorates what starts something, too."""
-    _thread.depth += 1
-    try:
-        yield
-    finally:
-        _thread.depth -= 1
+def without_waiting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorates what closes or starts something: inside, a stack that another thread closes is left to it (:class:`CleanupStack`)."""
+
+    # Not a context manager of contextlib's: the recording that such a start has begun would have its frames.
+    @functools.wraps(function)
+    def inside(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        depth = _thread.depth
+        try:
+            _thread.depth = depth + 1
+            return function(*arguments, **named)
+        finally:
+            _thread.depth = depth
+
+    return inside
 
 
 @contextmanager
@@ -108,17 +118,17 @@ class CleanupStack:
             if lock._is_owned():  # noqa: SLF001 - an interrupt may come right after it was taken, or before
                 lock.release()
 
+    @without_waiting
     def _call_all(self) -> None:
         errors = []
-        with without_waiting():
-            while self._functions:
-                function = self._functions[-1]
-                try:
-                    function()
-                except Exception as error:  # noqa: BLE001 - the others are to be called all the same
-                    errors.append(error)
-                with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
-                    self._functions.remove(function)
+        while self._functions:
+            function = self._functions[-1]
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - the others are to be called all the same
+                errors.append(error)
+            with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
+                self._functions.remove(function)
         self._closing = False
         _stacks.discard(self)
         if errors:

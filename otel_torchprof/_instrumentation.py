@@ -146,7 +146,7 @@ class Instrumentation:
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
         )
 
-    @without_waiting()
+    @without_waiting
     def start(self) -> None:
         """Records from now on; torch's part as soon as torch is imported."""
         close_due()

@@ -135,7 +135,7 @@ class MetricsInstrumentation:
 
     # ---- from start to stop ----
 
-    @without_waiting()
+    @without_waiting
     def start(self) -> None:
         """Begins; torch's part as soon as torch is imported."""
         close_due()

@@ -174,7 +174,7 @@ class Recording:
             and torch_library.installed_torch() is not None
         )
 
-    @without_waiting()
+    @without_waiting
     def start(self) -> None:
         """Starts recording on the calling thread (or all).
 

@@ -60,7 +60,7 @@ class Stretches:
             if self._next is None or self._next.is_parents:
                 self._next = Recording(self._wanted)
 
-    @without_waiting()
+    @without_waiting
     def begin(self) -> int:
         """Starts a stretch on the calling thread; returns when it began, Unix ns.
 

@@ -159,7 +159,7 @@ def test_a_finalizer_waits_for_nobody(amid):
         thread.start()
         assert began.wait(LONG)
         if amid == "a start":
-            without_waiting()(stack.close)()
+            without_waiting(stack.close)()
         else:
             other.push(stack.close)
             other.close()
