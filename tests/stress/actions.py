@@ -194,6 +194,7 @@ def other_tracer(worker: Worker) -> None:
 def other_profiler(worker: Worker) -> None:
     """cProfile, which is refused where another tool has what it needs (since Python 3.12)."""
     profiler = cProfile.Profile()
+    worker.world.profilers.append(profiler)
     worker.world.tools += 1
     with contextlib.suppress(ValueError):
         profiler.enable()

@@ -47,6 +47,8 @@ class World:
     """Workers so far."""
     tools: int = 0
     """How often another tool took a thread's profile function."""
+    profilers: list[Any] = field(default_factory=list)
+    """cProfile's, kept: CPython 3.12 and 3.13 write to one that is dropped while it is called, by what a collection in there runs."""
     done: collections.Counter[str] = field(default_factory=collections.Counter)
     """Actions that ended, by name; ``NAME interrupted`` likewise."""
     children: list[Any] = field(default_factory=list)
