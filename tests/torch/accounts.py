@@ -52,7 +52,7 @@ class Known:
         self.accepted: Counter[bytes] = Counter()
         self.refused: set[bytes] = set()
         self.unanswered: set[bytes] = set()
-        self.rejected = 0
+        self.rejected: set[bytes] = set()
         self.requests = 0
 
     def note(self, arrived: Arrived) -> Any:
@@ -66,8 +66,9 @@ class Known:
             elif answer == "late" or (answer == "busy" and self._protocol == GRPC):  # gRPC cannot tell these apart
                 self.unanswered.update(ids)
             elif answer != "busy":
-                self.accepted.update(ids)
-                self.rejected += min(answer, len(ids)) if isinstance(answer, int) else 0
+                rejected = answer if isinstance(answer, int) else 0
+                self.rejected.update(ids[:rejected])
+                self.accepted.update(ids[rejected:])
             self.came.notify_all()
         if isinstance(answer, int):
             body = partial_success(answer, "as told")
@@ -330,7 +331,7 @@ def row(name: str, protocol: str) -> str:
         stats.exported_spans,
         stats.failed_spans,
         _told(lost),
-        len(set(receiver.accepted)) - receiver.rejected,
+        len(receiver.accepted),
     )
     return "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells) + " |"
 

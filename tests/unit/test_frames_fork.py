@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
 
 import pytest
 from frame_runs import printed
@@ -103,7 +102,7 @@ def test_forks_while_other_threads_call():
         for worker in workers:
             worker.join()
     assert statuses == [0] * 3
-    assert Counter(masked(record.batch().names[name]) for name in record.batch()["name"].tolist())["_leaf"] > 0
+    assert "_leaf" in {masked(record.batch().names[name]) for name in set(record.batch()["name"].tolist())}
 
 
 def test_child_of_a_child():
