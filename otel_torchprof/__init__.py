@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from . import _native as _native  # first: it says why an interpreter is refused, which numpy may crash in
 from ._columns.frame_facts import (
     FunctionFacts,
     ModuleFacts,
@@ -15,6 +14,7 @@ from ._cycles import ProfilerAction, schedule
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
+from ._native import ffi as _ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
 from ._tensorboard import tensorboard_trace_handler
 from .activities import ProfilerActivity, kineto_available, supported_activities
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError

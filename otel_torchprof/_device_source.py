@@ -17,11 +17,12 @@ from .health import ON
 from .labels import record_function
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._columns.batch import Batch
     from ._native.device_timing import DeviceTiming, Times
     from ._native.recorder import Session
     from ._native.torch_library import TorchLibrary
-    from ._stretches import Stretches
 
 DEVICE_EVENTS = ("ops", "leaves", "labels", "off")
 """What of a recording is timed on a device."""
@@ -91,10 +92,10 @@ class TimedSteps:
         """A recording begins, with this step."""
         self._first = step
 
-    def choose(self, step: int, stretches: Stretches) -> None:
-        """Times this step, which begins or goes on, or leaves it out."""
+    def choose(self, step: int, time_devices: Callable[..., None]) -> None:
+        """Has this step, which begins or continues, timed or left out."""
         if self._every > 1:
-            stretches.time_devices(on=(step - self._first) % self._every == 0)
+            time_devices(on=(step - self._first) % self._every == 0)
 
 
 class DeviceSource(Source):

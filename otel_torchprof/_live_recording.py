@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ._columns.batch import Batch
     from ._export.provider import Provider
     from ._model.collectives import Ranks
-    from ._model.live import Placed
+    from ._model.placed import Placed
     from ._model.running import RunningAverages
     from ._model.steps import Step, StepSpan
     from ._model.tree import TreeView

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
 
-from ._export.queue_stats import QUEUE_FULL
+from ._export.ledger import QUEUE_FULL
 from ._native.recorder import recorder_stats
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
     from ._export.ledger import Entries
-    from ._export.queue import ExportQueue, QueueStats
+    from ._export.queue import ExportQueue
+    from .health import QueueStats
 
 NAME = "otel.component.name"
 TYPE = "otel.component.type"

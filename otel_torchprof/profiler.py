@@ -282,7 +282,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._end_step_label()
         self._cycles.advance()
         if self.enabled:
-            self._device_steps.choose(self.step_num, self._stretches)
+            self._device_steps.choose(self.step_num, self._stretches.time_devices)
             self._marks.mark(self.step_num, now_ns())
             self._kineto_steps.step()
             self._begin_step_label()
@@ -346,7 +346,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         elif not self._stretches.running:
             self._forget_results()
             self._stretches.begin()
-            self._device_steps.choose(self.step_num, self._stretches)
+            self._device_steps.choose(self.step_num, self._stretches.time_devices)
 
     # ---- where it is ----
 

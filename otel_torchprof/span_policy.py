@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from ._cycles import ProfilerAction, plan
+from ._model.budget import Budget
 from ._model.decisions import Rules
-from ._model.policy import Budget
 from ._model.step_choice import StepChoice
 
 if TYPE_CHECKING:

@@ -11,6 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+QUEUE_FULL = "queue_full"
+OUTAGE = "outage"
+SHUTDOWN = "shutdown"
+NO_ANSWER = "no_answer"
+
+IN_WORDS = {
+    QUEUE_FULL: "it is slower than the spans come",
+    OUTAGE: "nothing can be delivered, and no more may wait",
+    SHUTDOWN: "it is shut down",
+}
+"""Why spans were dropped, for the log."""
+
 
 class Entries(NamedTuple):
     """What a ledger says at one moment."""

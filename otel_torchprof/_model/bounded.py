@@ -12,7 +12,7 @@ from .pending import PendingSpans, Pieces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .policy import Budget
+    from .budget import Budget
     from .units import SpanTable
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .collectives import LiveCollectives
-    from .live import Placed
+    from .placed import Placed
     from .steps import StepSpan
 
 Array = npt.NDArray[Any]

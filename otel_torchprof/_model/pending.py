@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .frames import distinct
 from .moved_roots import MovedRoots
-from .policy import Budget, Home, Reduction, reduced
+from .policy import Home, Reduction, reduced
 from .shrunk import shrunk, without_detail
 from .span_sizes import largest_size, span_sizes
 from .span_tables import joined_tables, taken
@@ -27,6 +27,7 @@ from .verdicts import Verdicts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from .budget import Budget
     from .decisions import Rules
     from .steps import StepSpan
     from .units import SpanTable

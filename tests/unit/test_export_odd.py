@@ -6,7 +6,8 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof._export.delivery import Delivery
-from otel_torchprof._export.queue import Deadline, ExportQueue, QueueStats
+from otel_torchprof._export.queue import Deadline, ExportQueue
+from otel_torchprof.health import QueueStats
 
 
 class Exporter(SpanExporter):

@@ -13,7 +13,8 @@ import pytest
 from opentelemetry import context
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_torchprof._export.queue import THREAD_NAME, Deadline, ExportQueue, QueueSettings, QueueStats
+from otel_torchprof._export.queue import THREAD_NAME, Deadline, ExportQueue, QueueSettings
+from otel_torchprof.health import QueueStats
 
 LONG = 60.0
 """Seconds after which a test that waits for something has failed; no test takes that long."""

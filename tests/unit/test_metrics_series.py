@@ -15,10 +15,10 @@ from torch_metrics import points, value
 from otel_torchprof import _operator_metrics
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._export.ledger import Entries
-from otel_torchprof._export.queue import QueueStats
 from otel_torchprof._model.steps import StepSpan, Trace
 from otel_torchprof._operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
 from otel_torchprof._recorder_metrics import ExporterFigures, RecorderFigures
+from otel_torchprof.health import QueueStats
 
 
 @pytest.fixture

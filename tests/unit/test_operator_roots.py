@@ -10,12 +10,12 @@ from live_batches import Event, Service, in_request, label, readable
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import Scope
+from otel_torchprof._model.budget import Budget
 from otel_torchprof._model.decisions import Rules
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.operator_roots import OPERATORS_NAME as ROOT
 from otel_torchprof._model.operator_roots import SLICE_NS
 from otel_torchprof._model.pending import PendingSpans, Pieces
-from otel_torchprof._model.policy import Budget
 from otel_torchprof._model.steps import Trace
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from unit_tables import BEGIN, HOME, MS, ROOT, TRACE, attribute, attributes_of, cut, shown, unit, unit_of
 
-from otel_torchprof._model.policy import Budget, Part, Reduction, fits
+from otel_torchprof._model.budget import Budget
+from otel_torchprof._model.policy import Part, Reduction, fits
 from otel_torchprof._model.span_sizes import LINK_SIZE
 from otel_torchprof._model.units import LINK, AttributeType
 
