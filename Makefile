@@ -2,7 +2,7 @@
 # Python 3.11 (or another python3 that the pinned versions support), a C++17 compiler and a package index are enough.
 #
 #   make test PYTHON=python3.12 VENV=/tmp/venv    another interpreter, another environment
-#   make test INTERPRETERS="3.10 3.13"            which others run the tests that need no torch; none with INTERPRETERS=
+#   make test INTERPRETERS="3.10 3.13"            these others too, for the tests that need no torch; `make test-all` has all
 #   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
 #   make explore RUNS=10                          the random tests with new examples, so many times
 #   make stress SECONDS=600 FLAVOUR=asan          plain (default), asan or tsan; SEED=... replays; VERSION=3.12 without torch
@@ -20,6 +20,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell $(name) -c '' 2>
 VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
+INTERPRETERS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 GPU_TABLE ?=
@@ -51,7 +52,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test explore stress test-gpu native-test sanitized-test fuzz-readers house lint bench clean
+.PHONY: help demo test test-all explore stress test-gpu native-test sanitized-test fuzz-readers house lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -60,9 +61,14 @@ demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.j
 	$(call say,Training a small GPT under the profiler)
 	@$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
 
-test: native-test $(MADE)/test ## Run every test: C++ under the sanitizers, then Python on every interpreter that is there
+test: native-test $(MADE)/test ## Run the tests: C++ under the sanitizers, then Python on the interpreter of .venv
 	$(call say,Python tests)
-	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS))
+	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS) \
+		INTERPRETERS="$(INTERPRETERS)")
+
+test-all: native-test $(MADE)/test ## The same, and what needs no torch on every other interpreter that is there
+	$(call say,Python tests on every interpreter)
+	@$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS)
 
 explore: $(MADE)/test ## Run the random tests RUNS times with new examples; print how to keep one that fails
 	$(call say,Random tests with new examples)

@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from ._native import ffi as _ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
+
+# isort: split
 from ._columns.frame_facts import (
     FunctionFacts,
     ModuleFacts,
@@ -10,42 +13,42 @@ from ._columns.frame_facts import (
     ParameterGroupFacts,
     TensorFacts,
 )
-from ._cycles import ProfilerAction, schedule
+from ._events.activities import ProfilerActivity, kineto_available, supported_activities
+from ._events.event_metadata import EventMetadata
+from ._events.event_names import StringTable, demangle
+from ._events.events import EventList
+from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+from ._events.function_event_avg import FunctionEventAvg
+from ._events.mem_records import MemRecordsAcc
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
-from ._native import ffi as _ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
-from ._tensorboard import tensorboard_trace_handler
-from .activities import ProfilerActivity, kineto_available, supported_activities
+from ._instrument.instrumentor import TorchInstrumentor
+from ._instrument.processor import TorchSpanProcessor
+from ._instrument.step_contexts import rank_resource, step_context
+from ._instrument.streaming import stream
+from ._metrics.gpu_polling import GpuMetrics
+from ._native import ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
+from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
+from ._profile.profile import _KinetoProfile as _KinetoProfile
+from ._profile.profile import profile
+from ._profile.steps import KinetoStepTracker
+from ._profile.tensorboard import tensorboard_trace_handler
+from ._sampling.cycles import ProfilerAction, schedule
+from ._sampling.span_policy import SpanPolicy
+from ._sources.frame_filter import FrameFilter
+from ._sources.function_labels import FunctionLabels, label_functions
+from ._sources.labels import record_function
+from ._sources.ranges import emit_itt, emit_nvtx
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
-from .event_metadata import EventMetadata
-from .event_names import StringTable, demangle
-from .events import EventList
-from .frame_filter import FrameFilter
-from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
-from .function_event_avg import FunctionEventAvg
-from .function_labels import FunctionLabels, label_functions
 from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
-from .instrumentor import TorchInstrumentor
-from .labels import record_function
-from .mem_records import MemRecordsAcc
-from .metrics import GpuMetrics
-from .nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
-from .processor import TorchSpanProcessor
-from .profiler import _KinetoProfile as _KinetoProfile
-from .profiler import profile
-from .ranges import emit_itt, emit_nvtx
-from .ranks import rank_resource, step_context
-from .span_policy import SpanPolicy
-from .steps import KinetoStepTracker
-from .streaming import stream
 from .version import __version__
 
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
 else:
-    from ._torch_names import __getattr__  # noqa: F401 - Python calls it
+    from ._profile.torch_names import __getattr__  # noqa: F401 - Python calls it
 
 __all__ = [
     "ChromeTraceExporter",

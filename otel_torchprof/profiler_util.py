@@ -8,8 +8,8 @@ from ._encode.table import TableOptions, build_table
 from ._encode.table import format_memory as _format_memory
 from ._encode.table import format_share as _format_time_share
 from ._encode.table import format_time as _format_time
-from .event_metadata import EventMetadata
-from .event_names import (
+from ._events.event_metadata import EventMetadata
+from ._events.event_names import (
     MEMORY_EVENT_NAME,
     OUT_OF_MEMORY_EVENT_NAME,
     StringTable,
@@ -18,10 +18,10 @@ from .event_names import (
     _rewrite_name,
     demangle,
 )
-from .events import EventList
-from .function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
-from .function_event_avg import FunctionEventAvg
-from .mem_records import MemRecordsAcc
+from ._events.events import EventList
+from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+from ._events.function_event_avg import FunctionEventAvg
+from ._events.mem_records import MemRecordsAcc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from test_layers import MODULES, PACKAGE, all_imports, backward_imports, dotted
+from test_layers import MODULES, PACKAGE, arrows, backward_imports, cycles, dotted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,48 +19,10 @@ _LONGEST = 5
 _OWN_VARIABLE = re.compile(r"OTEL_TORCHPROF_[A-Z][A-Z_]*[A-Z]")
 
 
-def arrows() -> dict[str, set[str]]:
-    """By module: the modules of the package that it imports, inside functions and for types too."""
-    names = {dotted(path): path for path in MODULES}
-    found = {}
-    for name, path in names.items():
-        inside = (each.removeprefix("otel_torchprof.") for each in all_imports(path.read_text(), path))
-        found[name] = {each for each in inside if each in names} - {name, ""}
-    return found
-
-
-def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import one another, directly or by way of others, the largest first (Tarjan, SIAM J. Comput. 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in index:
-                visit(other)
-            if other in stack:
-                low[node] = min(low[node], low[other])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    sys.setrecursionlimit(10 * len(graph) + 1000)
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return sorted(found, key=len, reverse=True)
-
-
 def functions() -> list[tuple[int, str]]:
-    """Lines of every function, docstrings and decorators with it, and where it is; the longest first."""
+    """Lines of every function, with its docstring and without its signature, and where it is; the longest first."""
     found = [
-        ((node.end_lineno or 0) - node.lineno + 1, f"{dotted(path)}.{node.name}")
+        ((node.end_lineno or 0) - node.body[0].lineno + 1, f"{dotted(path)}.{node.name}")
         for path in MODULES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

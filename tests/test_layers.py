@@ -14,9 +14,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).resolve().parent.parent / "otel_torchprof"
-ORDER = ("errors", "config", "version", "_columns", "_native", "_model", "_encode", "_export")
-"""Left to right; every other module is public and stands at the right end."""
-FOUNDATION = ("errors", "config", "version")
+FOUNDATION = ("config", "errors", "health", "version")
+"""Modules at the top from which everything may import; the others there are for users and stand at the right end."""
+ORDER = (
+    "_process",
+    "_columns",
+    "_native",
+    "_tree",
+    "_sources",
+    "_record",
+    "_spans",
+    "_sampling",
+    "_averages",
+    "_encode",
+    "_distributed",
+    "_export",
+    "_events",
+    "_profile",
+    "_metrics",
+    "_instrument",
+    "_torch_compat",
+    "_cli",
+)
+"""The folders, left to right."""
 BUILD_SCRIPT = PACKAGE / "_native" / "build.py"
 """Run by setuptools while the package is built, never imported by it: it reads the repository and needs cffi's compiler."""
 
@@ -24,11 +44,11 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != BUILD_SCRIPT)
 
 
 def rank(module: str) -> int:
-    """Place of a module (dotted, without the package's name) in the order of layers."""
-    layer = module.partition(".")[0]
-    if layer in FOUNDATION:
+    """Place of a module (dotted, without the package's name) in the order of folders."""
+    folder = module.partition(".")[0]
+    if folder in FOUNDATION:
         return 0
-    return ORDER.index(layer) if layer in ORDER else len(ORDER)
+    return ORDER.index(folder) + 1 if folder in ORDER else len(ORDER) + 1
 
 
 def dotted(path: Path) -> str:
@@ -85,16 +105,68 @@ def top(names: list[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_layers_import_only_leftwards(path):
-    """No module imports from a layer to its right, at any place in its source."""
-    assert backward_imports(path.read_text(), path) == []
+def arrows() -> dict[str, set[str]]:
+    """By module: the modules of the package that it imports, inside functions and for types too."""
+    names = {dotted(path): path for path in MODULES}
+    found = {}
+    for module, path in names.items():
+        inside = (each.removeprefix("otel_torchprof.") for each in all_imports(path.read_text(), path))
+        found[module] = {each for each in inside if each in names} - {module, ""}
+    return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_torch_is_never_imported_at_module_level(path):
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another, directly or by way of others, the largest first (Tarjan, SIAM J. Comput. 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
+
+
+def test_folders_import_only_leftwards():
+    """No module imports from a folder to the right of its own, at any place in its source."""
+    backward = {dotted(path): backward_imports(path.read_text(), path) for path in MODULES}
+    assert {module: names for module, names in backward.items() if names} == {}
+
+
+def test_every_folder_has_its_place():
+    """A folder of the package is one of those that have an order, and every one of these is there."""
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(ORDER)
+
+
+def test_no_modules_import_one_another():
+    """There is no cycle, not for types either; and the check would find one."""
+    assert cycles(arrows()) == []
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_few_modules_stand_at_the_top():
+    """At the top are names for users and what everything needs; an idea has its place in a folder."""
+    assert len([path for path in MODULES if path.parent == PACKAGE]) <= 14
+
+
+def test_torch_is_never_imported_at_module_level():
     """Torch is optional and slow to import: only functions that were asked for it import it."""
-    assert "torch" not in top(imports_at_import(path.read_text(), path))
+    assert [dotted(path) for path in MODULES if "torch" in top(imports_at_import(path.read_text(), path))] == []
 
 
 @pytest.mark.parametrize("compiled", ["_core", "_python"])
@@ -107,20 +179,20 @@ def test_only_ffi_imports_what_is_compiled(compiled):
 def test_only_nvml_imports_pynvml():
     """Exactly one module imports NVIDIA's binding, and not when it is imported itself."""
     importers = [path for path in MODULES if "pynvml" in top(all_imports(path.read_text(), path))]
-    assert [dotted(path) for path in importers] == ["_nvml"]
+    assert [dotted(path) for path in importers] == ["_sources.nvml"]
     assert "pynvml" not in top(imports_at_import(importers[0].read_text(), importers[0]))
 
 
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
-        ("_columns/x.py", "from .._model import tree", ["_model", "_model.tree"]),
+        ("_columns/x.py", "from .._tree import tree", ["_tree", "_tree.tree"]),
         ("_columns/x.py", "def f():\n    import otel_torchprof._native.ffi", ["_native.ffi"]),
-        ("_model/x.py", "from ..profiler import profile", ["profiler", "profiler.profile"]),
-        ("_model/x.py", "from .. import labels", ["labels"]),
+        ("_tree/x.py", "from ..profiler import profile", ["profiler", "profiler.profile"]),
+        ("_tree/x.py", "from .. import legacy", ["legacy"]),
         ("errors.py", "from . import _columns", ["_columns"]),
-        ("_model/x.py", "from ..errors import TorchProfError\nfrom . import tree\nimport numpy", []),
-        ("profiler.py", "from ._export import file\nfrom .labels import record_function", []),
+        ("_tree/x.py", "from ..errors import TorchProfError\nfrom . import tree\nimport numpy", []),
+        ("profiler.py", "from ._export import file\nfrom .legacy import profile", []),
     ],
 )
 def test_the_check_finds_backward_imports(module, source, found):

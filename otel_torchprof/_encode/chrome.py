@@ -23,9 +23,9 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
-from otel_torchprof._model.flows import forward_backward
-from otel_torchprof._model.modules import module_hierarchy
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._tree.flows import forward_backward
+from otel_torchprof._tree.modules import module_hierarchy
 
 from . import chrome_memory, chrome_power
 from .chrome_devices import DeviceTimeline

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._model.span_tables import narrowed
-from otel_torchprof._model.units import AttributeType
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._spans.span_tables import narrowed
+from otel_torchprof._tree.units import AttributeType
 
 from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, pointer, valid
 from .chrome_objects import ANNOTATION, OPERATOR, category_of
@@ -20,7 +20,7 @@ from .lent_spans import LentSpans
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from otel_torchprof._model.units import AttributeColumn
+    from otel_torchprof._tree.units import AttributeColumn
 
     from .spans import SpanList
 

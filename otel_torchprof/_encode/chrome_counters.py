@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._model.memory_totals import Total, totals_over_time
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._tree.memory_totals import Total, totals_over_time
 
 from .chrome_json import PIECE_SIZE, checked, new_buffer, pointer
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._model.device_slices import device_slices
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._tree.device_slices import device_slices
 
 from .chrome_json import LARGEST_TID, PIECE_SIZE, checked, escaped_names, metadata_event, new_buffer, pointer
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._model.device_slices import DeviceSlices, Stream
+    from otel_torchprof._tree.device_slices import DeviceSlices, Stream
 
 # Above every process id of Linux. Kineto sorts devices from here on, and so they come behind the processes.
 _BEYOND_PIDS = 5_000_000

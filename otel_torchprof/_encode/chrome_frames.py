@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._model.frames import frames_of, python_ids
-from otel_torchprof._model.modules import Hierarchy
-from otel_torchprof._model.stacks import plain_stacks
+from otel_torchprof._tree.frames import frames_of, python_ids
+from otel_torchprof._tree.modules import Hierarchy
+from otel_torchprof._tree.stacks import plain_stacks
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names

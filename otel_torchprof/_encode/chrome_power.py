@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._model.energy import curves_of
+from otel_torchprof._tree.energy import curves_of
 
 from .chrome_json import compact, microseconds
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._model.flops import flops_of
-from otel_torchprof._model.input_words import InputKind, InputPart, has_inputs, text_ids
-from otel_torchprof._model.inputs import concrete_inputs as values_of
-from otel_torchprof._model.inputs import input_dtypes as types_of
-from otel_torchprof._model.inputs import shape_keys, texts_of
+from otel_torchprof._tree.flops import flops_of
+from otel_torchprof._tree.input_words import InputKind, InputPart, has_inputs, text_ids
+from otel_torchprof._tree.inputs import concrete_inputs as values_of
+from otel_torchprof._tree.inputs import input_dtypes as types_of
+from otel_torchprof._tree.inputs import shape_keys, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._model.frames import distinct
+from otel_torchprof._tree.frames import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable

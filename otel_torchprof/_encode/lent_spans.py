@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._model.units import LINK, AttributeType, extend_names
 from otel_torchprof._native.ffi import ffi
+from otel_torchprof._tree.units import LINK, AttributeType, extend_names
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._model.units import AttributeColumn, SpanTable
+    from otel_torchprof._tree.units import AttributeColumn, SpanTable
 
 _COLUMNS = (
     ("name", np.dtype(np.uint32), "uint32_t[]"),

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES
-from otel_torchprof._model.memory_peaks import NO_PEAK, peaks_between, peaks_of_rows
+from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES
+from otel_torchprof._tree.memory_peaks import NO_PEAK, peaks_between, peaks_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_torchprof._model.memory import MovedMemory
+    from otel_torchprof._tree.memory import MovedMemory
 
     from .attribute_source import Source, Values
 

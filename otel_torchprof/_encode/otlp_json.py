@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_torchprof._model.units import SpanTable
+    from otel_torchprof._tree.units import SpanTable
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 

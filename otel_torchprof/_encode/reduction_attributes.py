@@ -1,8 +1,8 @@
-"""Attributes of traces that were cut down, which :mod:`~otel_torchprof._model.policy` adds: for the documentation."""
+"""Attributes of traces that were cut down, which :mod:`~otel_torchprof._sampling.policy` adds: for the documentation."""
 
 from __future__ import annotations
 
-from otel_torchprof._model.units import AttributeType
+from otel_torchprof._tree.units import AttributeType
 
 _INT64, _DOUBLE, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.NAME
 _IF_REDUCED = "on roots (of steps) of which spans were merged, folded or split off"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._model.forest import outermost
+from otel_torchprof._tree.forest import outermost
 
 from .spans import SpanList
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_torchprof._model.units import SpanTable
+    from otel_torchprof._tree.units import SpanTable
 
 Times = npt.NDArray[np.int64]
 

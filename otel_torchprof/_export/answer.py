@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from .printable import printable
+from otel_torchprof._process.printable import printable
 
 _LONGEST_TEXT = 300
 _TLS_FAULTS = (

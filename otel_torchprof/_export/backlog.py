@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from .deadline import Deadline
+    from otel_torchprof._process.deadline import Deadline
+
     from .settings import QueueSettings
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config
+from otel_torchprof._process import fork
+from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
-from . import fork
 from .file import check_writable, naming
-from .quiet import LimitedLog
 from .rotation import RotatedTrace, Rotation, before_suffix, part_path
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._process import fork
+from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
-from . import fork
 from .answer import Answer, Verdict, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
-from .deadline import Deadline
 from .settings import GZIP
 
 if TYPE_CHECKING:

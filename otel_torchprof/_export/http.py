@@ -14,11 +14,12 @@ import requests
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
+from otel_torchprof._process import fork
+from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
-from . import fork, http_connection
+from . import http_connection
 from .answer import Answer, Verdict, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
-from .deadline import Deadline
 from .settings import GZIP
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 if TYPE_CHECKING:
-    from .deadline import Deadline
+    from otel_torchprof._process.deadline import Deadline
 
 _LONGEST_RESPONSE = 1 << 20
 """Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""

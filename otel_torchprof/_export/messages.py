@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
-
-from . import fork
+from otel_torchprof._process import fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
+from otel_torchprof._process import fork
+from otel_torchprof._process.deadline import Deadline
 
-from . import fork
 from .answer import Answer, Verdict
-from .deadline import Deadline
 from .delivery import Delivery
 from .messages import import_encoders, messages
 from .sdk import suppressed

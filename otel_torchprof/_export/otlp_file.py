@@ -13,13 +13,13 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from otel_torchprof import config
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._encode.otlp_json import is_json
+from otel_torchprof._process import fork
+from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
-from . import fork
 from .delivery import Delivery
 from .file import check_writable, naming
 from .messages import import_encoders, messages
-from .quiet import LimitedLog
 from .rotation import before_suffix, own_series, part_path
 from .stream import StreamedFile
 from .variables import keyword

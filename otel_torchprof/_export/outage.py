@@ -9,7 +9,7 @@ from .retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .quiet import Unsaid
+    from otel_torchprof._process.quiet import Unsaid
 
 _PATIENT = Backoff(longest=30.0)
 """While nobody waits. The longest one is how late it may be noticed that a receiver is back."""

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
+from otel_torchprof._process import fork
+from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
 
-from . import fork
 from .answer import Answer, Verdict
 from .backlog import Backlog, Batch, Flush, Lost
-from .deadline import Deadline
 from .delivery import Delivery, can_stop_midway, takes_timeout
 from .ledger import IN_WORDS, NO_ANSWER, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
 from .outage import Outage
 from .patience import Patience
-from .quiet import LimitedLog, Unsaid
 from .sdk import suppressed
 from .settings import QueueSettings
 

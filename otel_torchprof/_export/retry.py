@@ -11,7 +11,7 @@ from .answer import Answer, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .deadline import Deadline
+    from otel_torchprof._process.deadline import Deadline
 
 
 @dataclass(frozen=True)

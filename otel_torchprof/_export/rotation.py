@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from .quiet import LimitedLog
+    from otel_torchprof._process.quiet import LimitedLog
 
 PART = "{part}"
 

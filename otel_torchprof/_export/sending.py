@@ -7,9 +7,10 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.quiet import LimitedLog, debug
+
 from .answer import Answer, Verdict, root_cause
-from .deadline import Deadline
-from .quiet import LimitedLog, debug
 from .retry import Backoff, deliver
 from .settings import GRPC
 

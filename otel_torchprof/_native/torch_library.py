@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from opentelemetry import context
 
+from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build
 from .collectives import COLLECTIVE_FUNCTIONS, Collecting
 from .device_timing import DEVICE_FUNCTIONS, DeviceTiming
 from .ffi import ffi, lib
-from .finders import is_there
 from .recorder import CHUNK_BYTES, Session
 
 

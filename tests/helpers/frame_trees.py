@@ -14,7 +14,7 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
-from otel_torchprof._gpu_pass import FRESH
-from otel_torchprof._gpu_quantities import METRICS, STATES
+from otel_torchprof._metrics.gpu_pass import FRESH
+from otel_torchprof._metrics.gpu_quantities import METRICS, STATES
 
 
 class Clock:

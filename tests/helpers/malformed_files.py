@@ -21,7 +21,9 @@ from unittest import mock
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_torchprof import _cli_send, _cli_show, cli
+from otel_torchprof._cli import main as cli
+from otel_torchprof._cli import send as send_command
+from otel_torchprof._cli import show as show_command
 from otel_torchprof._encode import otlp_json
 from otel_torchprof._export.answer import Answer, Verdict
 from otel_torchprof._export.sending import ExportStats
@@ -339,7 +341,7 @@ def _check_show(path: Path, made: Malformed, words: tuple[str, ...]) -> int:
         counted.append(len(found[0]))
         return found
 
-    with mock.patch.object(_cli_show, "read", read), _captured() as (out, err):
+    with mock.patch.object(show_command, "read", read), _captured() as (out, err):
         status = cli.main(["show", *words, str(path)])
     _check_texts(path, status, out.getvalue(), err.getvalue())
     assert sum(counted) >= made.whole, f"{made.whole} events come before the fault, {sum(counted)} are counted"
@@ -354,7 +356,7 @@ def _check_send(path: Path, made: Malformed) -> int:
         receivers.append(_Receiver(settings, name))
         return receivers[-1]
 
-    with mock.patch.object(_cli_send, "Sender", sender), _captured() as (out, err):
+    with mock.patch.object(send_command, "Sender", sender), _captured() as (out, err):
         status = cli.main(["send", "--endpoint", "http://localhost:1", "--protocol", "http/protobuf", str(path)])
     _check_texts(path, status, out.getvalue(), "\n".join(err.getvalue().splitlines()[:-1]))
     if made.is_otlp:
@@ -376,4 +378,4 @@ def _check_texts(path: Path, status: int, out: str, err: str) -> None:
         assert len(err) < 4000, f"a message of {len(err)} characters"
 
 
-_cli_show_read = _cli_show.read
+_cli_show_read = show_command.read

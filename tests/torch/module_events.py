@@ -10,7 +10,7 @@ from torch import nn
 
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._torch_hooks import ModuleHooks
+from otel_torchprof._sources.torch_hooks import ModuleHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

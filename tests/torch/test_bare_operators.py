@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
 
 import otel_torchprof as otp
-from otel_torchprof._model.operator_roots import OPERATORS_NAME as ROOT
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
 
 HOUR = 3_600_000
 
@@ -38,7 +38,9 @@ class Asked(Sampler):
 def clock(monkeypatch):
     """The recorder's, as the drain reads it, and seconds ahead of it."""
     ahead = [0]
-    monkeypatch.setattr("otel_torchprof._live_recording.LiveRecording.now", lambda self: now_ns() + ahead[0] * 10**9)
+    monkeypatch.setattr(
+        "otel_torchprof._instrument.live_recording.LiveRecording.now", lambda self: now_ns() + ahead[0] * 10**9
+    )
     return ahead
 
 

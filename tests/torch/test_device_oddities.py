@@ -7,7 +7,7 @@ from simulated_device import run_on_device
 PRELUDE = """
 import gc, os, resource, signal, sys, threading, time
 import otel_torchprof as otp
-from otel_torchprof import _device_source, _sources
+from otel_torchprof._sources import device_source, source
 from otel_torchprof._native import device_timing, torch_library
 from otel_torchprof._native.recorder import Session
 DEVICE = "privateuseone"
@@ -173,7 +173,7 @@ def test_a_fork_while_hooks_are_put_in():
         run("""
 held, done = threading.Event(), threading.Event()
 def hold():
-    with _device_source.graph_hooks._lock:
+    with device_source.graph_hooks._lock:
         held.set()
         done.wait()
 thread = threading.Thread(target=hold)
@@ -219,7 +219,7 @@ prof.start()
 signal.signal(signal.SIGALRM, lambda *_: prof.stop())
 installed_torch = torch_library.installed_torch
 def interrupted():
-    if sys._getframe(1).f_code.co_name == "install" and sys._getframe(1).f_code.co_filename == _device_source.__file__:
+    if sys._getframe(1).f_code.co_name == "install" and sys._getframe(1).f_code.co_filename == device_source.__file__:
         signal.raise_signal(signal.SIGALRM)
     return installed_torch()
 torch_library.installed_torch = interrupted
@@ -264,7 +264,7 @@ print(os.waitstatus_to_exitcode(status), dict(vars(Graph)) == methods)
 
 
 INTERRUPTED = """
-files = {module.__file__ for module in (device_timing, _device_source, _sources, torch_library)}
+files = {module.__file__ for module in (device_timing, device_source, source, torch_library)}
 class Stop:
     def __init__(self, at):
         self.at, self.lines = at, 0
@@ -295,7 +295,7 @@ def test_interrupts_in_stop_lose_nothing():
         run(
             INTERRUPTED
             + """
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 at, lost = 0, []
 while True:
     at += 1

@@ -12,6 +12,7 @@ from torch._dynamo import profiler as reference  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof import dynamo  # noqa: E402
+from otel_torchprof._torch_compat.dynamo import _print_once as print_once  # noqa: E402
 
 NUMBERS = [(0.0, 0, 0, 0), (12.5, 3, 2, 1), (7.25, 40, 39, 5), (1e6, 1, 0, 2), (0.5, 2, -1, 3)]
 X = torch.ones(4, 4)
@@ -135,7 +136,7 @@ def test_torch_s_own_backend_counts_too():
 
 def test_missing_operators_are_printed_once(monkeypatch, capsys):
     """With TORCHDYNAMO_PRINT_MISSING=1 each operator that no graph has is printed, once; else none is."""
-    dynamo._print_once.cache_clear()
+    print_once.cache_clear()
     profiler = dynamo.Profiler()
     compiled = torch.compile(broken, backend=dynamo.fx_insert_profiling)
     with profiler.prof:
@@ -163,7 +164,7 @@ def test_missing_operators_are_printed_once(monkeypatch, capsys):
 )
 def test_stacks_are_printed_as_torch_prints_them(stack, capsys):
     """Of a stack the last three entries of the program's own are printed; the profiler's own operators are not; twice is once."""
-    dynamo._print_once.cache_clear()
+    print_once.cache_clear()
     torch._dynamo.utils.warn_once_cache.clear()
     getattr(reference.print_once, "cache_clear", lambda: None)()
     dynamo.print_missing(stack)

@@ -16,11 +16,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
-from otel_torchprof._model.input_words import InputKind, text_ids  # noqa: E402
-from otel_torchprof._model.inputs import overload_codes, script_stack  # noqa: E402
-from otel_torchprof._model.tree import torch_view  # noqa: E402
-from otel_torchprof._recording import Recording, Wanted  # noqa: E402
-from otel_torchprof.events import EventList  # noqa: E402
+from otel_torchprof._events.events import EventList  # noqa: E402
+from otel_torchprof._record.recording import Recording, Wanted  # noqa: E402
+from otel_torchprof._tree.input_words import InputKind, text_ids  # noqa: E402
+from otel_torchprof._tree.inputs import overload_codes, script_stack  # noqa: E402
+from otel_torchprof._tree.tree import torch_view  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features in beta
 X = torch.randn(3, 4)

@@ -168,7 +168,7 @@ def test_partial_success():
 @pytest.mark.parametrize(("protocol", "turn"), [("http/protobuf", silence), ("grpc", SILENCE)])
 def test_deadlines(monkeypatch, protocol, turn):
     """While the receiver says nothing, force_flush and shutdown come back when their time is over, not when the exporter's is."""
-    monkeypatch.setattr("otel_torchprof.processor._SHUTDOWN_SECONDS", SHORT)
+    monkeypatch.setattr("otel_torchprof._instrument.processor._SHUTDOWN_SECONDS", SHORT)
     with PROTOCOLS[protocol](turns=[turn] * EVERY_TIME) as receiver, Service(receiver, protocol) as service:
         assert losses() == WITHOUT
         assert not service.processor.force_flush(int(SHORT * 1000))

@@ -12,7 +12,7 @@ from torch.autograd import profiler as torch_profiler  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof.steps import KinetoStepTracker, OptimizerSteps  # noqa: E402
+from otel_torchprof._profile.steps import KinetoStepTracker, OptimizerSteps  # noqa: E402
 
 TORCHS = torch_profiler.KinetoStepTracker
 

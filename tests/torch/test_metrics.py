@@ -21,7 +21,7 @@ from torch.optim import optimizer as optimizers  # noqa: E402
 from torch_metrics import data_points, points, value  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof import _metrics_instrumentation  # noqa: E402
+from otel_torchprof._metrics import metrics_instrumentation  # noqa: E402
 
 LONG = 30
 NOTHING = (False, False)
@@ -34,7 +34,7 @@ def hooks() -> int:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(monkeypatch):
     """Whatever a test does, torch has no callback of ours after it."""
-    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(metrics_instrumentation, "_LOOK_SECONDS", 0.01)
     before = hooks()
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
@@ -165,8 +165,8 @@ def test_the_cost_of_an_event_is_measured(step):
 
 def test_windows_without_steps(monkeypatch):
     """Inference has no steps: operators are recorded in windows of time, and how long these were is told."""
-    monkeypatch.setattr("otel_torchprof._steps._optimizer_classes", lambda: iter(()))
-    monkeypatch.setattr(_metrics_instrumentation, "_WINDOW_SECONDS", 0.005)
+    monkeypatch.setattr("otel_torchprof._sources.step_counter._optimizer_classes", lambda: iter(()))
+    monkeypatch.setattr(metrics_instrumentation, "_WINDOW_SECONDS", 0.005)
     x = torch.ones(3)
     with instrumented(overhead=0.1) as reader:
         run_until(lambda: otp.TorchInstrumentor().health.recorded > 0, x.neg)
@@ -325,7 +325,7 @@ def test_without_the_library(step, monkeypatch, caplog):
     def fails():
         raise otp.TorchLibraryError("there is no compiler")
 
-    monkeypatch.setattr(_metrics_instrumentation.torch_library, "load", fails)
+    monkeypatch.setattr(metrics_instrumentation.torch_library, "load", fails)
     with caplog.at_level(logging.WARNING, "otel_torchprof"), instrumented(overhead=1.0) as reader:
         step()
         step()

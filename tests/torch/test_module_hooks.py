@@ -16,11 +16,11 @@ from module_events import NET, Block, Net, installed, lines, recorded  # noqa: E
 from torch import nn  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._ambient import AmbientTable  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native import module_names  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
-from otel_torchprof._torch_hooks import ModuleHooks  # noqa: E402
+from otel_torchprof._sources.ambient import AmbientTable  # noqa: E402
+from otel_torchprof._sources.torch_hooks import ModuleHooks  # noqa: E402
 
 X = torch.ones(2, 4)
 

@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._steps import StepTracker  # noqa: E402
-from otel_torchprof._torch_hooks import OptimizerHooks  # noqa: E402
+from otel_torchprof._sources.step_counter import StepTracker  # noqa: E402
+from otel_torchprof._sources.torch_hooks import OptimizerHooks  # noqa: E402
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_within_torchs_label():
 EXPECTED = """
 import torch
 from torch import nn
-from otel_torchprof._steps import StepTracker
+from otel_torchprof._sources.step_counter import StepTracker
 
 tracker = StepTracker(lambda number, now_ns: None)
 

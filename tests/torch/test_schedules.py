@@ -15,7 +15,7 @@ from observed import counts  # noqa: E402
 from trace_validator import validate  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof import _caller_warnings  # noqa: E402
+from otel_torchprof._process import caller_warnings  # noqa: E402
 
 CPU = torch_profiler.ProfilerActivity.CPU
 X = torch.ones(3)
@@ -121,7 +121,7 @@ def test_what_torch_cannot():
 
 def test_events_of_earlier_cycles_go_with_a_warning(monkeypatch):
     """That earlier cycles are forgotten is said once per process, in torch's words."""
-    monkeypatch.setattr(_caller_warnings, "_said", set())
+    monkeypatch.setattr(caller_warnings, "_said", set())
     monkeypatch.setattr(torch_profiler.profiler, "_WARNINGS_SHOWN", set())
     texts = []
     for module in (otp, torch_profiler):

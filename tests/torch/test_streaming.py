@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._trace_reading import read  # noqa: E402
+from otel_torchprof._cli.trace_reading import read  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ def test_a_script_with_stacks(tmp_path):
         "for _ in range(4):\n"
         "    train()\n"
     )
-    command = [sys.executable, "-m", "otel_torchprof.cli", "run", "--stacks", "--table", "-o", "t.json", "train.py"]
+    command = [sys.executable, "-m", "otel_torchprof", "run", "--stacks", "--table", "-o", "t.json", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_script_of_which_some_steps_are_told(tmp_path):
         "    optimizer.step()\n"
     )
     options = ["-o", "t.jsonl", "--schedule", "wait=1,active=2", "--every", "2"]
-    command = [sys.executable, "-m", "otel_torchprof.cli", "run", *options, "train.py"]
+    command = [sys.executable, "-m", "otel_torchprof", "run", *options, "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_EVERY": "3"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
     sums, _ = read(str(tmp_path / "t.jsonl"))

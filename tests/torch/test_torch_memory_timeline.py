@@ -16,9 +16,9 @@ import memory_programs  # noqa: E402
 from observed import torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._memory_schemas import written_inputs  # noqa: E402
-from otel_torchprof._model.input_words import InputKind, storages  # noqa: E402
-from otel_torchprof._model.memory_changes import Action, Category  # noqa: E402
+from otel_torchprof._profile.memory_schemas import written_inputs  # noqa: E402
+from otel_torchprof._tree.input_words import InputKind, storages  # noqa: E402
+from otel_torchprof._tree.memory_changes import Action, Category  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`export_memory_timeline` is deprecated:FutureWarning")
 

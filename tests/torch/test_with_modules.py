@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
-from otel_torchprof._torch_hooks import ModuleHooks  # noqa: E402
+from otel_torchprof._sources.torch_hooks import ModuleHooks  # noqa: E402
 
 X = torch.ones(2, 4)
 

@@ -13,7 +13,7 @@ import otel_torchprof as otp
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._live_recording import Drained
+from otel_torchprof._instrument.live_recording import Drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from otel_torchprof import _after_import
-from otel_torchprof._after_import import when_imported
+from otel_torchprof._process import after_import
+from otel_torchprof._process.after_import import when_imported
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield name
     sys.modules.pop(name, None)
-    _after_import._waiting.pop(name, None)
+    after_import._waiting.pop(name, None)
 
 
 def test_now(module):
@@ -59,7 +59,7 @@ def test_those_that_were_called_off_are_not_kept(module):
     """Of a hundred that wait and are called off in turn, no more than the last is kept."""
     for _ in range(100):
         when_imported(module, print)()
-    assert len(_after_import._waiting[module]) == 1
+    assert len(after_import._waiting[module]) == 1
 
 
 def test_an_action_that_raises(module, caplog):
@@ -110,7 +110,7 @@ def test_a_module_that_is_not_there():
         importlib.import_module("no_module_of_this_name")
     assert seen == []
     call_off()
-    _after_import._waiting.pop("no_module_of_this_name")
+    after_import._waiting.pop("no_module_of_this_name")
 
 
 def test_a_module_that_fails(module, tmp_path):

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from otel_torchprof import _ambient
-from otel_torchprof._ambient import MUTED, NONE, AmbientTable
+from otel_torchprof._sources import ambient
+from otel_torchprof._sources.ambient import MUTED, NONE, AmbientTable
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -78,7 +78,7 @@ def test_a_remote_parent(table):
     assert ambient.start_ns is None
 
 
-@pytest.mark.parametrize("key", _ambient.SUPPRESSION_KEYS, ids=["the API's key", "the plain key"])
+@pytest.mark.parametrize("key", ambient.SUPPRESSION_KEYS, ids=["the API's key", "the plain key"])
 def test_suppressed_instrumentation_is_muted(table, tracer, key):
     """With instrumentation suppressed, in either way, nothing is recorded, with a span and without."""
     assert resolve_in(table, otel_context.set_value(key, True, otel_context.Context())) == MUTED
@@ -227,6 +227,6 @@ def test_numbers_start_again(table, tracer):
 def test_other_kinds_of_context_are_asked_every_time(table, monkeypatch):
     """Where OpenTelemetry keeps its context elsewhere than in context variables, their identity tells nothing."""
     assert table.follow() is True
-    monkeypatch.setattr(_ambient, "_runtime_context", object)
+    monkeypatch.setattr(ambient, "_runtime_context", object)
     assert table.follow() is False
     table.unfollow()

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_torchprof as otp
-from otel_torchprof._ambient import SUPPRESSION_KEYS, AmbientTable
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._sources.ambient import SUPPRESSION_KEYS, AmbientTable
 
 
 @pytest.fixture

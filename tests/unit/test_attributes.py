@@ -13,8 +13,8 @@ from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
-from otel_torchprof._model.units import AttributeColumn, AttributeType, Step, extend_names, span_table
 from otel_torchprof._native.ffi import lib
+from otel_torchprof._tree.units import AttributeColumn, AttributeType, Step, extend_names, span_table
 
 TENSOR, LIST = 1, 2
 FLOAT = 7 << 8

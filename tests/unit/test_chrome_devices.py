@@ -19,9 +19,9 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import chrome
-from otel_torchprof._shown_activities import shown_devices, shown_events
-from otel_torchprof.activities import ProfilerActivity
-from otel_torchprof.events import EventList
+from otel_torchprof._events.activities import ProfilerActivity
+from otel_torchprof._events.events import EventList
+from otel_torchprof._events.shown_activities import shown_devices, shown_events
 
 GOLDEN = """\
 {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"GPU"}},

@@ -24,8 +24,8 @@ from otel_torchprof import ChromeTraceExporter, ExportError
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import chrome
-from otel_torchprof._export.quiet import LimitedLog
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._process.quiet import LimitedLog
 
 VARIABLE = "OTEL_TORCHPROF_CHROME_TRACE"
 ROOT = Path(__file__).resolve().parents[2]

@@ -38,7 +38,7 @@ from otel_torchprof._encode.chrome_objects import json_value
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
 BASE = (UNIX_NS // WEEK_NS - 8) * WEEK_NS

@@ -11,9 +11,9 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._cleanup import CleanupStack, _close_all, close_due, without_waiting
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._native.recorder import recorder_stats
+from otel_torchprof._process.cleanup import CleanupStack, _close_all, close_due, without_waiting
 
 LONG = 60
 

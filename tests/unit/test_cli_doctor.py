@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from otel_torchprof import cli
+from otel_torchprof._cli import main as cli
 from otel_torchprof._native import frames, torch_build, torch_library
 from otel_torchprof.errors import TorchLibraryError
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from chrome_files import events_in, slices
 
-from otel_torchprof import cli
-from otel_torchprof._progress import Progress, duration, size
+from otel_torchprof._cli import main as cli
+from otel_torchprof._cli.progress import Progress, duration, size
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -58,7 +58,7 @@ def test_as_python_would(tmp_path, how):
     """What the script sees of itself, prints, leaves as a traceback and ends with is the same; what it did is recorded."""
     (tmp_path / "script.py").write_text(SCRIPT)
     expected = child("./script.py", how, cwd=tmp_path)
-    found = child("-m", "otel_torchprof.cli", "run", "-q", "-o", "t.json", "./script.py", how, cwd=tmp_path)
+    found = child("-m", "otel_torchprof", "run", "-q", "-o", "t.json", "./script.py", how, cwd=tmp_path)
     assert found == expected
     assert label_names(tmp_path / "t.json") == ["work"]
 
@@ -90,7 +90,7 @@ def test_a_module_with_processes_and_threads(tmp_path):
         "    threading.Timer(0.05, go.set).start()\n"
     )
     expected = child("-W", "ignore", "-m", "package.run", "--x", cwd=tmp_path)
-    command = ("-W", "ignore", "-m", "otel_torchprof.cli", "run", "-qo", "t.json.gz", "-m", "package.run", "--x")
+    command = ("-W", "ignore", "-m", "otel_torchprof", "run", "-qo", "t.json.gz", "-m", "package.run", "--x")
     assert child(*command, cwd=tmp_path) == expected
     assert expected[0] == 0
     assert label_names(tmp_path / "t.json.gz") == ["late"]

@@ -15,11 +15,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
 
 from otel_torchprof import OTLPFileExporter, TorchProfError
+from otel_torchprof._cli.main import main
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.otlp_reading import pieces
 from otel_torchprof._export.requests_of_files import requests_of
-from otel_torchprof.cli import main
 
 RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}
 FORMS = ["a.otlp", "a.binpb.gz", "a.json", "a.jsonl.gz"]

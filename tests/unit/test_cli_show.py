@@ -13,9 +13,9 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 import otel_torchprof as otp
-from otel_torchprof import cli
-from otel_torchprof._trace_reading import read
-from otel_torchprof._trace_sums import TraceSums
+from otel_torchprof._cli import main as cli
+from otel_torchprof._cli.trace_reading import read
+from otel_torchprof._cli.trace_sums import TraceSums
 
 
 class Kept(SpanExporter):

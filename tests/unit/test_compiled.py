@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.compiled import captured, shares, shares_of_roots
-from otel_torchprof._model.units import Step, span_table
+from otel_torchprof._tree.compiled import captured, shares, shares_of_roots
+from otel_torchprof._tree.units import Step, span_table
 
 REGIONS = ("Torch-Compiled Region: 0/0", "CompiledFunction", "CompiledFunctionBackward", "TORCHDYNAMO")
 COMPILATION, LOOKUP, HIDDEN, OPERATOR = "TorchDynamo Compile: 0/0", "TorchDynamo Cache Lookup", "[memory]", "aten::mm"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import _caller_warnings
-from otel_torchprof._cycles import Cycles, Move, moves
+from otel_torchprof._process import caller_warnings
+from otel_torchprof._sampling.cycles import Cycles, Move, moves
 
 NONE, WARMUP, RECORD, SAVE = (otp.ProfilerAction(value) for value in range(4))
 PREPARE, START, STOP, READY = Move
@@ -17,7 +17,7 @@ PREPARE, START, STOP, READY = Move
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch):
     """A warning that comes once per process comes in each of these tests."""
-    monkeypatch.setattr(_caller_warnings, "_said", set())
+    monkeypatch.setattr(caller_warnings, "_said", set())
 
 
 def letters(schedule, steps):

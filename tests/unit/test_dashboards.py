@@ -10,8 +10,8 @@ from dashboards import BOARDS, board, prometheus_name, promql, traceql
 
 from otel_torchprof._encode.attributes import ATTRIBUTES
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
-from otel_torchprof._gpu_quantities import METRICS
-from otel_torchprof._operator_metrics import TorchMetrics
+from otel_torchprof._metrics.gpu_quantities import METRICS
+from otel_torchprof._metrics.operator_metrics import TorchMetrics
 
 COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")
 

@@ -16,9 +16,9 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.devices import device_times
-from otel_torchprof._model.listed_devices import device_name, remaining_times
-from otel_torchprof._model.units import AttributeType, span_table
+from otel_torchprof._tree.devices import device_times
+from otel_torchprof._tree.listed_devices import device_name, remaining_times
+from otel_torchprof._tree.units import AttributeType, span_table
 
 US = 1000
 KEY = "torch.device."

@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined, without
-from otel_torchprof._model.devices import device_times
+from otel_torchprof._tree.devices import device_times
 
 
 def devices(*rows):

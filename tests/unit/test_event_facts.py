@@ -13,10 +13,10 @@ from torch_forests import Event, as_batch, forests
 from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._event_facts import Coded, CodedStacks, EventFacts
-from otel_torchprof._model.stacks import Stacks
-from otel_torchprof._recorded_events import RecordedEvent
-from otel_torchprof.events import EventList
+from otel_torchprof._events.event_facts import Coded, CodedStacks, EventFacts
+from otel_torchprof._events.events import EventList
+from otel_torchprof._events.recorded_events import RecordedEvent
+from otel_torchprof._tree.stacks import Stacks
 
 # The empty one; g; h; f called by g, by h, and by nobody.
 STACKS = Stacks(
@@ -139,8 +139,8 @@ def test_what_was_not_recorded_is_neutral(fact):
 
 def test_many_splits_at_once():
     """Splits whose product does not fit into 64 bits are numbered anew in between."""
-    from otel_torchprof._model.averages import Averages
-    from otel_torchprof._model.tree import torch_view
+    from otel_torchprof._averages.averages import Averages
+    from otel_torchprof._tree.tree import torch_view
 
     events = [Event(i + 1, "a", 1, 2 * i, 2 * i + 1) for i in range(4)]
     huge = np.array([0, 2**40, 2**40, 0])

@@ -8,9 +8,9 @@ from email.utils import formatdate
 import pytest
 
 from otel_torchprof._export.answer import Answer, Verdict, accepted, one_line, root_cause
-from otel_torchprof._export.deadline import Deadline
 from otel_torchprof._export.http import retry_after
 from otel_torchprof._export.retry import Backoff, deliver
+from otel_torchprof._process.deadline import Deadline
 
 ACCEPTED = Answer(Verdict.ACCEPTED)
 EVEN = Backoff(first=1, longest=8, jitter=0, shortest=0.1)

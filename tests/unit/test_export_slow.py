@@ -35,12 +35,12 @@ from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.answer import Verdict
-from otel_torchprof._export.deadline import THREAD_NAME, Deadline
 from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import ExportQueue, QueueSettings
 from otel_torchprof._export.settings import Settings
+from otel_torchprof._process.deadline import THREAD_NAME, Deadline
 from otel_torchprof.health import ProcessorHealth
 
 SHORT = 0.3

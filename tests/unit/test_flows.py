@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._model.flows import forward_backward
+from otel_torchprof._tree.flows import forward_backward
 
 THREADS = (Thread(11, 1, 1), Thread(12, 2, 2), Thread(13, 3, 0))
 BACKWARD = Scope.BACKWARD_FUNCTION

@@ -19,17 +19,18 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof import _gpu_metrics, instrumentor, processor
-from otel_torchprof._after_import import when_imported
-from otel_torchprof._ambient import AmbientTable
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._encode import attribute_source
 from otel_torchprof._export.backlog import Backlog
-from otel_torchprof._instrumentation import Instrumentation
-from otel_torchprof._live_recording import LiveRecording
-from otel_torchprof._model.live import LiveTrees
-from otel_torchprof._model.pending import PendingSpans
-from otel_torchprof._model.running import RunningAverages
+from otel_torchprof._instrument import instrumentor, processor
+from otel_torchprof._instrument.instrumentation import Instrumentation
+from otel_torchprof._instrument.live_recording import LiveRecording
+from otel_torchprof._metrics import gpu_metrics
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._process.after_import import when_imported
+from otel_torchprof._sampling.pending import PendingSpans
+from otel_torchprof._sources.ambient import AmbientTable
+from otel_torchprof._spans.live import LiveTrees
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -189,7 +190,7 @@ def test_a_fork_while_a_provider_is_waited_for(monkeypatch):
     monkeypatch.setattr(instrumentor.trace, "get_tracer_provider", object)
     found = otp.TorchInstrumentor()
     found.instrument(detail="ops", gpu_metrics=False, skip_dep_check=True)
-    with found._waiting._cond, _gpu_metrics._lock, otp.KinetoStepTracker._lock:
+    with found._waiting._cond, gpu_metrics._lock, otp.KinetoStepTracker._lock:
         said = in_child(lambda: (found.uninstrument(), otp.KinetoStepTracker.current_step()))
     found.uninstrument()
     assert said == "(None, 0)"

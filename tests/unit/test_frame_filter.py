@@ -13,9 +13,9 @@ import otel_torchprof as otp
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._model.frames import ShortFrames
-from otel_torchprof._recording import Recording, Wanted
-from otel_torchprof.frame_filter import FrameFilter
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._tree.frames import ShortFrames
 
 
 def code_in(path):

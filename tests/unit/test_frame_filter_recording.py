@@ -12,7 +12,7 @@ from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native import frames
-from otel_torchprof.frame_filter import FrameFilter
+from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof.profiler import profile
 
 if TYPE_CHECKING:

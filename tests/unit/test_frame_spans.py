@@ -12,8 +12,8 @@ from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.frame_facts import FrameFacts, FunctionFacts, ModuleFacts
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.frame_spans import shown, with_plain_names
-from otel_torchprof._model.units import span_table
+from otel_torchprof._spans.frame_spans import shown, with_plain_names
+from otel_torchprof._tree.units import span_table
 
 NAMES = [
     "",

@@ -233,7 +233,7 @@ def test_start_and_stop_amid_busy_threads():
 
 _STOPPED_ELSEWHERE = """
     import sys, threading
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     sys.setswitchinterval(1e-6)
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 
 def _leaf():
@@ -105,7 +105,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, Wanted
 
         def work():
             while True:

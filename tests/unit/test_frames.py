@@ -11,8 +11,8 @@ import pytest
 from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._recording import Recording, Wanted
-from otel_torchprof.labels import record_function
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._sources.labels import record_function
 
 
 def _leaf():

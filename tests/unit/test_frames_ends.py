@@ -11,11 +11,11 @@ from frame_runs import printed, run
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 START = """
 import atexit, os, sys, threading, _thread
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 def leaf():
     return len("leaf")

@@ -7,7 +7,7 @@ import threading
 
 from frame_trees import by_profile_function, recorded, recording, tree
 
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 
 def _leaf():
@@ -95,7 +95,7 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 
 _STOPS_INSIDE = """
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     record = Recording(Wanted(operators=False, frames=True))
 
@@ -122,7 +122,7 @@ def test_recording_that_is_stopped_while_a_name_is_made():
 _REFUSES = """
     import logging
     import sys
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     logging.disable(logging.CRITICAL)
     refuses = False

@@ -9,7 +9,7 @@ import pytest
 from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 USES_MONITORING = sys.version_info >= (3, 12)
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from otel_torchprof.events import DeviceType, FunctionEvent, FunctionEventAvg, Interval, Kernel
+from otel_torchprof._events.events import DeviceType, FunctionEvent, FunctionEventAvg, Interval, Kernel
 
 
 def test_constructor_as_torch():

@@ -18,8 +18,9 @@ import pytest
 from label_trees import tree
 
 import otel_torchprof as otp
-from otel_torchprof import _after_import, function_labels
-from otel_torchprof.labels import record_function
+from otel_torchprof._process import after_import
+from otel_torchprof._sources import function_labels
+from otel_torchprof._sources.labels import record_function
 
 LIBRARY = '''
 import functools
@@ -94,7 +95,7 @@ def package(tmp_path, monkeypatch):
     yield name
     for module in (name, f"{name}.part"):
         sys.modules.pop(module, None)
-        _after_import._waiting.pop(module, None)
+        after_import._waiting.pop(module, None)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof import function_labels
+from otel_torchprof._sources import function_labels
 
 
 def test_what_the_script_defines_after_the_instrumentation_has_begun(tmp_path, monkeypatch, caplog):

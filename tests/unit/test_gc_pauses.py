@@ -15,10 +15,10 @@ from frame_trees import masked, recorded, recording, tree
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._model.frames import collection_generation
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._recording import Recording, Wanted
-from otel_torchprof.frame_filter import FrameFilter
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._tree.frames import collection_generation
 
 OLDEST = "gc.collect: generation 2"
 
@@ -300,7 +300,7 @@ def test_generations(name, generation):
 FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 def recorded():
     record = Recording(Wanted(operators=False, frames=True))
@@ -333,7 +333,7 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
 
 class Late:
     def __init__(self):

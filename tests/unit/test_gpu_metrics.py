@@ -19,7 +19,7 @@ from opentelemetry.semconv._incubating.metrics import hw_metrics
 
 import otel_torchprof as otp
 from otel_torchprof import config
-from otel_torchprof._gpu_quantities import GPU_ATTRIBUTES, METRICS
+from otel_torchprof._metrics.gpu_quantities import GPU_ATTRIBUTES, METRICS
 
 clock, collector, watch = gpu_collector.clock, gpu_collector.collector, gpu_collector.watch
 nvml = nvml_stand_in.nvml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torchprof._native.heap import Heap
+from otel_torchprof._process.heap import Heap
 
 MIB = 1 << 20
 

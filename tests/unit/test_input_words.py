@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._model.input_words import (
+from otel_torchprof._tree.input_words import (
     Input,
     InputKept,
     InputKind,
@@ -23,7 +23,7 @@ from otel_torchprof._model.input_words import (
     storages,
     text_ids,
 )
-from otel_torchprof._model.inputs import concrete_inputs, kwinputs, shape_keys, texts_of
+from otel_torchprof._tree.inputs import concrete_inputs, kwinputs, shape_keys, texts_of
 
 NAMES = ["", "aten::f", "k", "Tensor", "a: b\nc: d", "TOP.m", "text"]
 INT64 = st.integers(-(2**63), 2**63 - 1)

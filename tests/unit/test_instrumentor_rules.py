@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SynchronousMul
 from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, TraceFlags
 
 import otel_torchprof as otp
-from otel_torchprof._ambient import AmbientTable
-from otel_torchprof._instrumentation import Instrumentation
+from otel_torchprof._instrument.instrumentation import Instrumentation
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, recorder_stats
+from otel_torchprof._sources.ambient import AmbientTable
 
 LONG = 60
 LABELS = {"detail": "modules", "skip_dep_check": True}

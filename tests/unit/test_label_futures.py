@@ -11,9 +11,9 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.inputs import concrete_inputs, input_dtypes, input_shapes
-from otel_torchprof._model.units import span_table
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
+from otel_torchprof._tree.units import span_table
 
 ONCE = "_call_end_callbacks_on_future can only be called once."
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from otel_torchprof import _legacy_state as state
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
-from otel_torchprof._legacy_parse import function_events
-from otel_torchprof._legacy_records import LeftOut, legacy_events
+from otel_torchprof._events.events import EventList
+from otel_torchprof._events.object_tree import build_tree
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._object_tree import build_tree
+from otel_torchprof._torch_compat import legacy_state as state
+from otel_torchprof._torch_compat.legacy_parse import function_events
+from otel_torchprof._torch_compat.legacy_records import LeftOut, legacy_events
 from otel_torchprof.errors import TorchProfError
-from otel_torchprof.events import EventList
 from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 
 MAIN, OTHER = Thread(10, 100, 1, "main"), Thread(20, 200, 2, "other")

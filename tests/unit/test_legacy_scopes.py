@@ -10,10 +10,10 @@ import threading
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import _legacy_state as state
 from otel_torchprof import legacy
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, ProfilerConfig, ProfilerDisableOptions
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_batches import Event, Service, Span, readable, span_context
 
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
-from otel_torchprof._live_recording import _listed
-from otel_torchprof._model.live_table import live_table
-from otel_torchprof._model.operator_roots import OPERATORS_NAME, SLICE_NS
-from otel_torchprof._model.running import RunningAverages
-from otel_torchprof._model.steps import Trace
+from otel_torchprof._instrument.live_recording import _listed
 from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._spans.live_table import live_table
+from otel_torchprof._spans.operator_roots import OPERATORS_NAME, SLICE_NS
+from otel_torchprof._spans.steps import Trace
 
 LOOP = threading.get_ident()
 THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))

@@ -9,8 +9,8 @@ from live_batches import Event, Service, in_request
 from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import Thread
-from otel_torchprof._model.steps import Trace
 from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._spans.steps import Trace
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from malformed_files import check, malformed, messages
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_torchprof import cli
+from otel_torchprof._cli import main as cli
+from otel_torchprof._cli.trace_reading import read
 from otel_torchprof._export.otlp_wire import parts
-from otel_torchprof._export.printable import printable
-from otel_torchprof._trace_reading import read
+from otel_torchprof._process.printable import printable
 
 ROOT = Path(__file__).resolve().parents[2]
-CLI = (sys.executable, "-m", "otel_torchprof.cli")
+CLI = (sys.executable, "-m", "otel_torchprof")
 GOOD = {"ph": "X", "name": "good", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
 IDS = {"traceId": "1" * 32, "spanId": "2" * 16}
 

@@ -12,10 +12,10 @@ from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, places_of, with_memory_events
-from otel_torchprof._model.memory_peaks import NO_PEAK, highest_between, peaks_of_rows, peaks_of_view
-from otel_torchprof._model.tree import torch_view
-from otel_torchprof._model.units import Step, span_table
+from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, places_of, with_memory_events
+from otel_torchprof._tree.memory_peaks import NO_PEAK, highest_between, peaks_of_rows, peaks_of_view
+from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._tree.units import Step, span_table
 
 CPU, CUDA = 0, 1
 THREADS = (Thread(1, 1, 1, "one"), Thread(2, 2, 2, "two"))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from memory_runs import Run, parameter
 
-from otel_torchprof import _memory_timeline as timeline
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
+from otel_torchprof._profile import memory_timeline as timeline
 from otel_torchprof.errors import TorchProfError
 
 SECOND = 10**9

@@ -13,12 +13,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch_metrics import data_points, points, value
 
 import otel_torchprof as otp
-from otel_torchprof import _metrics_instrumentation, instrumentor
-from otel_torchprof._export import fork
-from otel_torchprof._metrics_instrumentation import MetricsInstrumentation
+from otel_torchprof._instrument import instrumentor
+from otel_torchprof._metrics import metrics_instrumentation
+from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
+from otel_torchprof._metrics.operator_metrics import has_sdk, metrics_of
 from otel_torchprof._native.recorder import Session, recorder_stats
-from otel_torchprof._operator_metrics import has_sdk, metrics_of
-from otel_torchprof._steps import StepTracker
+from otel_torchprof._process import fork
+from otel_torchprof._sources.step_counter import StepTracker
 
 LONG = 30
 
@@ -53,18 +54,18 @@ def library(monkeypatch) -> Library:
         action(None)
         return lambda: None
 
-    monkeypatch.setattr(_metrics_instrumentation, "when_imported", imported)
-    monkeypatch.setattr(_metrics_instrumentation.OptimizerHooks, "install_bare", lambda _self, _hook: None)
-    monkeypatch.setattr(_metrics_instrumentation.torch_library, "load", lambda: found)
-    monkeypatch.setattr(_metrics_instrumentation, "event_cost", lambda _library: 1e-7)
+    monkeypatch.setattr(metrics_instrumentation, "when_imported", imported)
+    monkeypatch.setattr(metrics_instrumentation.OptimizerHooks, "install_bare", lambda _self, _hook: None)
+    monkeypatch.setattr(metrics_instrumentation.torch_library, "load", lambda: found)
+    monkeypatch.setattr(metrics_instrumentation, "event_cost", lambda _library: 1e-7)
     return found
 
 
 @pytest.fixture(autouse=True)
 def undone(monkeypatch):
     """No torch, unless a test has one; whatever it leaves switched on is switched off again."""
-    monkeypatch.setattr(_metrics_instrumentation, "when_imported", lambda _name, _action: lambda: None)
-    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(metrics_instrumentation, "when_imported", lambda _name, _action: lambda: None)
+    monkeypatch.setattr(metrics_instrumentation, "_LOOK_SECONDS", 0.005)
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         otp.TorchInstrumentor().uninstrument()
@@ -152,7 +153,7 @@ def test_a_refusal_does_not_reach_the_loop(provider, library, caplog):
 def test_a_refusal_without_steps(provider, library, caplog, monkeypatch):
     """When torch refuses where there are no steps, that is logged once, and the thread that drains continues."""
     looks = threading.Semaphore(0)
-    monkeypatch.setattr(_metrics_instrumentation, "has_sdk", lambda _provider: looks.release() or True)
+    monkeypatch.setattr(metrics_instrumentation, "has_sdk", lambda _provider: looks.release() or True)
     monkeypatch.setattr(StepTracker, "expects_steps", lambda _self: False)
     library.fails = True
     running = instrument(provider, overhead=0.1)
@@ -202,7 +203,7 @@ def test_nobody_to_tell(library, monkeypatch):
     """As long as no MeterProvider is set, or one that nobody reads, nothing is recorded; once there is a reader it is."""
     waiting = type("_ProxyMeterProvider", (), {})()
     current = [waiting]
-    monkeypatch.setattr(_metrics_instrumentation.otel_metrics, "get_meter_provider", lambda: current[0])
+    monkeypatch.setattr(metrics_instrumentation.otel_metrics, "get_meter_provider", lambda: current[0])
     assert not has_sdk(waiting)
     looked = threading.Semaphore(0)
     look = MetricsInstrumentation._look
@@ -236,7 +237,7 @@ def test_the_providers_shutdown(provider, library):
 
 def test_a_look_that_fails_is_not_the_last(provider, library, monkeypatch, caplog):
     """What goes wrong in the thread that counts is logged, and it goes on after a while."""
-    monkeypatch.setattr(_metrics_instrumentation, "_STOP_SECONDS", 0.01)
+    monkeypatch.setattr(metrics_instrumentation, "_STOP_SECONDS", 0.01)
     failures = [RuntimeError("first"), RuntimeError("second")]
 
     def cost(_library) -> float:
@@ -244,7 +245,7 @@ def test_a_look_that_fails_is_not_the_last(provider, library, monkeypatch, caplo
             raise failures.pop(0)
         return 1e-7
 
-    monkeypatch.setattr(_metrics_instrumentation, "event_cost", cost)
+    monkeypatch.setattr(metrics_instrumentation, "event_cost", cost)
     instrument(provider, overhead=0.1)
     steps_until(lambda: library.times > 0)
     assert caplog.text.count("operators could not be counted") == 2
@@ -316,7 +317,7 @@ def is_taken(lock) -> bool:
 def test_forks_on_two_threads(provider, library, monkeypatch):
     """Of two forks at the same time each gives back the lock that it took, and no other; whoever is instrumented by then."""
     monkeypatch.setattr(fork, "LONGEST_WAIT", 0.01)
-    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
+    monkeypatch.setattr(metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)
     instrumentor._before_fork()
     second = threading.Thread(target=lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
@@ -331,7 +332,7 @@ def test_forks_on_two_threads(provider, library, monkeypatch):
 
 def test_fork_whose_preparation_was_interrupted(provider, library, monkeypatch):
     """What an interrupt kept from being prepared is not undone: nothing raises, no lock stays taken."""
-    monkeypatch.setattr(_metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
+    monkeypatch.setattr(metrics_instrumentation, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)
 
     break_off = running._sampler.break_off

@@ -12,12 +12,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from torch_metrics import points, value
 
-from otel_torchprof import _operator_metrics
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._export.ledger import Entries
-from otel_torchprof._model.steps import StepSpan, Trace
-from otel_torchprof._operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
-from otel_torchprof._recorder_metrics import ExporterFigures, RecorderFigures
+from otel_torchprof._metrics import operator_metrics
+from otel_torchprof._metrics.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
+from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures
+from otel_torchprof._spans.steps import StepSpan, Trace
 from otel_torchprof.health import QueueStats
 
 
@@ -109,7 +109,7 @@ def test_exemplars_point_to_spans_of_steps(reader, metrics):
 def test_durations_cost_no_more_than_their_share(reader, metrics, monkeypatch):
     """When recording a duration costs a tenth of a step, no more than a tenth of the allowed share is overdrawn; all are where all is allowed."""
     clock = iter(range(10**6))
-    monkeypatch.setattr(_operator_metrics.time, "thread_time", lambda: next(clock) * 1e-4)
+    monkeypatch.setattr(operator_metrics.time, "thread_time", lambda: next(clock) * 1e-4)
     thinned = ThinnedDurations(metrics.durations, 0.01, 0.0)
     for step in range(10_000):
         thinned.record([(step * 1e-3, 1e-3, trace.set_span_in_context(trace.INVALID_SPAN))])
@@ -153,18 +153,18 @@ def test_one_set_of_instruments_per_provider(provider, caplog):
 
 def test_a_provider_that_is_gone_is_forgotten():
     """The instruments of a provider go with it."""
-    before = len(_operator_metrics._of_providers)
+    before = len(operator_metrics._of_providers)
     found = MeterProvider(shutdown_on_exit=False)
     metrics_of(found)
-    assert len(_operator_metrics._of_providers) == before + 1
+    assert len(operator_metrics._of_providers) == before + 1
     del found
     gc.collect()
-    assert len(_operator_metrics._of_providers) <= before
+    assert len(operator_metrics._of_providers) <= before
 
 
 def test_the_global_provider_may_come_later(monkeypatch, reader, provider):
     """Instruments of the global provider that were made before there was one show in the one that is set then."""
-    monkeypatch.setattr(_operator_metrics, "_global", None)
+    monkeypatch.setattr(operator_metrics, "_global", None)
     internal = otel_metrics._internal
     monkeypatch.setattr(internal, "_METER_PROVIDER", None)
     monkeypatch.setattr(internal, "_METER_PROVIDER_SET_ONCE", type(internal._METER_PROVIDER_SET_ONCE)())
@@ -201,6 +201,6 @@ def test_a_forked_child_begins_anew(reader, metrics, monkeypatch):
     metrics.add_step(sampled=True)
     metrics.times = lambda: (1.0, 1.0)
     metrics.recorder.source = lambda: RecorderFigures(Entries(1, {}, {}), 0, 0)
-    _operator_metrics.after_fork_in_child()
+    operator_metrics.after_fork_in_child()
     names = ("torch.op.calls", "torch.steps", "otel_torchprof.sampling.time", "otel_torchprof.events.recorded")
     assert [points(reader, name) for name in names] == [[]] * 4

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from otel_torchprof import _torch_hooks
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._sources import torch_hooks
 
 
 class Module:
@@ -54,7 +54,7 @@ def follow(request):
         names[id(module)] = table
         return table
 
-    python_sources.follow_modules(names, find, _torch_hooks._running, request.param)
+    python_sources.follow_modules(names, find, torch_hooks._running, request.param)
     yield request.param
     python_sources.leave_modules()
     table.clear()  # a module that was left open keeps it, and the ids are soon those of another test's modules

@@ -12,7 +12,7 @@ import pytest
 from frame_trees import printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof.frame_filter import FrameFilter
+from otel_torchprof._sources.frame_filter import FrameFilter
 
 pytestmark = pytest.mark.skipif(
     not python_sources.monitors_calls, reason="sys.monitoring is there since Python 3.12; before, a profile function is"
@@ -218,7 +218,7 @@ def test_forked_child_has_no_tool():
 
 _REFUSES = """
     import logging, sys
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -248,7 +248,7 @@ def test_audit_hook_that_forbids_callbacks():
 
 _ENDS = """
     import sys, threading
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     class AtTheEnd:
         def __del__(self):
@@ -284,7 +284,7 @@ _IN_ANOTHER = """
         import _interpreters as interpreters
     except ImportError:
         import _xxsubinterpreters as interpreters
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     other = interpreters.create()
     record = Recording(Wanted(operators=False, frames=True))

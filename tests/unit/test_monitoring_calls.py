@@ -15,7 +15,7 @@ from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof.frame_filter import FrameFilter
+from otel_torchprof._sources.frame_filter import FrameFilter
 
 pytestmark = pytest.mark.skipif(
     not python_sources.monitors_calls, reason="sys.monitoring is there since Python 3.12; before, a profile function is"
@@ -370,7 +370,7 @@ _GREENLETS = """
     import re
     from collections import Counter
     import greenlet
-    from otel_torchprof._recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, Wanted
 
     def outer(number):
         for _ in range(3):

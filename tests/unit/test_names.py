@@ -12,21 +12,21 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
 
 import otel_torchprof as otp
+from otel_torchprof._averages.averages import Averages
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch, KnownNames, Names
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.chrome_columns import Columns
 from otel_torchprof._encode.lent_spans import LentSpans
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._model.averages import Averages
-from otel_torchprof._model.input_words import InputKind, text_ids
-from otel_torchprof._model.running import RunningAverages
-from otel_torchprof._model.span_sizes import span_sizes
-from otel_torchprof._model.span_tables import joined_tables, narrowed, taken
-from otel_torchprof._model.tree import torch_view
-from otel_torchprof._model.units import AttributeColumn, AttributeType, SpanTable, extend_names
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
+from otel_torchprof._spans.span_sizes import span_sizes
+from otel_torchprof._spans.span_tables import joined_tables, narrowed, taken
+from otel_torchprof._tree.input_words import InputKind, text_ids
+from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable, extend_names
 
 MOST_LABELS = 1 << 15
 """``kNameLimits`` in ``interner.h``."""

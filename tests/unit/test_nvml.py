@@ -13,8 +13,8 @@ import pynvml
 import pytest
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, VERSION_MISMATCH
 
-from otel_torchprof._nvml import Gpu, Nvml, RefusedError
-from otel_torchprof._visible_devices import visible
+from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError
+from otel_torchprof._sources.visible_devices import visible
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library
@@ -276,7 +276,9 @@ def test_pynvml_finds_the_stand_in_by_itself(stand_in_library):
     """Where the system's loader finds the stand-in under the library's name, pynvml takes it unprompted."""
     stand_in = f"import ctypes, nvml_stand_in as s; ctypes.CDLL({str(stand_in_library)!r})"
     read = f"{stand_in}.stand_in_read(str(s.HERE / 'recordings' / 'data_centre.txt').encode())"
-    program = f"{read}\nfrom otel_torchprof._nvml import Nvml\nn = Nvml(); n.open(); print(n.cards({{}})[0][0].model)"
+    program = (
+        f"{read}\nfrom otel_torchprof._sources.nvml import Nvml\nn = Nvml(); n.open(); print(n.cards({{}})[0][0].model)"
+    )
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
     environment = os.environ | {"LD_LIBRARY_PATH": str(stand_in_library.parent), "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)

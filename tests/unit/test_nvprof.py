@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import otel_torchprof as otp
-from otel_torchprof import nvprof
+from otel_torchprof._profile import nvprof
 
 SCHEMA = """
 CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY AUTOINCREMENT, value TEXT NOT NULL);

@@ -10,16 +10,16 @@ from live_batches import Event, Service, in_request, label, readable
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._model.budget import Budget
-from otel_torchprof._model.decisions import Rules
-from otel_torchprof._model.live_table import live_table
-from otel_torchprof._model.operator_roots import OPERATORS_NAME as ROOT
-from otel_torchprof._model.operator_roots import SLICE_NS
-from otel_torchprof._model.pending import PendingSpans, Pieces
-from otel_torchprof._model.steps import Trace
+from otel_torchprof._sampling.decisions import Rules
+from otel_torchprof._sampling.pending import PendingSpans, Pieces
+from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.live_table import live_table
+from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
+from otel_torchprof._spans.operator_roots import SLICE_NS
+from otel_torchprof._spans.steps import Trace
 
 if TYPE_CHECKING:
-    from otel_torchprof._model.units import SpanTable
+    from otel_torchprof._tree.units import SpanTable
 
 SECOND = SLICE_NS
 THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "worker"))
@@ -214,7 +214,7 @@ def test_operators_wait_for_their_root():
 
 def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
     """An operator that outlives its root, by more roots than are remembered, is sent when it ends, and is not held."""
-    monkeypatch.setattr("otel_torchprof._model.pending._MOST_PAST", 3)
+    monkeypatch.setattr("otel_torchprof._sampling.pending._MOST_PAST", 3)
     buffered = Buffered(Rules(Budget()))
     buffered.sent(Event("async", 0), watermark=1)
     for number in range(1, 10):

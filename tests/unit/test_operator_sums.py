@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from live_batches import Event, Recorder
 
+from otel_torchprof._averages.operator_sums import OTHER, OperatorSum, OperatorSums
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._model.operator_sums import OTHER, OperatorSum, OperatorSums
 
 
 def batch(*own: tuple[str, int]) -> Batch:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import _profile_options
+from otel_torchprof._profile import options as _profile_options
 
 CPU, CUDA = otp.ProfilerActivity.CPU, otp.ProfilerActivity.CUDA
 

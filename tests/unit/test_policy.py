@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from unit_tables import BEGIN, HOME, MS, ROOT, TRACE, attribute, attributes_of, cut, shown, unit, unit_of
 
-from otel_torchprof._model.budget import Budget
-from otel_torchprof._model.policy import Part, Reduction, fits
-from otel_torchprof._model.span_sizes import LINK_SIZE
-from otel_torchprof._model.units import LINK, AttributeType
+from otel_torchprof._sampling.policy import Part, Reduction, fits
+from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.span_sizes import LINK_SIZE
+from otel_torchprof._tree.units import LINK, AttributeType
 
 INT64, DOUBLE, BOOL, NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 SHORT = 0.01

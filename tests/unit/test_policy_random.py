@@ -19,13 +19,13 @@ from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
-from otel_torchprof._model.budget import Budget
-from otel_torchprof._model.merging import merged
-from otel_torchprof._model.policy import Reduction, fits
-from otel_torchprof._model.shrunk import shrunk
-from otel_torchprof._model.span_sizes import largest_size, span_sizes
-from otel_torchprof._model.span_tables import joined_tables, taken
-from otel_torchprof._model.units import Step, span_table
+from otel_torchprof._sampling.merging import merged
+from otel_torchprof._sampling.policy import Reduction, fits
+from otel_torchprof._sampling.shrunk import shrunk
+from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.span_sizes import largest_size, span_sizes
+from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._tree.units import Step, span_table
 
 SEEDS = range(60)
 LEFT_OUT = 9 + 9 + 2 + 1

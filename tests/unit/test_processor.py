@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_torchprof as otp
-from otel_torchprof._export.deadline import Deadline
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process.deadline import Deadline
 
 
 @pytest.fixture

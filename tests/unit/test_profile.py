@@ -8,8 +8,8 @@ import os
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof._profile_options import say_once
-from otel_torchprof._profiler_flag import profiler_flag
+from otel_torchprof._process.profiler_flag import profiler_flag
+from otel_torchprof._profile.options import say_once
 
 CHUNK = 65536
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from otel_torchprof._profiler_flag import _ProfilerFlag
+from otel_torchprof._process.profiler_flag import _ProfilerFlag
 
 
 def module():

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_torchprof import event_names, profiler_util
+from otel_torchprof import profiler_util
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._events import event_names
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's module")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torchprof._model.rank_choice import Place
-from otel_torchprof._rank_environment import RunName, place_in, restart_in, run_name_in
+from otel_torchprof._distributed.rank_choice import Place
+from otel_torchprof._distributed.rank_environment import RunName, place_in, restart_in, run_name_in
 
 TORCHRUN = {
     "RANK": "5",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from otel_torchprof._model.rank_choice import Place, checked_choice, exporting
-from otel_torchprof._model.rank_ids import (
+from otel_torchprof._distributed.rank_choice import Place, checked_choice, exporting
+from otel_torchprof._distributed.rank_ids import (
     Run,
     checked_layout,
     collective_span_id,

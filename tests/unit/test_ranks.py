@@ -15,10 +15,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
-from otel_torchprof import _rank_store
+from otel_torchprof._distributed import rank_store
+from otel_torchprof._distributed.rank_groups import ranges
+from otel_torchprof._distributed.ranks import Ranks
 from otel_torchprof._export.provider import Provider
-from otel_torchprof._rank_groups import ranges
-from otel_torchprof._ranks import Ranks
+from otel_torchprof._instrument.step_contexts import RankResourceDetector
 
 MODULE = "torch.distributed.distributed_c10d"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
@@ -91,7 +92,7 @@ def test_processes_that_are_begun_anew_with_the_same_store(monkeypatch, counted)
     """What torchrun begins anew is the same run, and has other ids; whether it counts that, and whoever had got how far before."""
 
     def joins(process: str, rank: int, restart: str) -> Ranks:
-        monkeypatch.setattr(_rank_store, "_process", (os.getpid(), process))
+        monkeypatch.setattr(rank_store, "_process", (os.getpid(), process))
         environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": restart if counted else "0"}
         return joined(rank, 2, store, environ=environ)
 
@@ -355,5 +356,5 @@ def test_resources_of_other_signals(monkeypatch):
     """Where the environment asks for the detector, the SDK's own resource has the rank, for metrics as well."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    found = otp.ranks.RankResourceDetector().detect()
+    found = RankResourceDetector().detect()
     assert found.attributes == {"torch.distributed.rank": 1, "torch.distributed.world_size": 2}

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-COMMAND = ("-m", "otel_torchprof.cli", "run", "-o", "trace.json")
+COMMAND = ("-m", "otel_torchprof", "run", "-o", "trace.json")
 OURS = re.compile(
     rb"otel-torchprof: .*\n"
     rb"|.*DeprecationWarning: This process \(pid=\d+\) is multi-threaded, use of fork.*\n.*fork.*\n"  # ours, from 3.12 on

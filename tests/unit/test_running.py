@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_torchprof._averages_list import averages_list
+from otel_torchprof._averages.running import MAX_FOREIGN_NAMES, OTHER_NAMES, Average, RunningAverages
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._model.running import MAX_FOREIGN_NAMES, OTHER_NAMES, Average, RunningAverages
-from otel_torchprof._model.tree import torch_view
-from otel_torchprof.events import EventList
+from otel_torchprof._events.averages_list import averages_list
+from otel_torchprof._events.events import EventList
+from otel_torchprof._tree.tree import torch_view
 
 
 def batch(*events: tuple[int, int, int, int], names: list[str], scopes: list[int] | None = None) -> Batch:

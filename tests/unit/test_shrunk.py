@@ -6,8 +6,8 @@ import json
 
 from unit_tables import HOME, attribute, attributes_of, shown, unit, unit_of
 
-from otel_torchprof._model.shrunk import shrunk
-from otel_torchprof._model.units import AttributeType
+from otel_torchprof._sampling.shrunk import shrunk
+from otel_torchprof._tree.units import AttributeType
 
 
 def averages(table):

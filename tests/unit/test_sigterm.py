@@ -11,8 +11,8 @@ import threading
 import pytest
 
 import otel_torchprof as otp
+from otel_torchprof._instrument.sigterm import SigtermFlush
 from otel_torchprof._native.ffi import lib
-from otel_torchprof._sigterm import SigtermFlush
 
 LONG = 60.0
 NEVER = 3600.0

@@ -13,8 +13,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._model.span_tables import joined_tables, taken
-from otel_torchprof._model.units import AttributeColumn, AttributeType
+from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._tree.units import AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 

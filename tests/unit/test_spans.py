@@ -19,7 +19,7 @@ from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._model.units import Step, span_table
+from otel_torchprof._tree.units import Step, span_table
 
 RESOURCE = Resource({"service.name": "trainer"})
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)

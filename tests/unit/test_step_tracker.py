@@ -9,8 +9,8 @@ from collections import defaultdict
 
 import pytest
 
-from otel_torchprof import steps
-from otel_torchprof.steps import KinetoStepTracker
+from otel_torchprof._profile import steps
+from otel_torchprof._profile.steps import KinetoStepTracker
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def test_beside_an_instrumented_service():
 
 def test_calls_from_the_start_where_there_is_no_torch(monkeypatch):
     """Python's calls are recorded without waiting for a torch that is not installed."""
-    monkeypatch.setattr("otel_torchprof.streaming.is_there", lambda name: False)
+    monkeypatch.setattr("otel_torchprof._instrument.streaming.is_there", lambda name: False)
     exporter = InMemorySpanExporter()
     with otp.stream(exporter, detail="frames", frames=otp.FrameFilter(include=[__name__])) as streamed:
         label("x")

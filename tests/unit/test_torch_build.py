@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof import cli  # noqa: E402
+from otel_torchprof._cli import main as cli  # noqa: E402
 from otel_torchprof._native import torch_build  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_torchprof import _trace_sums
-from otel_torchprof._trace_sums import TraceSums
+from otel_torchprof._cli import trace_sums
+from otel_torchprof._cli.trace_sums import TraceSums
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -29,7 +29,7 @@ def field(tag: int, value: bytes) -> bytes:
 
 MEASURED = """
 import pathlib, re, sys
-from otel_torchprof import cli
+from otel_torchprof._cli import main as cli
 code = cli.main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 sys.exit(code)
@@ -74,7 +74,7 @@ def test_memory_of_an_endless_file():
     """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
     source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
     program = (
-        "import signal, otel_torchprof._trace_sums as sums\n"
+        "import signal, otel_torchprof._cli.trace_sums as sums\n"
         "settle, turns = sums._Rows.settle, []\n"
         "def counted(*words):\n"
         "    turns.append(1)\n"
@@ -113,7 +113,7 @@ def test_sums_of_pieces(turns, by_id, most):
     whole, pieces = TraceSums(), TraceSums()
     for sums, limit in ((whole, 10**6), (pieces, most)):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(_trace_sums, "MOST_ROWS", limit)
+            patched.setattr(trace_sums, "MOST_ROWS", limit)
             for name, start, duration, span_id, parent in rows:
                 if by_id:
                     sums.add_span(name, start, duration, (span_id, parent, "t"), {})
@@ -124,7 +124,7 @@ def test_sums_of_pieces(turns, by_id, most):
 
 def test_sums_of_a_long_file(monkeypatch):
     """Of a hundred times what fits, calls, totals and self times are exact where parents are near, and a parent of all is too."""
-    monkeypatch.setattr(_trace_sums, "MOST_ROWS", 20)
+    monkeypatch.setattr(trace_sums, "MOST_ROWS", 20)
     by_time, by_id = TraceSums(), TraceSums()
     by_time.add_slice("all", 0, 10_000, "t")
     by_id.add_span("all", 0, 10_000, (1, 0, "t"), {})
@@ -146,7 +146,7 @@ def test_sums_of_a_long_file(monkeypatch):
 
 def test_names_have_a_limit(monkeypatch):
     """Names beyond the limit share one entry, and it is said."""
-    monkeypatch.setattr(_trace_sums, "MOST_NAMES", 2)
+    monkeypatch.setattr(trace_sums, "MOST_NAMES", 2)
     sums = TraceSums()
     for name in ("a", "b", "c", "d", "a", "x" * 600):
         sums.add_slice(name, 0, 5, 1)

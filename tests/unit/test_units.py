@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext, TraceState
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import Flag, Scope
-from otel_torchprof._model.units import AttributeColumn, AttributeType, Step, event_span_ids, extend_names, span_table
+from otel_torchprof._tree.units import AttributeColumn, AttributeType, Step, event_span_ids, extend_names, span_table
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
 THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "autograd"))

@@ -7,7 +7,7 @@ import pytest
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._columns.waiting import WaitingStack
-from otel_torchprof._model.waiting import with_waiting
+from otel_torchprof._tree.waiting import with_waiting
 
 FIRST, SECOND, THIRD = Thread(11, 1, 5, "first"), Thread(12, 2, 6, "second"), Thread(13, 3, 0, "third")
 NAMES = ["", "outer", "inner", "op", "part", "gc.collect: generation 2", "other"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._model.tree import HIDDEN_NAMES, listed_name
+from otel_torchprof._tree.tree import HIDDEN_NAMES, listed_name
 
 NAMES = (
     "aten::mm",

@@ -11,8 +11,8 @@ import numpy as np
 from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._model.policy import Home, reduced
-from otel_torchprof._model.units import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._sampling.policy import Home, reduced
+from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
 
 TRACE = 0xA5
 ROOT = 1

@@ -1,0 +1,1 @@
+"""Sums and averages of operators."""

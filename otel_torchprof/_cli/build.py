@@ -1,0 +1,47 @@
+"""``otel-torchprof build``: the library that records torch's operators, ahead of time."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof import config
+from otel_torchprof._native import torch_build, torch_library
+from otel_torchprof.errors import TorchProfError
+
+from .terminal import show
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "build",
+        help="build the library that records torch's operators, ahead of time",
+        description="Builds the library that records operators of the installed torch, if it is not there yet, proves that it "
+        "works, and prints its path. For container images: build with --dir, and set "
+        f"{config.OTEL_TORCHPROF_BUILD_DIR} to the same folder where the image runs.",
+    )
+    parser.add_argument(
+        "--dir",
+        help=f"folder to keep it in (default: ${config.OTEL_TORCHPROF_BUILD_DIR}, else the user's cache folder)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Builds it.
+
+    Raises:
+        TorchProfError: there is no torch, or the library cannot be had.
+    """
+    if options.dir is not None:
+        os.environ[config.OTEL_TORCHPROF_BUILD_DIR] = options.dir
+    torch = torch_library.installed_torch()
+    if torch is None:
+        raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
+    path = torch_build.ensure(torch)
+    torch_library.load()
+    show(f"{path}\n")
+    return 0

@@ -1,0 +1,311 @@
+"""What ``otel-torchprof doctor`` looks at: one function for each thing, none of which changes anything."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+import platform
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.resources import Resource
+
+from otel_torchprof import config
+from otel_torchprof._distributed.rank_choice import checked_choice
+from otel_torchprof._distributed.rank_ids import checked_layout
+from otel_torchprof._export.file import check_writable
+from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
+from otel_torchprof._export.rotation import Rotation
+from otel_torchprof._export.settings import HTTP, QueueSettings, Settings
+from otel_torchprof._export.variables import warn_once, without_credentials
+from otel_torchprof._instrument.live_recording import KINDS
+from otel_torchprof._native import frames, torch_build, torch_library
+from otel_torchprof._sampling.span_policy import SpanPolicy
+from otel_torchprof._sources.device_source import checked_events
+from otel_torchprof._sources.frame_filter import checked_filter
+from otel_torchprof._sources.nvml import Nvml, RefusedError
+from otel_torchprof.errors import ExportError, TorchLibraryError
+from otel_torchprof.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ON, OFF, NOTE, PROBLEM = "on", "off", "note", "problem"
+_SECONDS_TO_CONNECT = 2.0
+_SHOWN = re.compile(
+    r"OTEL_(TORCHPROF|BSP|BLRP|METRIC|PYTHON|SPAN|EVENT|LINK|ATTRIBUTE|EXPORTER_OTLP)_\w+|OTEL_SERVICE_NAME|OTEL_SDK_DISABLED"
+    r"|OTEL_(TRACES|METRICS|LOGS)_(EXPORTER|SAMPLER|SAMPLER_ARG)|OTEL_PROPAGATORS|OTEL_LOG_LEVEL|OTEL_CONFIG_FILE"
+)
+"""Variables whose values are no secrets; those of others are not shown."""
+_OURS = "OTEL_TORCHPROF_"
+_HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found out about one thing."""
+
+    name: str
+    state: str
+    """:data:`ON`, :data:`OFF`: it is, and nobody asked for it; :data:`NOTE`; :data:`PROBLEM`: something that was asked for is off."""
+    text: str
+    fix: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """All there is to say, as it is found out. May import torch, and waits two seconds at most for a receiver."""
+    yield Check(
+        "python", NOTE, f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
+    )
+    yield Check("package", ON, f"otel-torchprof {__version__} with its native core, in {Path(__file__).parent.parent}")
+    warnings = _warnings()  # first: what looks further does not warn of it again, in the midst of all this
+    yield from _switches()
+    yield from _torch()
+    yield _calls()
+    yield _gpus()
+    yield from _variables(warnings)
+    yield from _exporters()
+    yield from _instrumentation()
+
+
+# ---- recording ----
+
+
+def _switches() -> Iterator[Check]:
+    if not config.enabled():
+        name = config.OTEL_TORCHPROF_ENABLED
+        yield Check("switch", PROBLEM, f"{name} is false: nothing is recorded", f"unset {name}")
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        yield Check("switch", PROBLEM, "OTEL_SDK_DISABLED is true: there are no spans", "unset OTEL_SDK_DISABLED")
+    if config.detail(("off", "metrics", *KINDS)) == "off":
+        name = config.OTEL_TORCHPROF_DETAIL
+        yield Check("switch", PROBLEM, f"{name} is off: TorchInstrumentor records nothing", f"unset {name}")
+
+
+def _torch() -> Iterator[Check]:
+    try:
+        torch = torch_library.installed_torch()
+    except Exception as error:  # noqa: BLE001 - a torch that is broken raises anything
+        yield Check("torch", PROBLEM, f"cannot be imported: {type(error).__name__}: {error}", "install torch again")
+        return
+    if torch is None:
+        text = "not installed: labels, Python's calls and every exporter work, operators and modules are not recorded"
+        yield Check("torch", OFF, text, "pip install torch")
+        return
+    yield Check("torch", ON, f"{torch.__version__}, in {Path(torch.__file__).parent}")
+    yield _library(torch)
+    wanted = config.value_of(config.OTEL_TORCHPROF_DEVICE, config.type_of_device)
+    if wanted is not None:
+        yield _device(torch, wanted)
+
+
+def _library(torch: Any) -> Check:
+    name = "operators"
+    try:
+        path = torch_build.folder() / torch_build.library_name(torch)
+        if torch_build.is_whole(path):
+            torch_library.load()
+            return Check(name, ON, f"the library that records them works: {path}")
+        compiler = torch_build.compiler()
+    except TorchLibraryError as error:
+        return Check(name, PROBLEM, str(error), "see above, then: otel-torchprof build")
+    place = next((each for each in (path.parent, *path.parent.parents) if each.exists()), path.parent)
+    if not os.access(place, os.W_OK | os.X_OK):
+        way_out = f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can be written"
+        return Check(name, PROBLEM, f"the library is not built, and {path.parent} cannot be written", way_out)
+    text = f"the library that records them is not built yet; the first use builds it with {compiler}, in some seconds"
+    return Check(name, NOTE, text, "otel-torchprof build")
+
+
+def _device(torch: Any, wanted: str) -> Check:
+    module = getattr(torch, wanted, None)
+    there = False
+    with contextlib.suppress(Exception):  # a driver that is broken raises anything
+        there = bool(module is not None and module.is_available())
+    if there:
+        return Check("device", ON, f"torch has {wanted}")
+    name = config.OTEL_TORCHPROF_DEVICE
+    return Check("device", PROBLEM, f"{name} is {wanted!r}, and torch has none of that here", f"unset {name}")
+
+
+def _calls() -> Check:
+    """Whether Python's calls can be recorded, and who else listens to them."""
+    others = ""
+    if sys.version_info >= (3, 12):
+        monitoring: Any = sys.monitoring
+        tools = [tool for number in range(6) if (tool := monitoring.get_tool(number))]
+        others = f"; sys.monitoring is also used by {', '.join(tools)}" if tools else ""
+    elif sys.getprofile() is not None:
+        others = f"; sys.setprofile is in use by {sys.getprofile()!r}"
+    asked = config.detail(("off", "metrics", *KINDS)) == "frames"
+    try:
+        frames.check()
+    except frames.FramesError as error:
+        return Check("calls", PROBLEM if asked else OFF, str(error), "stop the other tool")
+    return Check("calls", ON, f"Python's calls can be recorded{others}")
+
+
+def _gpus() -> Check:
+    """Whether NVIDIA's management library tells of GPUs; no machine needs one."""
+    nvml = Nvml()
+    try:
+        nvml.open()
+        cards, unknown = nvml.cards({})
+        nvml.close()
+    except RefusedError as error:
+        return Check("gpus", OFF, f"NVML tells of none: {error}")
+    names = ", ".join(f"{card.name} ({card.model})" for card in cards) or "none"
+    return Check("gpus", ON, "; ".join((f"NVML tells of {names}", *unknown)))
+
+
+# ---- variables ----
+
+
+def _variables(warnings: list[str]) -> Iterator[Check]:
+    known = [name for name in vars(config) if name.startswith(_OURS)]
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("OTEL_"):
+            yield Check("variable", NOTE, f"{name}={shown(name, value)}")
+        if name.startswith(_OURS) and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            fix = f"did you mean {near[0]}?" if near else "unset it"
+            yield Check("variable", PROBLEM, f"{name} is none of this package's variables, and nobody reads it", fix)
+    for message in warnings:
+        yield Check("variable", PROBLEM, message, "correct it, or unset it")
+
+
+def shown(name: str, value: str) -> str:
+    """A variable's value as far as it can be no secret."""
+    if name == "OTEL_RESOURCE_ATTRIBUTES":
+        return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)
+    if _HIDDEN.search(name) or not _SHOWN.fullmatch(name):
+        return "***" if value else ""
+    return without_credentials(value) if "://" in value or "@" in value else value
+
+
+def _warnings() -> list[str]:
+    """What the package warns of when it reads the variables."""
+    handler = _Kept()
+    logger = logging.getLogger("otel_torchprof")
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    config.forget_warnings()
+    warn_once.cache_clear()
+    try:
+        for read in _READERS:
+            handler.messages += _failure(read)
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+    return list(dict.fromkeys(handler.messages))
+
+
+def _failure(read: Callable[[], object]) -> list[str]:
+    try:
+        read()
+    except Exception as error:  # noqa: BLE001 - one that cannot be read is what is looked for
+        return [f"{type(error).__name__}: {error}"]
+    return []
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+_READERS: tuple[Callable[[], object], ...] = (
+    config.enabled,
+    config.memory_limit,
+    config.gpu_devices,
+    lambda: config.detail(("off", "metrics", *KINDS)),
+    lambda: config.value_of(config.OTEL_TORCHPROF_OVERHEAD, config.share),
+    lambda: config.value_of(config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number),
+    lambda: config.value_of(config.OTEL_TORCHPROF_DEVICE, config.type_of_device),
+    lambda: config.value_of(config.OTEL_TORCHPROF_DEVICE_EVENTS, checked_events),
+    lambda: checked_filter(None),
+    lambda: config.value_of(config.OTEL_TORCHPROF_EXPORT_RANKS, checked_choice),
+    lambda: config.value_of(config.OTEL_TORCHPROF_RANKS, checked_layout),
+    SpanPolicy.from_environment,
+    lambda: Rotation.of(None, None, None),
+    Settings.from_environment,
+    QueueSettings.from_environment,
+    Resource.create,
+)
+
+
+# ---- export ----
+
+
+def _exporters() -> Iterator[Check]:
+    names = [name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(",")]
+    known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
+    for name in names:
+        if name == "chrome":
+            yield _file("chrome file", config.chrome_trace(), config.OTEL_TORCHPROF_CHROME_TRACE)
+        elif name == "otlp_file":
+            yield _file("otlp file", config.otlp_file(), config.OTEL_TORCHPROF_OTLP_FILE)
+        elif name.startswith("otlp"):
+            yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
+        elif name not in {"", "none", *known}:
+            fix = f"install the package that has it; there are {', '.join(sorted({'otlp', 'chrome', 'none', *known}))}"
+            yield Check(
+                "exporter", PROBLEM, f"{OTEL_TRACES_EXPORTER} names {name!r}, which no installed package has", fix
+            )
+
+
+def _receiver(*, asked: bool) -> Check:
+    settings = Settings.from_environment()
+    asked = asked or any(name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") for name in os.environ)
+    where = f"{settings.shown_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
+    place = urlsplit(settings.endpoint if settings.protocol == HTTP else f"//{settings.endpoint.rpartition('/')[2]}")
+    try:
+        port = place.port or (443 if place.scheme == "https" else 80 if settings.protocol == HTTP else 4317)
+        with socket.create_connection((place.hostname or "localhost", port), _SECONDS_TO_CONNECT):
+            return Check("receiver", ON, f"{where}: a TCP connection was made; nothing was sent")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        fix = "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
+        return Check("receiver", PROBLEM if asked else OFF, f"{where}: no connection: {reason}", fix)
+
+
+def _file(name: str, path: str, variable: str) -> Check:
+    try:
+        check_writable(path.replace("{pid}", str(os.getpid())))
+    except ExportError as error:
+        return Check(name, PROBLEM, str(error), f"set {variable}")
+    return Check(name, ON, f"{path} can be written")
+
+
+def _instrumentation() -> Iterator[Check]:
+    """What ``opentelemetry-instrument`` would make of it."""
+    disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "")
+    if {"torch", "*"} & {name.strip() for name in disabled.split(",")}:
+        text = f"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={disabled}: opentelemetry-instrument leaves torch out"
+        yield Check("opentelemetry-instrument", PROBLEM, text, "take torch out of it")
+        return
+    found = [each for each in entry_points(group="opentelemetry_instrumentor") if each.name == "torch"]
+    others = [each.value for each in found if not each.value.startswith("otel_torchprof")]
+    if others:
+        text = f"another package instruments torch too: {', '.join(others)}"
+        yield Check("opentelemetry-instrument", NOTE, text, "uninstall one of the two")
+    distros = [each.value for each in entry_points(group="opentelemetry_distro")]
+    if not distros:
+        text = "there is no opentelemetry-distro: opentelemetry-instrument sets up no TracerProvider by itself"
+        yield Check("opentelemetry-instrument", OFF, text, "pip install opentelemetry-distro")
+    elif len(distros) > 1 and "OTEL_PYTHON_DISTRO" not in os.environ:
+        text = f"there are several distributions, of which any may be taken: {', '.join(distros)}"
+        yield Check("opentelemetry-instrument", NOTE, text, "name one in OTEL_PYTHON_DISTRO")
+    else:
+        yield Check("opentelemetry-instrument", ON, f"sets up {distros[0]}")

@@ -1,0 +1,69 @@
+"""The command ``otel-torchprof``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from otel_torchprof._process.printable import printable_lines
+from otel_torchprof.errors import TorchProfError
+from otel_torchprof.version import __version__
+
+from . import build, doctor_command, run, send, show
+from .terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_COMMANDS = {"run": run, "show": show, "send": send, "doctor": doctor_command, "build": build}
+
+
+_INTERRUPTED = 130
+_LONGEST_USAGE_ERROR = 1000
+
+
+class _Parser(argparse.ArgumentParser):
+    """Arguments that are wrong are quoted in its errors; those of subcommands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable_lines(message)[:_LONGEST_USAGE_ERROR])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="otel-torchprof", description="Profiling PyTorch with OpenTelemetry.")
+    parser.add_argument("--version", action="version", version=f"otel-torchprof {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in _COMMANDS.values():
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit status: 0, 1 with a message on stderr, 130 after Ctrl-C, or as the command says."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = _COMMANDS[options.command].run(options)
+    except (TorchProfError, OSError, KeyboardInterrupt) as error:
+        if getattr(options, "script_runs", False):  # it is the script's, and goes where Python shows it
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            return _INTERRUPTED
+        if isinstance(error, OSError):
+            _abandon_stdout()
+        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+            say(f"cannot write the result: {error.strerror}" if isinstance(error, OSError) else str(error))
+        return 1
+    return status
+
+
+def _abandon_stdout() -> None:
+    """What is left in it does not raise again when Python ends."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (OSError, ValueError, AttributeError):
+        return

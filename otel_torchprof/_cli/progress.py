@@ -1,0 +1,94 @@
+"""What ``otel-torchprof run`` says on stderr while it records and writes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .terminal import OwnStderr
+
+_EVERY_SECOND = 1.0
+_FIRST, _LONGEST = 10.0, 600.0
+"""Seconds between plain lines: twice as many each time."""
+_LINE = "\r\x1b[2K{}\r"
+"""Written over at every turn. The cursor goes back, so that what the program writes stands at the beginning of a line."""
+
+
+class Progress:
+    """Tells how a recording goes: on a terminal in one line that changes every second, elsewhere in a line now and then.
+
+    Args:
+        describe: what to say now.
+        stream: where; by default stderr.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[], str],
+        stream: TextIO | OwnStderr | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._describe = describe
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._on_terminal = self._stream is not None and self._stream.isatty()
+        self._pause = _EVERY_SECOND if self._on_terminal else _FIRST
+        self._due = clock() + self._pause
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, and leaves a clean line."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._on_terminal:
+            self._write(_LINE.format(""))
+
+    def tell_if_due(self) -> float:
+        """Says what there is to say, if it is time; returns the seconds until the next time."""
+        now = self._clock()
+        if now >= self._due:
+            text = self._describe()
+            self._write(_LINE.format(text) if self._on_terminal else f"{text}\n")
+            if not self._on_terminal:
+                self._pause = min(self._pause * 2, _LONGEST)
+            self._due = now + self._pause
+        return self._due - now
+
+    def _run(self) -> None:
+        while not self._over.wait(self.tell_if_due()):
+            pass
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # closed by the program, or by whoever read it
+            self._over.set()
+
+
+def duration(seconds: float) -> str:
+    """``0:01:05``; below a minute with a tenth, ``5.2 s``."""
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def size(count: int) -> str:
+    """``1.5 MB``."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,324 @@
+"""``otel-torchprof run``: a script profiled without touching it."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._events.averages_list import printable_table
+from otel_torchprof._export.sdk import takes_whole_traces
+from otel_torchprof._instrument.live_recording import KINDS
+from otel_torchprof._instrument.streaming import stream
+from otel_torchprof._process.printable import printable_lines
+from otel_torchprof._sampling.span_policy import policy_of_texts
+from otel_torchprof.errors import TorchProfError
+from otel_torchprof.health import ON
+
+from .interpreter_state import InterpreterState
+from .progress import Progress, duration, size
+from .run_program import NoProgramError, Program
+from .terminal import OwnStderr, say
+
+if TYPE_CHECKING:
+    import types
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from otel_torchprof._sampling.span_policy import SpanPolicy
+
+_LAST_SECONDS = 60.0
+"""What sending and writing the rest may take at the end."""
+_INTERRUPTED = 130
+_CANNOT_START = 2
+"""Exit status where there is nothing to run, as Python's own."""
+_display = sys.__excepthook__
+_CHROME, _OTLP_FILE = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
+
+_DESCRIPTION = """\
+Runs a script as "python SCRIPT" would, and writes what it and torch do as a trace, while it runs: in constant memory, for as
+long as it takes. Options of this command stand before the script, those after it are the script's own.
+
+examples:
+  otel-torchprof run train.py --epochs 3
+  otel-torchprof run -o trace.json.gz --steps-per-file 100 --max-files 5 --table train.py
+  otel-torchprof run --endpoint http://localhost:4317 -m package.train
+  otel-torchprof run --schedule wait=10,active=2,repeat=3 train.py"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "run",
+        help="profile a script, or with -m a module, without touching it",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="otel-torchprof run [options] (SCRIPT | -m MODULE) [arguments of the script]",
+    )
+    add = parser.add_argument
+    add("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        help="where to write: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for nothing; may be given several times (default: SCRIPT.trace.json.gz)",
+    )
+    add("--endpoint", metavar="URL", help="send to this OTLP receiver, too; without -o, only")
+    add("--detail", choices=list(KINDS), help="what is recorded (default: ops)")
+    add("--shapes", action="store_true", help="record the shapes of operators' inputs")
+    add("--stacks", action="store_true", help="record Python's calls: --detail frames")
+    add("--device", metavar="TYPE", help="time the operators on this type of device, 'cuda' for one")
+    add(
+        "--schedule",
+        metavar="wait=N,active=N",
+        help="which steps are told in detail, from step 0 on: wait=N,warmup=N,active=N,repeat=N",
+    )
+    add("--every", metavar="N", help="tell only every n-th step in detail")
+    add("--keep", metavar="WHICH", help="'slow': send, and write as OTLP, the detail of slow and failed steps only")
+    add("--max-bytes", metavar="SIZE", help="begin the next Chrome file when one has this size, such as 500M")
+    add("--steps-per-file", metavar="N", help="begin the next Chrome file after so many steps")
+    add("--max-files", metavar="N", help="keep so many Chrome files, the latest")
+    add("--table", action="store_true", help="print averages by name at the end")
+    add(
+        "--sort",
+        default="self_cpu_time_total",
+        choices=SORT_KEYS,
+        metavar="KEY",
+        help="what the table is sorted by: " + ", ".join(SORT_KEYS),
+    )
+    add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
+    add("-q", "--quiet", action="store_true", help="say nothing but what is wrong")
+    add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script, or module, and its arguments")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the script; returns 0, and raises what it raises, its SystemExit among that.
+
+    Raises:
+        TorchProfError: the recording cannot begin.
+    """
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not words:
+        raise TorchProfError("there is no script to run: name one, or a module with -m")
+    program = Program(words[0], options.is_module)
+    try:
+        recorded = _Recorded(options, program)
+    except (TypeError, ValueError) as error:
+        raise TorchProfError(str(error)) from error
+    recorded.begin()
+    options.script_runs = True
+    try:
+        program.run(words[1:])
+    except NoProgramError as error:
+        say(str(error))
+        recorded.options.quiet = True
+        return 1 if program.is_module else _CANNOT_START
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show_without_us(error, program.trimmed(error.__traceback__))
+        raise
+    finally:
+        recorded.end_with_threads()
+    return 0
+
+
+class _Recorded:
+    """The recording around a script."""
+
+    def __init__(self, options: argparse.Namespace, program: Program) -> None:
+        self.options = options
+        self._pid = os.getpid()
+        self._exporters = _exporters(options, program.stem)
+        detail = "frames" if options.stacks else options.detail or "ops"
+        self._stream = stream(
+            *self._exporters,
+            detail=detail,
+            record_shapes=options.shapes,
+            use_device=options.device,
+            policy=_policy(options, self._exporters),
+        )
+        self._stderr = OwnStderr()
+        self._progress = Progress(self._line, self._stderr)
+        self._begin = time.monotonic()
+        self._is_writing = False
+
+    def begin(self) -> None:
+        """From now on."""
+        self._begin = time.monotonic()
+        self._stream.start()
+        self._state = InterpreterState()
+        if not self.options.quiet:
+            self._progress.start()
+
+    def end_with_threads(self) -> None:
+        """Ends it now; where threads of the script go on, which Python waits for, after them.
+
+        Whatever that comes upon, the script's exit status stays, but where the user interrupts it.
+        """
+        try:
+            with self._state.restored():
+                is_child = os.getpid() != self._pid
+                waits = any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
+                if waits and not is_child:
+                    atexit.register(self._end)
+        except Exception as error:  # noqa: BLE001 - the script may have changed anything that it needs
+            self._say_why_not(error)
+            return
+        if not waits and not is_child:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            with self._state.restored(stderr=self._stderr):
+                is_whole = os.getpid() != self._pid or self._stop()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._say_why_not(error)
+            return
+        if not is_whole:
+            self._say("otel-torchprof: interrupted: what was still to be sent or written is lost\n")
+            raise SystemExit(_INTERRUPTED)
+
+    def _say_why_not(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self._say(f"otel-torchprof: the recording was not ended as it should: {type(error).__name__}: {error}\n")
+
+    def _stop(self) -> bool:
+        """Whether all was sent and written before the user had enough of waiting."""
+        self._is_writing = is_whole = True
+        try:
+            self._stream.stop(_LAST_SECONDS)
+        except KeyboardInterrupt:  # whoever does not want to wait for a receiver that is down
+            is_whole = False
+        finally:
+            self._progress.stop()
+        if self.options.table:
+            rows = self._stream.key_averages()
+            table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"
+            self._say(table)
+        if not self.options.quiet:
+            self._say("".join(f"otel-torchprof: {line}\n" for line in self._summary()))
+        return is_whole
+
+    def _say(self, text: str) -> None:
+        self._stderr.write(printable_lines(text))
+
+    def _line(self) -> str:
+        health = self._stream.health
+        waiting = sum(stats.waiting_spans for stats in health.exporters.values())
+        what = f"writing, {waiting:,} spans to go (Ctrl-C to give up)" if self._is_writing else "recording"
+        return f"otel-torchprof: {what}: {self._figures()}"
+
+    def _figures(self) -> str:
+        health = self._stream.health
+        stats = health.exporters.values()
+        lost = sum(health.dropped.values())
+        unsent = sum(each.dropped_spans + each.failed_spans for each in stats)
+        written = sum(getattr(exporter, "bytes_written", 0) for exporter in self._exporters)
+        parts = [
+            duration(time.monotonic() - self._begin),
+            f"{self._stream.steps:,} steps",
+            f"{health.recorded:,} events",
+            f"{lost:,} dropped",
+            *([f"{unsent:,} spans not delivered"] if unsent else []),
+            *([f"{size(written)} written"] if written else []),
+        ]
+        return ", ".join(parts)
+
+    def _summary(self) -> list[str]:
+        from otel_torchprof._export.otlp import OTLPExporter
+
+        lines = [self._figures()]
+        for exporter in self._exporters:
+            files = getattr(exporter, "files", None)
+            if files:
+                lines.append(f"wrote {files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""))
+            elif isinstance(exporter, OTLPExporter):
+                lines.append(f"sent {exporter.stats.accepted_spans:,} spans to {exporter.shown_endpoint}")
+        health = self._stream.health
+        if not health.recorded:
+            lines.append("nothing was recorded in this process; child processes are not recorded")
+        for name, state in health.sources.items():
+            if name in {"operators", "frames", "devices"} and state != ON and "detail is" not in state:
+                lines.append(f"{name} {state}")
+            if name == "recording" and state != "off: stopped":
+                lines.append(f"nothing was recorded, {state}")
+        return [*lines, *health.notes]
+
+
+def _policy(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanPolicy:
+    """Which steps are told in detail.
+
+    Raises:
+        ValueError: an option is bad, or of no use.
+    """
+    given = {name: text for name in ("schedule", "every", "keep") if (text := getattr(options, name)) is not None}
+    policy = policy_of_texts(given)
+    if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
+        raise ValueError(
+            f"keep is {options.keep!r}, and nothing heeds it: a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"
+        )
+    return policy
+
+
+def _exporters(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
+    """What takes the spans, by the names of the files.
+
+    Raises:
+        TorchProfError, ValueError: one cannot be written, or has a name that says nothing.
+    """
+    from otel_torchprof._export.otlp import OTLPExporter
+
+    wanted = options.output or ([] if options.endpoint else [f"{stem}.trace.json.gz"])
+    made: list[SpanExporter] = [OTLPExporter(options.endpoint)] if options.endpoint else []
+    return made + [_exporter(name, options) for name in wanted if name != "none"]
+
+
+def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
+    from otel_torchprof._export.chrome import ChromeTraceExporter
+    from otel_torchprof._export.otlp import OTLPExporter
+    from otel_torchprof._export.otlp_file import OTLPFileExporter
+
+    if name == "otlp":
+        return OTLPExporter()
+    if name.endswith(_CHROME):
+        numbers = {key: getattr(options, key) for key in ("max_bytes", "steps_per_file", "max_files")}
+        return ChromeTraceExporter(name, **numbers)
+    if name.endswith(_OTLP_FILE):
+        return OTLPFileExporter(name)
+    raise TorchProfError(
+        f"--output is {name!r}; its name must end in {', '.join((*_CHROME, *_OTLP_FILE))}, or be otlp or none"
+    )
+
+
+def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:
+    """Has Python show the error as if the script had been started by Python; it goes on through the command, for its exit status."""
+    hook = getattr(sys, "excepthook", _display)
+    prefix = "" if hasattr(sys, "excepthook") else "sys.excepthook is missing\n"
+
+    def show(kind: type[BaseException], value: BaseException, traceback: types.TracebackType | None) -> None:
+        if value is error:
+            traceback = own
+            value.__traceback__ = own
+        try:
+            if prefix:
+                sys.stderr.write(prefix)
+            hook(kind, value, traceback)
+        except SystemExit:
+            raise
+        except BaseException as second:  # noqa: BLE001 - shown as Python does, but without this frame
+            outer = second.__traceback__
+            sys.stderr.write("Error in sys.excepthook:\n")
+            _display(type(second), second.with_traceback(outer and outer.tb_next), outer and outer.tb_next)
+            sys.stderr.write("\nOriginal exception was:\n")
+            _display(kind, value, traceback)
+
+    sys.excepthook = show

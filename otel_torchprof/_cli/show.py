@@ -1,0 +1,77 @@
+"""``otel-torchprof show``: what is in a trace file, as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._encode.table import SORT_KEYS, format_time
+from otel_torchprof._events.averages_list import averages_list, printable_table
+from otel_torchprof.errors import TorchProfError
+
+from .terminal import say, show
+from .trace_reading import read
+
+if TYPE_CHECKING:
+    import argparse
+
+    from .trace_sums import TraceSums
+
+_KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "show",
+        help="print averages from a trace file",
+        description="Prints the table of key_averages() from a trace file: Chrome JSON (of this package, or of torch.profiler) "
+        "or OTLP (protobuf, or lines of JSON), compressed or not. Spans that stand for many count as many. Exit status: 0 when "
+        "all of the file was read, else 1: what could be read is printed, and why no more was.",
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help=", ".join(_KEYS))
+    parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows, -1 for all (default: 50)")
+    parser.add_argument(
+        "--steps", action="store_true", help="print the steps instead, in order, with how long each took"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints it; returns 1 where a part of the file could not be read.
+
+    Raises:
+        TorchProfError: nothing of it can be read, or it has no steps.
+    """
+    sums, problems = read(options.file)
+    notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
+    try:
+        if options.steps:
+            text = _steps(sums, options)
+        else:
+            text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
+        show(text)
+    finally:
+        for line in (*problems, *notes):
+            say(line)
+    return 1 if problems else 0
+
+
+def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
+    steps, limit = sorted(sums.steps, key=lambda step: (step.start, step.number)), options.rows
+    if not steps:
+        raise TorchProfError(f"{options.file!r} has no steps; without --steps its averages are shown")
+    lines = [f"{'Step':>8}  {'Started':>14}  {'Duration':>12}  {'Spans':>10}"]
+    for step in steps if limit < 0 else steps[:limit]:
+        spans = sums.spans_of(step)
+        started = format_time((step.start - steps[0].start) / 1000)
+        shown = "" if spans is None else f"{spans:,}"
+        mark = "  unfinished" if step.is_unfinished else ""
+        took = format_time(step.duration / 1000)
+        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}  {shown:>10}{mark}".rstrip())
+    if 0 <= limit < len(steps):
+        lines.append(f"and {len(steps) - limit:,} more: --rows -1")
+    durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
+    if durations:
+        middle, longest = format_time(durations[len(durations) // 2]), format_time(durations[-1])
+        lines.append(f"{len(durations):,} steps, median {middle}, longest {longest}")
+    return "\n".join((*lines, ""))

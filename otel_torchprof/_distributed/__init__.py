@@ -1,0 +1,1 @@
+"""Many ranks: who is which, ids that all can derive, who exports."""

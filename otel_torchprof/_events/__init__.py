@@ -1,0 +1,1 @@
+"""Events and averages as torch's profiler gives them: lists, tables, objects."""

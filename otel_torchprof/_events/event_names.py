@@ -1,0 +1,94 @@
+"""The rules for names: which events are kept out of lists, which share an entry, and how C++ names are made readable.
+
+``_filter_name``, ``_rewrite_name`` and ``_filter_stack_entry`` stand here under torch's own names, underscore and all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections import defaultdict
+from typing import Any
+
+from otel_torchprof._tree.tree import HIDDEN_NAMES, listed_name
+
+MEMORY_EVENT_NAME = "[memory]"
+OUT_OF_MEMORY_EVENT_NAME = "[OutOfMemory]"
+
+_NO_SOURCE = (
+    ("autograd/__init__", "_make_grads"),
+    ("autograd/__init__", "backward"),
+    ("torch/tensor", "backward"),
+    ("_internal/common_utils", "prof_callable"),
+    ("_internal/common_utils", "prof_func_call"),
+    ("_internal/common_utils", "prof_meth_call"),
+)
+"""Part of the file and part of the function of stack entries that say nothing about the user's program."""
+
+
+def demangle(name: str) -> str:
+    """Returns a C++ name in its readable form; any other name, and all where there is no C++ library, as it is.
+
+    Torch does it where torch is imported, else the C++ library of the system. The short ABI names of built-in types count
+    too: ``Pd`` is ``double*``. Thread-safe; about a microsecond.
+    """
+    torch = sys.modules.get("torch")
+    demangle_of_torch = getattr(getattr(torch, "_C", None), "_demangle", None)
+    if demangle_of_torch is not None:
+        return str(demangle_of_torch(name))
+    return _demangled_by_the_system(name)
+
+
+class StringTable(defaultdict[str, str]):
+    """Readable names by raw name, each worked out once; a name of one character stands for itself."""
+
+    def __missing__(self, name: str) -> str:
+        readable = self[name] = demangle(name) if len(name) > 1 else name
+        return readable
+
+
+def _filter_name(name: str) -> bool:
+    """Whether an event of this name is kept out of every list."""
+    return name in HIDDEN_NAMES
+
+
+def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
+    """The name under which an event is listed: readable; ``with_wildcard``, all numbered profiler steps as one."""
+    readable = StringTable()[name]
+    return listed_name(readable) if with_wildcard else readable
+
+
+def _filter_stack_entry(entry: str) -> bool:
+    """Whether a stack entry is worth showing."""
+    return not any(file in entry and function in entry for file, function in _NO_SOURCE)
+
+
+def _demangled_by_the_system(name: str) -> str:
+    functions = _cxx_functions()
+    if functions is None or "\0" in name:
+        return name
+    demangled, free = functions
+    status = ctypes.c_int()
+    address = demangled(name.encode("utf-8", "surrogateescape"), None, None, ctypes.byref(status))
+    if not address:
+        return name
+    try:
+        return ctypes.string_at(address).decode("utf-8", "surrogateescape")
+    finally:
+        free(ctypes.c_void_p(address))
+
+
+@functools.cache
+def _cxx_functions() -> tuple[Any, Any] | None:
+    """``__cxa_demangle`` of the system's C++ library, and the ``free`` for what it returns; None without one."""
+    # By its path on macOS, where a name alone is also looked for in the working directory.
+    for file in ("/usr/lib/libc++abi.dylib",) if sys.platform == "darwin" else ("libstdc++.so.6", "libc++abi.so.1"):
+        try:
+            library = ctypes.CDLL(file)
+        except OSError:
+            continue
+        demangled, free = library["__cxa_demangle"], library["free"]
+        demangled.restype, free.restype = ctypes.c_void_p, None
+        return demangled, free
+    return None

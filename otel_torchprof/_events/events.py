@@ -1,0 +1,351 @@
+"""The list of profiled events and what can be asked of it: tables, averages, totals, stacks.
+
+Names, arguments and results are those of ``torch.autograd.profiler_util``. Operator names never need the demangling that
+torch gives every name, so names are left as they were recorded.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._encode.table import TableOptions, attribute_of, build_table, format_table
+from otel_torchprof._export.file import write
+
+from . import event_sums
+from .event_frames import of_columns, of_objects
+from .event_slices import joined, slices_of, slices_of_columns
+from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+from .function_event_avg import FunctionEventAvg
+from .object_tree import build_tree
+from .recorded_events import EventSource
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    import pandas as pd
+
+    from otel_torchprof._columns.batch import Batch
+
+__all__ = [
+    "DeviceType",
+    "DeviceWork",
+    "EventList",
+    "FormattedTimesMixin",
+    "FunctionEvent",
+    "FunctionEventAvg",
+    "Interval",
+    "Kernel",
+]
+
+_STACK_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total", "self_privateuse1_time_total")
+_PLAIN_STACK_METRIC = "self_device_time_total"
+_STACK_SEPARATORS = str.maketrans(" ;\t\n", "____")
+_ITERATION_BLOCK = 1024
+
+
+class EventList(list[Any]):
+    """A list of FunctionEvent or FunctionEventAvg objects.
+
+    ``prof.events()`` returns one that is backed by columns: its length is known, an event is made when it is first touched
+    and stays the same object from then on, and averages, totals and tables are computed without making the events. A change
+    of the list or of one of its events ends that: what is asked then is computed from the objects.
+
+    Reading is thread-safe; changing is as safe as for any list.
+    """
+
+    _source: EventSource | None = None
+
+    def __init__(
+        self,
+        events: Any = (),
+        *,
+        use_device: str | None = None,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+    ) -> None:
+        super().__init__(events)
+        self._use_device = use_device
+        self._profile_memory = profile_memory
+        self._with_flops = with_flops
+        self._has_tree = False
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        *,
+        origin_ns: int,
+        use_device: str | None = None,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+    ) -> EventList:
+        """List the events of a batch as torch's profiler would show them.
+
+        ``origin_ns`` is the Unix time in ns from which the events count their microseconds. Costs 30 to 60 ns per event.
+        """
+        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
+        # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
+        events = cls([None] * len(source), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops)
+        events._source, source.slots = source, events
+        return events
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """Sum of the self CPU times of all events, in microseconds."""
+        source = self._columns()
+        return sum(event.self_cpu_time_total for event in self) if source is None else source.self_cpu_total()
+
+    def table(  # noqa: PLR0917 - torch's signature
+        self,
+        sort_by: str | None = None,
+        row_limit: int | None = 100,
+        max_src_column_width: int | None = 75,
+        max_name_column_width: int | None = 55,
+        max_shapes_column_width: int | None = 80,
+        header: str | None = None,
+        top_level_events_only: bool = False,
+        time_unit: str | None = None,
+    ) -> str:
+        """Return the events as a text table, the largest by ``sort_by`` first, else in their own order.
+
+        ``row_limit`` -1 prints all; the widths are in characters, None for no limit; ``time_unit`` is s, ms, us or None
+        for what fits each value. Raises ValueError for a sort key that is no attribute of the events, or another unit.
+        """
+        options = TableOptions(
+            max_src_column_width=max_src_column_width,
+            max_name_column_width=max_name_column_width,
+            max_shapes_column_width=max_shapes_column_width,
+            header=header,
+            top_level_events_only=top_level_events_only,
+            time_unit=time_unit,
+            profile_memory=self._profile_memory,
+            with_flops=self._with_flops,
+        )
+        source = self._columns()
+        if source is None or not len(self):
+            return build_table(self, options, sort_by=sort_by, row_limit=row_limit)
+        return format_table(
+            event_sums.table_facts(source),
+            event_sums.chosen(source, sort_by, top_level_events_only),
+            options,
+            row_limit,
+        )
+
+    def key_averages(
+        self, group_by_input_shapes: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+    ) -> EventList:
+        """Add up the events by name, and on request by input shapes, innermost stack frames and overload.
+
+        Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
+        """
+        if not isinstance(group_by_stack_n, int):
+            raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")
+        source = self._columns()
+        if source is None:
+            averages = self._grouped(group_by_input_shapes, group_by_stack_n, group_by_overload_name)
+        else:
+            averages = list(
+                event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name)
+            )
+        for average in averages:
+            average.stack = (average.stack or [])[:group_by_stack_n]
+            if not group_by_input_shapes:
+                average.input_shapes = ""
+            if not group_by_overload_name:
+                average.overload_name = ""
+        return EventList(
+            averages, use_device=self._use_device, profile_memory=self._profile_memory, with_flops=self._with_flops
+        )
+
+    def total_average(self) -> FunctionEventAvg:
+        """Add up all events under the key "Total"; what is not a sum is as in the last event."""
+        source = self._columns()
+        total = FunctionEventAvg() if source is None else event_sums.total(source)
+        if source is None:
+            for event in self:
+                total.key = None
+                total += event
+        total.key = "Total"
+        return total
+
+    def supported_export_stacks_metrics(self) -> list[str]:
+        """Return the metrics that ``export_stacks`` takes."""
+        return list(_STACK_METRICS)
+
+    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the events as Chrome JSON in torch's simple form: a list of slices in microseconds, one per event.
+
+        ``profile.export_chrome_trace`` writes the whole trace; this is for lists that come from elsewhere. Gzipped where
+        the name ends in ``.gz``. Makes no event unless devices were timed. Raises ExportError where the file cannot be
+        written.
+        """
+        source = self._columns()
+        if source is None or source.batch.devices is not None:  # what devices did is told by objects alone
+            slices = slices_of(self, self._use_device)
+        else:
+            slices = slices_of_columns(source)
+        write(path, joined(slices))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the list as a DataFrame, a row per event or average, in the list's order; needs pandas.
+
+        Columns have torch's names: times are in microseconds, sizes in bytes, ``start`` and ``end`` in microseconds since
+        the recording began, ``parent`` is the row of the event around, -1 for none. Names, shapes, overloads and stacks are
+        categorical; shapes and stacks are text, the latter a line per frame. Makes no event; less than 1 us each. Raises
+        ImportError where pandas is not installed.
+        """
+        source = self._columns()
+        return of_objects(self) if source is None else of_columns(source)
+
+    def export_stacks(self, path: str | os.PathLike[str], metric: str, *, merged: bool = False) -> None:
+        """Write one line per event with a stack: its frames, outermost first, and the metric in whole microseconds.
+
+        This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out, and what a
+        call has is in the line of its caller: that is what torch writes. With ``merged`` a call is the last frame of its own
+        line, lines of the same frames are one, and what is below 1 is left out only after everything was added up.
+        Any device's metric stands for that of the device of the list; without times of devices the file is empty.
+        """
+        if metric not in _STACK_METRICS and metric != _PLAIN_STACK_METRIC:
+            raise ValueError(f"metric should be one of: {[*_STACK_METRICS, _PLAIN_STACK_METRIC]}, and not {metric!r}")
+        attribute = attribute_of(metric)
+        source = self._columns()
+        if merged:
+            found = (
+                self._merged_values(attribute)
+                if source is None
+                else event_sums.merged_values(source, attribute, _folded)
+            )
+        else:
+            found = (
+                self._stack_values(attribute) if source is None else event_sums.stack_values(source, attribute, _folded)
+            )
+        with Path(path).open("w", encoding="utf-8") as file:
+            file.writelines(f"{frames} {value}\n" for frames, value in found)
+
+    def _stack_values(self, attribute: str) -> Iterator[tuple[str, int]]:
+        """Stack as text, and whole microseconds, of every event that has both."""
+        for event in self:
+            # The float that is left of 6 us without its children may be just under 6.
+            value = int(round(getattr(event, attribute), 5)) if event.stack else 0
+            if value > 0:
+                yield _folded(event.stack), value
+
+    def _merged_values(self, attribute: str) -> Iterator[tuple[str, int]]:
+        """Frames as text with a call's own, and whole microseconds, once for all events that have the same, in their order."""
+        sums: dict[str, float] = {}
+        for event in self:
+            frames = [*([event.name] if event.is_python_function else ()), *(event.stack or ())]
+            if frames:
+                text = _folded(frames)
+                sums[text] = sums.get(text, 0.0) + getattr(event, attribute)
+        return ((text, int(round(value, 5))) for text, value in sums.items() if round(value, 5) >= 1)
+
+    def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool) -> list[FunctionEventAvg]:
+        """Averages of the objects in the list."""
+        groups: dict[tuple[Any, ...], FunctionEventAvg] = {}
+        for event in self:
+            key = [event.key, event.node_id, str(event.device_type), event.is_legacy, event.is_user_annotation]
+            if by_overload:
+                key.append(event.overload_name)
+            if by_shapes:
+                key.append(str(event.input_shapes))
+            key += (event.stack or [])[: max(stack_n, 0)]
+            groups.setdefault(tuple(key), FunctionEventAvg()).add(event)
+        return list(groups.values())
+
+    @property
+    def _tree_built(self) -> bool:
+        """Whether the events know their parents and children; those of a recording do."""
+        return self._source is not None or self._has_tree
+
+    @_tree_built.setter
+    def _tree_built(self, built: bool) -> None:
+        """Torch's is a plain attribute, which code that makes lists by hand sets."""
+        self._has_tree = built
+
+    def _build_tree(self) -> None:
+        """Find parents and children of events that were made by hand, by their times, as torch does; once."""
+        if not self._tree_built:
+            self[:] = build_tree(self)
+            self._has_tree = True
+
+    def _columns(self) -> EventSource | None:
+        """The columns behind the list, as long as they say the same as its events."""
+        return None if self._source is None or self._source.edited else self._source
+
+    def _make_all(self) -> None:
+        if self._source is not None:
+            self._source.make(0, len(self))
+
+    def _settle(self) -> None:
+        """Become an ordinary list, since positions are about to change; the events keep finding one another."""
+        if self._source is not None:
+            self._make_all()
+            self._source.slots = list.copy(self)
+            self._source = None
+            self._has_tree = True
+
+    def __getitem__(self, index: Any) -> Any:
+        source = self._source
+        if source is None:
+            return super().__getitem__(index)
+        if isinstance(index, slice):
+            return [source.event(i) for i in range(*index.indices(len(self)))]
+        # range() turns a negative index into a position and refuses what is outside, with list's kind of error
+        return source.event(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._made_in_blocks() if self._source is not None and self._source.missing else super().__iter__()
+
+    def _made_in_blocks(self) -> Iterator[Any]:
+        index = 0
+        while index < len(self):
+            if self._source is not None and index % _ITERATION_BLOCK == 0:
+                self._source.make(index, min(index + _ITERATION_BLOCK, len(self)))
+            yield self[index]
+            index += 1
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return other + list(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_source"}
+        state["_has_tree"] = self._tree_built
+        return copyreg.__newobj__, (type(self),), state, iter(self)  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _folded(stack: list[str]) -> str:
+    """A stack as flamegraph.pl takes it, outermost entry first."""
+    return ";".join(map(_separable, reversed(stack)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _separable(frame: str) -> str:
+    return frame.translate(_STACK_SEPARATORS)
+
+
+def _prepared(name: str, prepare: Callable[[EventList], None]) -> Any:
+    """A method of list that needs every event to be there."""
+    method = getattr(list, name)
+
+    @functools.wraps(method)
+    def prepared(self: EventList, *args: Any, **kwargs: Any) -> Any:
+        prepare(self)
+        return method(self, *args, **kwargs)
+
+    return prepared
+
+
+_READS = "__add__ __contains__ __eq__ __ge__ __gt__ __le__ __lt__ __mul__ __ne__ __repr__ __reversed__ __rmul__ copy count index"
+_CHANGES = "__delitem__ __iadd__ __imul__ __setitem__ append clear extend insert pop remove reverse sort"
+for _name in _READS.split():
+    setattr(EventList, _name, _prepared(_name, EventList._make_all))  # noqa: SLF001 - of this module
+for _name in _CHANGES.split():
+    setattr(EventList, _name, _prepared(_name, EventList._settle))  # noqa: SLF001

@@ -1,0 +1,379 @@
+"""One profiled function call: what ``prof.events()`` holds.
+
+Names, constructor arguments and meanings are those of ``torch.autograd.profiler_util``, so code written for torch's
+profiler reads them unchanged. Times are in microseconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._encode.table import format_time
+
+from .event_metadata import EventMetadata
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.frame_facts import FunctionFacts, ModuleFacts, OptimizerFacts
+
+
+class DeviceType(enum.IntEnum):
+    """Where an event ran: the values and the text of ``torch.autograd.DeviceType``, without torch.
+
+    ``ours == torchs`` holds for the same device; ``torchs == ours`` does not, since torch's enumeration knows only itself.
+    """
+
+    CPU = 0
+    CUDA = 1
+    MKLDNN = 2
+    OPENGL = 3
+    OPENCL = 4
+    IDEEP = 5
+    HIP = 6
+    FPGA = 7
+    MAIA = 8
+    XLA = 9
+    Vulkan = 10
+    Metal = 11
+    XPU = 12
+    MPS = 13
+    Meta = 14
+    HPU = 15
+    VE = 16
+    Lazy = 17
+    IPU = 18
+    MTIA = 19
+    PrivateUse1 = 20
+
+    def __eq__(self, other: object) -> bool:
+        if type(other).__name__ == "DeviceType":
+            return int(self) == int(other)  # type: ignore[call-overload, no-any-return]  # torch's converts to int too
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+    def __str__(self) -> str:
+        return f"DeviceType.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class Interval:
+    """A span of time on the profile's own time axis, in microseconds."""
+
+    __slots__ = ("end", "start")
+
+    def __init__(self, start: float, end: float) -> None:
+        self.start = start
+        self.end = end
+
+    def elapsed_us(self) -> float:
+        """Return end minus start."""
+        return self.end - self.start
+
+    def __repr__(self) -> str:
+        return f"Interval(start={self.start}, end={self.end})"
+
+
+class Kernel(NamedTuple):
+    """A kernel that an operator launched on a device; the duration is in microseconds."""
+
+    name: str
+    device: int
+    duration: float
+
+
+class DeviceWork(NamedTuple):
+    """What lies between the two marks that an event has on a stream of a device, one at its begin and one at its end."""
+
+    device_type: Any
+    """:class:`DeviceType`; the number of ``c10::DeviceType`` where that has no name here."""
+    device_index: int
+    stream: int
+    """Torch's ``Stream.stream_id``."""
+    start: float
+    """When the device came to the first mark: microseconds on the profile's own time axis."""
+    duration: float
+    """From there to the second mark, by the device's clock; microseconds."""
+
+
+class FormattedTimesMixin:
+    """Times per call and times as text, for whatever has a count and the ``*_time_total`` attributes."""
+
+    count: int
+    cpu_time_total: Any
+    device_time_total: Any
+    self_cpu_time_total: Any
+    self_device_time_total: Any
+
+    @property
+    def cpu_time(self) -> float:
+        """CPU time per call."""
+        return 0.0 if self.count == 0 else float(self.cpu_time_total / self.count)
+
+    @property
+    def device_time(self) -> float:
+        """Device time per call."""
+        return 0.0 if self.count == 0 else float(self.device_time_total / self.count)
+
+    @property
+    def cuda_time(self) -> Any:
+        """The old name of ``device_time``."""
+        return _renamed(self, "cuda_time", "device_time")
+
+    @property
+    def cpu_time_str(self) -> str:
+        """CPU time per call as text."""
+        return format_time(self.cpu_time)
+
+    @property
+    def device_time_str(self) -> str:
+        """Device time per call as text."""
+        return format_time(self.device_time)
+
+    @property
+    def cpu_time_total_str(self) -> str:
+        """CPU time of all calls as text."""
+        return format_time(self.cpu_time_total)
+
+    @property
+    def device_time_total_str(self) -> str:
+        """Device time of all calls as text."""
+        return format_time(self.device_time_total)
+
+    @property
+    def self_cpu_time_total_str(self) -> str:
+        """CPU time outside children as text."""
+        return format_time(self.self_cpu_time_total)
+
+    @property
+    def self_device_time_total_str(self) -> str:
+        """Device time outside children as text."""
+        return format_time(self.self_device_time_total)
+
+
+@dataclass(eq=False, repr=False)
+class FunctionEvent(FormattedTimesMixin):
+    """One call of an operator, a label or a kernel. Equal only to itself.
+
+    The constructor takes torch's arguments in torch's order. Not synchronized: an event belongs to the thread that works
+    with it.
+    """
+
+    id: int
+    """Unique within its list."""
+    name: str
+    """What was called; numbered profiler steps are all ``ProfilerStep*``."""
+    thread: int
+    """Torch's small id of the thread it began on; the system's where torch never ran."""
+    start_us: InitVar[float]
+    end_us: InitVar[float]
+    overload_name: str | None = None
+    fwd_thread: int | None = None
+    """Of a backward function: the thread of the forward operator that caused it; 0 for none."""
+    input_shapes: Any = None
+    """One list of dimensions per input: ``[[2, 3], [], ...]``; a list of tensors counts as ``[]``."""
+    stack: list[str] | None = None
+    """Python frames, innermost first."""
+    scope: int = 0
+    """``at::RecordScope``: 0 operator, 1 backward function, 7 label."""
+    use_device: str | None = None
+    cpu_memory_usage: int = 0
+    device_memory_usage: int = 0
+    is_async: bool = False
+    """Ended on another thread, or declared asynchronous: has no parent, no children and no self time."""
+    is_remote: bool = False
+    sequence_nr: int = -1
+    """Pairs a backward function with its forward operator; -1 for none."""
+    node_id: int = -1
+    device_type: Any = DeviceType.CPU
+    device_index: int = 0
+    device_resource_id: int | None = None
+    """Stream of a device, system thread of the CPU; ``thread`` where it is not given."""
+    is_legacy: bool = False
+    flops: float | None = None
+    trace_name: str | None = None
+    """The name with the number of the profiler step."""
+    concrete_inputs: list[Any] | None = None
+    kwinputs: dict[str, Any] | None = None
+    is_user_annotation: bool | None = False
+    """Whether it is a label of ``record_function``."""
+    is_python_function: bool = False
+    activity_type: str | None = None
+    metadata_json: InitVar[str | None] = None
+    flow_id: int | None = None
+    flow_type: int | None = None
+    flow_start: bool | None = None
+    external_id: int = 0
+    linked_correlation_id: int = 0
+    extra_meta: InitVar[dict[str, str] | None] = None
+    structured_input_shapes: list[Any] | None = None
+    """Like ``input_shapes``, with a list of tensors as a list of their dimensions."""
+    structured_input_strides: list[Any] | None = None
+    input_dtypes: list[str] | None = None
+    python_id: int = -1
+    python_parent_id: int = -1
+    python_module_id: int = -1
+
+    module_hierarchy: str = field(default="", init=False)
+    """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
+    function: FunctionFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of a call of a Python function: what it is, and where it stands."""
+    module: ModuleFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of a call of a ``torch.nn.Module``: its full name, class and parameters."""
+    optimizer: OptimizerFacts | None = field(default=None, init=False)
+    """With ``with_stack``, of the call that ends an optimizer's step: its class, groups of parameters and their state."""
+    device_work: DeviceWork | None = field(default=None, init=False)
+    """Where and how long a device worked for it, where it has marks of its own on a stream; events inside may have others."""
+    cpu_memory_peak: int = field(default=0, init=False)
+    """With ``profile_memory``: most bytes in use on the CPU, of those that torch knows of, when something was allocated in it or
+    below; 0 where nothing was."""
+    device_memory_peak: int = field(default=0, init=False)
+    """Likewise on a device, of several the one with the most."""
+    count: int = field(default=1, init=False)
+    time_range: Interval = field(init=False)
+    kernels: list[Kernel] = field(default_factory=list, init=False)
+    cpu_children: list[FunctionEvent] = field(default_factory=list, init=False)
+    cpu_parent: FunctionEvent | None = field(default=None, init=False)
+    self_cpu_percent: float = field(default=-1, init=False)
+    total_cpu_percent: float = field(default=-1, init=False)
+    total_device_percent: float = field(default=-1, init=False)
+
+    event_metadata: EventMetadata | None = field(default=None, init=False)
+    """What a device's own event tells, out of the constructor's ``extra_meta``."""
+    _metadata_json: str | None = field(default=None, init=False)
+
+    def __post_init__(
+        self, start_us: float, end_us: float, metadata_json: str | None, extra_meta: dict[str, str] | None
+    ) -> None:
+        self.time_range = Interval(start_us, end_us)
+        self._metadata_json = metadata_json
+        self.event_metadata = EventMetadata.of(extra_meta) if extra_meta else None
+        if self.device_resource_id is None:
+            self.device_resource_id = self.thread
+
+    @property
+    def key(self) -> str:
+        """What the event is grouped by: its name."""
+        return self.name
+
+    def append_kernel(self, name: str, device: int, duration: float) -> None:
+        """Add a kernel that this CPU event launched; the duration is in microseconds."""
+        _require_cpu(self, "kernels")
+        self.kernels.append(Kernel(name, device, duration))
+
+    def append_cpu_child(self, child: FunctionEvent) -> None:
+        """Add a direct child, whose time is then no longer this event's own."""
+        _require_cpu(self, "children")
+        _require_cpu(child, "a CPU parent")
+        self.cpu_children.append(child)
+
+    def set_cpu_parent(self, parent: FunctionEvent) -> None:
+        """Set the event around this one."""
+        _require_cpu(self, "a CPU parent")
+        _require_cpu(parent, "children")
+        self.cpu_parent = parent
+
+    @property
+    def cpu_time_total(self) -> float:
+        """Duration of a CPU event; 0 on other devices."""
+        return self.time_range.elapsed_us() if self.device_type == DeviceType.CPU else 0
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """Duration without the direct children; 0 for asynchronous events and on other devices."""
+        if not self._has_own_share():
+            return 0
+        return self.cpu_time_total - sum(child.cpu_time_total for child in self.cpu_children)
+
+    @property
+    def device_time_total(self) -> float:
+        """Time of the kernels launched here and below; of an event on a device, its duration."""
+        if self.is_async or not self.use_device:
+            return 0
+        if self.device_type != DeviceType.CPU:
+            return self.time_range.elapsed_us()
+        own = sum(kernel.duration for kernel in self.kernels)
+        return own if self.is_legacy else own + sum(child.device_time_total for child in self.cpu_children)
+
+    @property
+    def self_device_time_total(self) -> float:
+        """Device time without that of the direct children."""
+        if self.is_async or not self.use_device:
+            return 0
+        if self.device_type != DeviceType.CPU:
+            return self.device_time_total
+        return self.device_time_total - sum(child.device_time_total for child in self.cpu_children)
+
+    @property
+    def self_cpu_memory_usage(self) -> int:
+        """CPU memory allocated outside the direct children."""
+        if not self._has_own_share():
+            return 0
+        return self.cpu_memory_usage - sum(child.cpu_memory_usage for child in self.cpu_children)
+
+    @property
+    def self_device_memory_usage(self) -> int:
+        """Device memory allocated outside the direct children."""
+        if not self._has_own_share():
+            return 0
+        return self.device_memory_usage - sum(child.device_memory_usage for child in self.cpu_children)
+
+    @property
+    def cuda_time_total(self) -> Any:
+        """The old name of ``device_time_total``."""
+        return _renamed(self, "cuda_time_total", "device_time_total")
+
+    @property
+    def self_cuda_time_total(self) -> Any:
+        """The old name of ``self_device_time_total``."""
+        return _renamed(self, "self_cuda_time_total", "self_device_time_total")
+
+    @property
+    def self_cuda_memory_usage(self) -> Any:
+        """The old name of ``self_device_memory_usage``."""
+        return _renamed(self, "self_cuda_memory_usage", "self_device_memory_usage")
+
+    def _has_own_share(self) -> bool:
+        return not self.is_async and bool(self.device_type == DeviceType.CPU)
+
+    def __repr__(self) -> str:
+        device = self.use_device
+        return (
+            f"<FunctionEvent id={self.id} name={self.name} overload_name={self.overload_name} "
+            f"device_type={self.device_type} node_id={self.node_id} cpu_time={self.cpu_time_str} "
+            f"start_us={self.time_range.start} end_us={self.time_range.end} "
+            f"cpu_children={[child.id for child in self.cpu_children]} {device}_time={self.device_time_str} "
+            f"name={self.name} thread={self.thread} input_shapes={self.input_shapes} "
+            f"cpu_memory_usage={self.cpu_memory_usage} {device}_memory_usage={self.device_memory_usage} "
+            f"is_async={self.is_async} is_remote={self.is_remote} seq_nr={self.sequence_nr} is_legacy={self.is_legacy}>"
+        )
+
+
+def _require_cpu(event: FunctionEvent, what: str) -> None:
+    if not isinstance(event, FunctionEvent):
+        raise TypeError(f"{event!r} is no FunctionEvent")
+    if event.device_type != DeviceType.CPU:
+        raise ValueError(f"event {event.name!r} ran on {event.device_type}: only CPU events have {what}")
+
+
+def _renamed(event: object, old: str, new: str, answer: str = "") -> Any:
+    """What a deprecated attribute says: the new attribute's value, or that of ``answer``."""
+    # Worded as torch's, so that filters of warnings that name it take ours too.
+    warnings.warn(f"`{old}` is deprecated. Use `{new}` instead.", FutureWarning, stacklevel=3)
+    return getattr(event, answer or new)
+
+
+def _metadata_json(event: FunctionEvent) -> Any:
+    """The device's own event as JSON; deprecated in favour of ``event_metadata``."""
+    return _renamed(event, "metadata_json", "event_metadata", "_metadata_json")
+
+
+# The constructor has an argument of this name, whose default would take the place of a property in the class's body.
+FunctionEvent.metadata_json = property(_metadata_json)  # type: ignore[attr-defined]

@@ -1,0 +1,96 @@
+"""The tree of events that are objects, from their times: what torch's ``EventList._build_tree`` does.
+
+Events out of a recording do not need it: their parents are recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._columns.schema import Scope
+
+from .function_event import DeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .function_event import FunctionEvent
+
+
+def build_tree(events: Iterable[FunctionEvent]) -> list[FunctionEvent]:
+    """Sets parents and children, and returns the events that remain, with the stacks of backward events set.
+
+    Raises ValueError for an event that has a parent already. Costs a sort.
+    """
+    kept = list(events)
+    _nest(kept)
+    kept = _without_duplicates(kept)
+    _hand_down_stacks(kept)
+    return kept
+
+
+def _nest(events: list[FunctionEvent]) -> None:
+    """Puts each event under the shortest one of its thread and node that contains it in time.
+
+    Asynchronous events and those of devices stand alone: what ran beside them is not known to be theirs.
+    """
+    threads: dict[Any, list[FunctionEvent]] = defaultdict(list)
+    for event in events:
+        if not event.is_async and event.device_type == DeviceType.CPU:
+            threads[event.thread, event.node_id].append(event)
+    for thread in threads.values():
+        thread.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+        around: list[FunctionEvent] = []
+        for event in thread:
+            while around and not _contains(around[-1], event):
+                around.pop()
+            if around:
+                if event.cpu_parent is not None:
+                    raise ValueError(f"event {event.name!r} has a parent already: a tree is built once")
+                around[-1].append_cpu_child(event)
+                event.set_cpu_parent(around[-1])
+            around.append(event)
+
+
+def _contains(parent: FunctionEvent, event: FunctionEvent) -> bool:
+    outer, inner = parent.time_range, event.time_range
+    return inner.start < outer.end and inner.end <= outer.end
+
+
+def _without_duplicates(events: list[FunctionEvent]) -> list[FunctionEvent]:
+    """Merges an event into its parent where it is the only child and has the parent's name.
+
+    One pass is enough, in any order: a merged event leaves its parent with its name and with its children.
+    """
+    kept = []
+    for event in events:
+        parent = event.cpu_parent
+        if parent is None or parent.name != event.name or len(parent.cpu_children) != 1:
+            kept.append(event)
+            continue
+        parent.cpu_children = event.cpu_children
+        parent.kernels = event.kernels
+        for child in event.cpu_children:
+            child.cpu_parent = parent
+    return kept
+
+
+def _hand_down_stacks(events: list[FunctionEvent]) -> None:
+    """Gives backward events, which no Python called, the stack of the forward operator that caused them."""
+    backward = {id(event): _backward_function(event) for event in events}
+    stacks: dict[tuple[int, int | None], list[str]] = {}
+    for event in events:
+        if backward[id(event)] is None and event.stack is not None:
+            stacks.setdefault((event.sequence_nr, event.thread), event.stack)
+    for event in events:
+        cause = backward[id(event)]
+        if cause is not None:
+            event.stack = stacks.get((cause.sequence_nr, cause.fwd_thread), [])
+
+
+def _backward_function(event: FunctionEvent | None) -> FunctionEvent | None:
+    """The nearest backward function from an event outwards."""
+    while event is not None and event.scope != Scope.BACKWARD_FUNCTION:
+        event = event.cpu_parent
+    return event

@@ -1,0 +1,398 @@
+"""Events that exist as columns until somebody looks at one of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.frame_facts import FrameFacts
+from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
+from otel_torchprof._tree import inputs
+from otel_torchprof._tree.devices import timed_rows
+from otel_torchprof._tree.flows import EVALUATION, forward_backward
+from otel_torchprof._tree.frames import PythonIds, python_ids
+from otel_torchprof._tree.memory import with_memory_events
+from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
+from otel_torchprof._tree.tree import listed_name, torch_view
+
+from .event_facts import Coded, EventFacts
+from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch, Thread
+    from otel_torchprof._tree.devices import Timed
+    from otel_torchprof._tree.frames import PythonIds
+
+_NS_PER_US = 1000
+
+
+class EventSource:
+    """Makes the events of a batch one by one, each at most once, and adds them up without making them.
+
+    ``slots`` is where the events are kept: one entry per event, None until it is made. Safe to share between threads.
+    """
+
+    def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
+        self.batch = with_memory_events(batch)
+        self.view = torch_view(self.batch)
+        self.facts = EventFacts(self.view, with_flops=with_flops, with_devices=bool(use_device))
+        self.use_device = use_device
+        self.slots: list[RecordedEvent | None] = []
+        self.missing = len(self.view)
+        """How many events are not made yet."""
+        self.edited = False
+        """Whether a user changed an event, so that the columns no longer tell the truth about all of them."""
+        self.origin_ns = origin_ns
+        self._hierarchy: Hierarchy | None = None
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def event(self, index: int) -> RecordedEvent:
+        """The event at a position of the view."""
+        # The slots may be the list subclass that asks this very method for its items, hence list's own methods.
+        event = list.__getitem__(self.slots, index)
+        if event is None:
+            self.make(index, index + 1)
+            event = list.__getitem__(self.slots, index)
+        return event  # type: ignore[return-value]  # just made
+
+    def make(self, begin: int, end: int) -> None:
+        """Make all events of a range that are not there yet."""
+        if None not in list.__getitem__(self.slots, slice(begin, end)):
+            return
+        with self._lock:
+            for index in range(begin, end):
+                if list.__getitem__(self.slots, index) is None:
+                    is_memory = self.value("kind", index) == MEMORY_KIND
+                    list.__setitem__(self.slots, index, (MemoryEvent if is_memory else RecordedEvent)(self, index))
+                    self.missing -= 1
+
+    def value(self, column: str, index: int) -> Any:
+        """The value of an event in a column of the batch."""
+        return self.batch[column].item(self.view.rows.item(index))
+
+    def module_hierarchy(self, index: int) -> str:
+        """The modules around an event, of the outermost class: ``GPT.blocks.0.attn``; empty where there is none."""
+        with self._lock:
+            if self._hierarchy is None:
+                self._hierarchy = module_hierarchy(self.batch)
+        return self._hierarchy.texts[self._hierarchy.rows.item(self.view.rows.item(index))]
+
+    def _numbered(self, index: int) -> int:
+        """The row whose autograd numbers an event shows: its own, or its backward function's around which it is the engine's.
+
+        Torch makes that transfer when a profile ends, for two events that follow each other on a thread.
+        """
+        row: int = self.view.rows.item(index)
+        thread, scope = self.batch["thread"], self.batch["scope"]
+        follows = row + 1 < len(scope) and thread[row + 1] == thread[row] and scope[row + 1] == Scope.BACKWARD_FUNCTION
+        around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(EVALUATION)
+        return row + int(around)
+
+    def sequence_nr(self, index: int) -> int:
+        """Torch's number of the autograd node; -1 where there is none."""
+        number: int = self.batch["sequence_nr"].item(self._numbered(index))
+        return number
+
+    def fwd_thread(self, index: int) -> int:
+        """Torch's id of the forward thread; 0 where there is none, or no sequence number to go with it."""
+        row = self._numbered(index)
+        return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
+
+    @cached_property
+    def _flows(self) -> dict[int, tuple[int, bool]]:
+        """Rows at an end of an arrow from a forward operator to its backward function: the arrow's number, and which end."""
+        forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
+        ends = {row: (number, True) for number, row in enumerate(forward, 1)}
+        return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
+
+    def flow(self, index: int) -> tuple[int, bool]:
+        """Number of the arrow that begins or ends at an event, 0 for none, and whether it begins there."""
+        return self._flows.get(self.view.rows.item(index), (0, False))
+
+    def trace_name(self, index: int) -> str:
+        """The name as it was recorded."""
+        name: str = self.batch.names[self.value("name", index)]
+        return name
+
+    def thread(self, index: int) -> Thread:
+        """Where the event began."""
+        thread: Thread = self.batch.threads[self.value("thread", index)]
+        return thread
+
+    def thread_number(self, index: int) -> int:
+        """Torch's id of the thread where the event began, the system's where torch never ran."""
+        return self.thread(index).torch_tid or self.thread(index).ident
+
+    def time_range(self, index: int) -> Interval:
+        """When the event began and ended, in us since the origin."""
+        start, end = (self.value(column, index) - self.origin_ns for column in ("start", "end"))
+        return Interval(start / _NS_PER_US, end / _NS_PER_US)
+
+    def parent(self, index: int) -> RecordedEvent | None:
+        """The event around one."""
+        parent = self.view.parent.item(index)
+        return None if parent < 0 else self.event(parent)
+
+    def children(self, index: int) -> list[RecordedEvent]:
+        """The events directly inside one."""
+        return [self.event(child) for child in self.view.children_of(index)]
+
+    def self_cpu_total(self) -> float:
+        """Self time of all events, us."""
+        return int(self.view.self_time.sum()) / _NS_PER_US
+
+    def coded(self, fact: str, index: int) -> Any:
+        """The value of a fact that is kept as codes; None where it was not recorded."""
+        coded: Coded | None = getattr(self.facts, fact)
+        return None if coded is None else coded.values[coded.codes.item(index)]
+
+    def stack(self, index: int) -> list[str]:
+        """The Python frames around an event, innermost first."""
+        return list(self.coded("stack_codes", index) or ())
+
+    @cached_property
+    def _python_ids(self) -> PythonIds | None:
+        return python_ids(self.batch)
+
+    def python_id(self, which: str, index: int) -> int:
+        """One of torch's numbers of calls; -1 for none."""
+        ids = self._python_ids
+        return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
+
+    def call_facts(self, index: int) -> FrameFacts:
+        """What is known of the calls of an event's recording; nothing where the event is none."""
+        facts = self.batch.frame_facts
+        if facts is None or self.value("kind", index) != Kind.FRAME:
+            return FrameFacts()
+        return facts.at(self.value("start", index))
+
+    def device_time(self, name: str, index: int) -> float:
+        """A time of devices by torch's name, us."""
+        column = self.facts.device_time(name)
+        return 0 if column is None else column.item(index) / _NS_PER_US
+
+    @cached_property
+    def _timed(self) -> Timed | None:
+        return timed_rows(self.batch)
+
+    def device_work(self, index: int) -> DeviceWork | None:
+        """What an event's own pair of marks tells; None where it has none."""
+        row, timed, devices = self.view.rows.item(index), self._timed, self.batch.devices
+        if timed is None or devices is None or timed.pair[row] < 0:
+            return None
+        values = {name: column.item(timed.pair.item(row)) for name, column in devices.items()}
+        return DeviceWork(
+            _device_type(values["device_type"]),
+            values["device_index"],
+            values["stream"],
+            (values["start"] - self.origin_ns) / _NS_PER_US,
+            values["duration"] / _NS_PER_US,
+        )
+
+    def kernels(self, index: int) -> list[Kernel]:
+        """As torch's legacy engine has it: one that stands for all that devices did for an event; none for nothing."""
+        duration, timed, devices = self.device_time("device_time_total", index), self._timed, self.batch.devices
+        if not duration or timed is None or devices is None:
+            return []
+        # Of an event without a pair the first inside of it, whose row comes next among those that have one.
+        first = int(np.searchsorted(timed.rows, self.view.rows.item(index)))
+        place = timed.pair[timed.rows[min(first, len(timed.rows) - 1)]]
+        return [Kernel(self.trace_name(index), devices["device_index"].item(place), duration)]
+
+    def amount(self, name: str, index: int) -> Any:
+        """The value of an attribute that averages add up or compare; 0 where it was not recorded."""
+        column = self.facts.amount(name)
+        return 0 if column is None else column.item(index)
+
+
+class _OnDemand:
+    """An attribute that is made when it is first read and then kept in the instance, where it shadows this descriptor.
+
+    Reading eleven columns for every event that is touched cost 3 us and 680 bytes per event; most are never asked for.
+    """
+
+    def __init__(self, make: Callable[[EventSource, int], Any]) -> None:
+        self._make = make
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, event: RecordedEvent | None, owner: type | None = None) -> Any:
+        if event is None:
+            return self
+        value = self._make(event._source, event._index)  # noqa: SLF001 - the two belong together
+        # setdefault, so that two threads that read at the same time get the same object
+        return event.__dict__.setdefault(self._name, value)
+
+
+def _on_demand(make: Callable[[EventSource, int], Any]) -> Any:
+    return _OnDemand(make)
+
+
+def _amount(name: str) -> Any:
+    return _OnDemand(lambda source, index: source.amount(name, index))
+
+
+def _column(name: str) -> Any:
+    return _OnDemand(lambda source, index: source.value(name, index))
+
+
+def _of_row(read: Callable[[Batch, int], Any]) -> Any:
+    return _OnDemand(lambda source, index: read(source.batch, source.view.rows.item(index)))
+
+
+class RecordedEvent(FunctionEvent):
+    """An event out of a batch: a FunctionEvent that knows its position only and finds the rest when it is asked for.
+
+    Its attributes can be set like any other's; its list then adds up its events instead of its columns. Copies and pickles
+    are plain FunctionEvents.
+    """
+
+    __slots__ = ("_index", "_source")
+    _index: int
+    _source: EventSource
+
+    overload_name = _on_demand(lambda source, index: source.coded("overload_codes", index) or "")
+    cpu_memory_usage = _amount("cpu_memory_usage")
+    device_memory_usage = _amount("device_memory_usage")
+    cpu_memory_peak = _amount("cpu_memory_peak")
+    device_memory_peak = _amount("device_memory_peak")
+    flops = _amount("flops")
+    id = _column("id")
+    sequence_nr = _on_demand(EventSource.sequence_nr)
+    fwd_thread = _on_demand(EventSource.fwd_thread)
+    scope = _column("scope")
+    external_id = _column("id")
+    name = _on_demand(lambda source, index: listed_name(source.trace_name(index)))
+    trace_name = _on_demand(EventSource.trace_name)
+    time_range = _on_demand(EventSource.time_range)
+    thread = _on_demand(EventSource.thread_number)
+    device_resource_id = _on_demand(lambda source, index: source.thread(index).os_tid)
+    # Torch has the process here for what ran on the CPU, since Kineto counts a process as a device.
+    device_index = _on_demand(lambda source, _: source.pid)
+    flow_id = _on_demand(lambda source, index: source.flow(index)[0])
+    flow_type = _on_demand(lambda source, index: int(source.flow(index)[0] > 0))
+    flow_start = _on_demand(lambda source, index: source.flow(index)[1])
+    is_async = _on_demand(lambda source, index: source.value("flags", index) & Flag.ASYNC != 0)
+    is_user_annotation = _on_demand(lambda source, index: source.value("scope", index) == Scope.USER_SCOPE)
+    activity_type = _on_demand(
+        lambda source, index: (
+            "python_function"
+            if source.value("kind", index) == Kind.FRAME
+            else "user_annotation"
+            if source.value("scope", index) == Scope.USER_SCOPE
+            else "cpu_op"
+        )
+    )
+    is_python_function = _on_demand(lambda source, index: source.value("kind", index) == Kind.FRAME)
+    python_id = _on_demand(lambda source, index: source.python_id("own", index))
+    python_parent_id = _on_demand(lambda source, index: source.python_id("caller", index))
+    python_module_id = _on_demand(lambda source, index: source.python_id("module", index))
+    cpu_parent = _on_demand(EventSource.parent)
+    cpu_children = _on_demand(EventSource.children)
+    input_shapes = _of_row(inputs.input_shapes)
+    structured_input_shapes = _of_row(inputs.structured_input_shapes)
+    structured_input_strides = _of_row(inputs.structured_input_strides)
+    input_dtypes = _of_row(inputs.input_dtypes)
+    concrete_inputs = _of_row(inputs.concrete_inputs)
+    kwinputs = _of_row(inputs.kwinputs)
+    use_device = _on_demand(lambda source, _: source.use_device)
+    kernels = _on_demand(EventSource.kernels)
+    device_work = _on_demand(EventSource.device_work)
+    # What torch calls so is an event of the CPU that tells of the device's time, where kernels are no events themselves.
+    is_legacy = _on_demand(lambda source, _: source.facts.device_times is not None)
+    stack = _on_demand(EventSource.stack)
+    module_hierarchy = _on_demand(EventSource.module_hierarchy)
+    function = _on_demand(lambda source, index: source.call_facts(index).functions.get(source.value("name", index)))
+    module = _on_demand(lambda source, index: source.call_facts(index).modules.get(source.value("name", index)))
+    optimizer = _on_demand(
+        lambda source, index: source.call_facts(index).optimizers.get(source.value("fwd_thread", index))
+    )
+
+    def __init__(self, source: EventSource, index: int) -> None:
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_index", index)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._source.edited = True
+        super().__setattr__(name, value)
+
+    def append_cpu_child(self, child: FunctionEvent) -> None:
+        """Add a direct child, whose time is then no longer this event's own."""
+        self._source.edited = True
+        super().append_cpu_child(child)
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """Duration without the direct children, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().self_cpu_time_total
+        return self._source.view.self_time.item(self._index) / _NS_PER_US
+
+    @property
+    def device_time_total(self) -> float:
+        """Time that devices worked for it and all that is inside of it, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().device_time_total
+        return self._source.device_time("device_time_total", self._index)
+
+    @property
+    def self_device_time_total(self) -> float:
+        """The same without the direct children's."""
+        if self._source.edited:
+            return super().self_device_time_total
+        return self._source.device_time("self_device_time_total", self._index)
+
+    @property
+    def self_cpu_memory_usage(self) -> Any:
+        """CPU memory without the direct children's, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().self_cpu_memory_usage
+        return self._source.amount("self_cpu_memory_usage", self._index)
+
+    @property
+    def self_device_memory_usage(self) -> Any:
+        """Device memory without the direct children's, from the column unless somebody changed events."""
+        if self._source.edited:
+            return super().self_device_memory_usage
+        return self._source.amount("self_device_memory_usage", self._index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (), {**self.__dict__, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+class MemoryEvent(RecordedEvent):
+    """``[memory]`` or ``[OutOfMemory]``: an instant, of which little is known."""
+
+    __slots__ = ()
+
+    fwd_thread = _on_demand(EventSource.thread_number)
+    device_resource_id = _on_demand(EventSource.thread_number)
+    flops = trace_name = activity_type = concrete_inputs = kwinputs = None
+    structured_input_shapes = structured_input_strides = input_dtypes = None
+    external_id = device_index = 0
+
+
+def _device_type(number: int) -> Any:
+    """A member where there is one."""
+    try:
+        return DeviceType(number)
+    except ValueError:
+        return number
+
+
+def _blank() -> FunctionEvent:
+    """What a copy or a pickle fills."""
+    return FunctionEvent.__new__(FunctionEvent)

@@ -1,0 +1,350 @@
+"""What ``TorchInstrumentor`` switches on: a live recording, and torch's hooks that feed it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native.recorder import notes_on_names
+from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._process.after_import import when_imported
+from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
+from otel_torchprof._sampling.span_policy import SpanPolicy
+from otel_torchprof._sources.ambient import AmbientTable
+from otel_torchprof._sources.collective_source import CollectiveSource
+from otel_torchprof._sources.compile_events import CompileEvents
+from otel_torchprof._sources.frame_filter import ALL_FRAMES
+from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._sources.live_device_source import LiveDeviceSource
+from otel_torchprof._sources.source import Calls, Operators
+from otel_torchprof._sources.step_counter import StepTracker
+from otel_torchprof._sources.step_marks import StepMarks
+from otel_torchprof._sources.torch_hooks import ModuleHooks, OptimizerHooks
+from otel_torchprof.errors import TorchLibraryError
+from otel_torchprof.health import ON
+
+from .live_recording import LiveRecording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from otel_torchprof._distributed.ranks import Ranks
+    from otel_torchprof._export.provider import Provider
+    from otel_torchprof._metrics.operator_metrics import TorchMetrics
+    from otel_torchprof._native.torch_library import TorchLibrary
+    from otel_torchprof._process.deadline import Deadline
+    from otel_torchprof._sources.frame_filter import FrameFilter
+    from otel_torchprof._sources.live_device_source import DeviceChoice
+
+    from .processor import TorchSpanProcessor
+
+_WAITING = "off: torch is not imported"
+_SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every outermost event asks Python for its span"
+
+_logger = logging.getLogger("otel_torchprof")
+
+
+class Instrumentation:
+    """One stretch from ``instrument()`` to ``uninstrument()``, in one process.
+
+    :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch.
+
+    Args:
+        provider: whose rules hold.
+        processor: that gets the spans.
+        detail: a key of ``KINDS``.
+        record_shapes: keep the shapes of operators' inputs.
+        frame_filter: which of Python's calls are recorded, where calls are.
+        device: what is timed on devices; None for nothing.
+        metrics: that tell of the steps and of the recording, if any do.
+        ranks: what is known of the other processes of the run, if there are any.
+        policy: which steps are told in detail, and how much of them.
+        calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
+            nothing: there may be nothing else.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        processor: TorchSpanProcessor,
+        *,
+        detail: str,
+        record_shapes: bool,
+        frame_filter: FrameFilter = ALL_FRAMES,
+        device: DeviceChoice | None = None,
+        metrics: TorchMetrics | None = None,
+        ranks: Ranks | None = None,
+        policy: SpanPolicy | None = None,
+        calls_at_once: bool = False,
+    ) -> None:
+        self._metrics = metrics
+        self._ranks = ranks
+        self._policy = policy or SpanPolicy()
+        self._calls_at_once = calls_at_once
+        self._provider = provider
+        self._processor = processor
+        self._detail = detail
+        self._record_shapes = record_shapes
+        self._frame_filter = frame_filter
+        # Whole modules are seen until the first step ends: not worth a mark.
+        if device is not None and detail == "steps":
+            device = device._replace(events="off", untimed="detail is 'steps'")
+        self._device = device
+        self._modules = ModuleHooks()
+        self._compilations = CompileEvents()
+        self._optimizers = OptimizerHooks()
+        self._lock = threading.RLock()
+        self._running = False
+        self._cleanup = CleanupStack(self)
+        self._states = _states(detail)
+        if device is not None:
+            self._states |= {"devices": _WAITING, "energy": _WAITING}
+        self._call_off: Callable[[], None] = _nothing
+        self._marks = StepMarks()
+        # It has to be known before a step begins whether its events are recorded, if they may not be.
+        chooses = not (provider.samples_everything and self._policy.choice().is_all)
+        self._asks_at_once = detail != "steps" and chooses
+        self._begin()
+
+    def _begin(self) -> None:
+        self._marks.clear()
+        self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark.time_ns)
+        self._recording = self._new_recording()
+
+    def step(self) -> None:
+        """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
+        self._marks.note(None)
+        if self._asks_at_once:
+            self._take_marks()
+
+    def keep_step(self) -> None:
+        """The step that runs keeps its detail, whatever the policy would say. Some microseconds."""
+        self._take_marks()
+        self._recording.keep_step()
+
+    def _new_recording(self) -> LiveRecording:
+        self._ambient = AmbientTable()
+        return LiveRecording(
+            self._provider,
+            self._cleanup,
+            detail=self._detail,
+            ambient=self._ambient,
+            averages=self._processor.averages,
+            expects_steps=self._steps.expects_steps,
+            before_drain=self._before_drain,
+            has_marks=lambda: len(self._marks) > 0,
+            budget_bytes=self._processor.memory_limit,
+            inputs=self._record_shapes,
+            shortest_call=self._frame_filter.min_duration,
+            keeps_bare_calls=self._calls_at_once,
+            devices=self._device is not None and self._device.is_timed,
+            policy=self._policy,
+            ranks=self._ranks,
+            on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
+        )
+
+    @without_waiting
+    def start(self) -> None:
+        """Records from now on; torch's part as soon as torch is imported."""
+        close_due()
+        if self._states["labels"] == ON:
+            label_by_environment(is_early=True)
+        if self._ranks is not None:
+            self._cleanup.push(self._ranks.stop)
+            self._ranks.start()
+        with self._lock:
+            self._running = True
+            self._push_hooks()
+            self._attach()
+            if self._detail == "frames" and self._calls_at_once:
+                self._trace_calls()
+        self._call_off = when_imported("torch", self._on_torch)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._running
+
+    def stop(self, deadline: Deadline | None = None) -> None:
+        """Removes everything from torch, and hands the processor what was recorded, within 30 seconds.
+
+        A stop that was interrupted is done by the next one, of whatever.
+        """
+        with self._lock:
+            if not self._running:
+                close_due()
+                return
+            self._call_off()
+            self._cleanup.close_and_log()
+            self._running = False
+        close_due()
+        if self._states["labels"] == ON:
+            label_by_environment()
+        self._processor.detach(deadline)
+        if self._metrics is not None:
+            self._metrics.end()
+            self._metrics.recorder.source = None
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended, as far as the recorder was drained."""
+        return self._steps.number
+
+    def leave_in_child(self) -> None:
+        """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
+        self._lock = threading.RLock()
+        self._running = False
+        self._push_hooks()
+        self._cleanup.close()
+        self._call_off()
+
+    def restart_in_child(self) -> None:
+        """Goes on in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
+        self._lock = threading.RLock()
+        if self._ranks is not None:
+            self._ranks.after_fork()
+        if not self._running:
+            return
+        self._begin()
+        self._push_hooks()
+        if self._ranks is not None:
+            self._cleanup.push(self._ranks.stop)
+        if self._states["steps"] == ON:
+            self._install_modules()  # which the parent's first step may have removed: the child's is still to come
+        self._attach()
+        if self._states["operators"] == ON:
+            self._recording.sources.add(CollectiveSource(torch_library.load()))
+        self._time_devices()
+        if self._states["frames"] == ON:
+            self._trace_calls()
+
+    def _attach(self) -> None:
+        self._cleanup.push(self._ambient.unfollow)
+        self._contexts_are_cheap = self._ambient.follow()
+        self._recording.sources.start()
+        if self._states["labels"] == ON:
+            self._recording.sources.add(self._compilations)
+        self._processor.attach(self._recording, self.stop, self._states, self._notes)
+        if self._metrics is not None:
+            self._metrics.recorder.source = self._processor.figures
+            # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
+            self._metrics.refresh = self._processor.refresh
+
+    def _notes(self) -> list[str]:
+        notes = [*notes_of_environment(), *notes_on_names()]
+        if self._ranks is not None:
+            self._states |= self._ranks.state()
+        if not self._contexts_are_cheap:
+            notes.append(_SLOW_CONTEXTS)
+        self._states |= self._recording.sources.states()
+        notes += self._recording.sources.notes()
+        if errors := python_sources.errors():
+            notes.append(
+                f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
+            )
+        return notes
+
+    def _on_torch(self, _torch: Any) -> None:
+        with self._lock:
+            if not self._running:
+                return
+            if self._asks_at_once:
+                self._optimizers.install(self._optimizer_stepped)
+            else:
+                self._optimizers.install_bare(self._marks.note)
+            self._install_modules()
+            self._states["steps"] = ON
+            if self._detail in {"ops", "frames"}:
+                self._observe_operators()
+            self._time_devices()
+            if self._detail == "frames" and self._states["frames"] != ON:
+                self._trace_calls()
+            self._recording.sources.stop_session_first()
+
+    def _install_modules(self) -> None:
+        self._modules.install(outermost_only=self._detail == "steps")
+        self._states["modules"] = ON
+
+    def _observe_operators(self) -> None:
+        try:
+            wants = Wants.INPUTS if self._record_shapes else Wants(0)
+            if self._device is not None and self._device.events in {"ops", "leaves"}:
+                wants |= Wants.DEVICES
+            library = torch_library.load()
+            self._recording.sources.add(Operators(library, wants))
+            self._recording.sources.add(CollectiveSource(library))
+            self._states["operators"] = ON
+        except TorchLibraryError as error:
+            self._states["operators"] = f"off: {error}"
+            _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
+
+    def _time_devices(self) -> None:
+        """From the time on at which the program uses one, which may be long after."""
+        if self._device is None or torch_library.installed_torch() is None:
+            return
+        library: TorchLibrary | None = None
+        try:
+            library = torch_library.load() if self._device.is_timed else None
+        except TorchLibraryError as error:
+            self._states["devices"] = f"off: {error}"
+            return
+        self._recording.sources.add(LiveDeviceSource(library, self._device, self._processor.memory_limit))
+
+    def _push_hooks(self) -> None:
+        for remove in (self._modules.remove, self._optimizers.remove):
+            self._cleanup.push(remove)
+
+    def _trace_calls(self) -> None:
+        """As a rule only once torch is there: what calls its import makes nobody asked for."""
+        calls = Calls(self._frame_filter)
+        self._recording.sources.add(calls)
+        self._states["frames"] = calls.state
+
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        self._marks.note(optimizer)
+        self._take_marks()
+
+    def _before_drain(self) -> None:
+        if self._states["labels"] == ON and self._running:
+            label_by_environment(is_early=True)
+        if self._ranks is not None:
+            self._ranks.look()
+        self._take_marks()
+
+    def _take_marks(self) -> None:
+        """Makes steps of what was noted: in the drain thread, or at once in the loop's own."""
+        with self._steps_lock:
+            for mark in self._marks.take():
+                self._mark = mark
+                if mark.optimizer is None:
+                    self._steps.step()
+                else:
+                    self._steps.optimizer_stepped(mark.optimizer)
+
+    def _on_boundary(self, number: int, now: int) -> None:
+        self._recording.boundary(number, now, self._ambient.number_of(self._mark.context), self._mark.thread)
+        if self._detail == "steps":
+            # What happens between two ends of a step is now known without asking every module of the model.
+            self._modules.remove()
+            self._states["modules"] = "off: steps are seen without them"
+
+
+def _states(detail: str) -> dict[str, str]:
+    """What is on and off as long as nobody knows of torch."""
+    off, waiting = f"off: detail is {detail!r}", _WAITING
+    return {
+        "steps": waiting,
+        "modules": waiting,
+        "labels": off if detail == "steps" else ON,
+        "operators": waiting if detail in {"ops", "frames"} else off,
+        "frames": waiting if detail == "frames" else off,
+    }
+
+
+def _nothing() -> None:
+    """What there is to call off before anything was called for."""

@@ -1,0 +1,408 @@
+"""``TorchInstrumentor``: torch's work in the traces of any service, as other libraries' instrumentations do for theirs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+
+from otel_torchprof import config
+from otel_torchprof._distributed.ranks import Ranks
+from otel_torchprof._export.from_environment import exporters_from_environment
+from otel_torchprof._export.provider import Provider, is_sdk_provider
+from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
+from otel_torchprof._metrics import operator_metrics
+from otel_torchprof._metrics.gpu_pass import NOT_OPENED
+from otel_torchprof._metrics.gpu_polling import GpuMetrics
+from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
+from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
+from otel_torchprof._native import frames, gc_pauses
+from otel_torchprof._process import fork
+from otel_torchprof._record.recording import checked_memory_limit
+from otel_torchprof.health import ON, ProcessorHealth
+
+from .instrumentation import Instrumentation
+from .options import checked_options
+from .processor import TorchSpanProcessor
+from .relay import processors_of, relay
+from .sigterm import SigtermFlush
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from otel_torchprof.health import GpuHealth
+
+    from .options import Options
+
+_logger = logging.getLogger("otel_torchprof")
+
+_NOT_INSTRUMENTED = "not instrumented"
+_SDK_DISABLED = f"{OTEL_SDK_DISABLED} is true"
+_WORKER_SECONDS = 3.0
+"""What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
+_LOOK_SECONDS = 0.5
+"""How often a TracerProvider is looked for when there was none yet."""
+
+
+class TorchInstrumentor(BaseInstrumentor):
+    """Instruments torch: ``TorchInstrumentor().instrument(tracer_provider=provider)``, or ``opentelemetry-instrument``.
+
+    ``instrument()`` takes:
+
+    - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
+    - ``detail``: ``"off"``, ``"metrics"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
+      ``OTEL_TORCHPROF_DETAIL`` says. ``"metrics"`` makes no spans and needs no TracerProvider.
+    - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators;
+      by default the global one, also when that is set later.
+    - ``overhead``: share of the time that ``"metrics"`` may cost, above 0, up to 1, by which every step is recorded; by
+      default as ``OTEL_TORCHPROF_OVERHEAD`` says, else 0.01.
+    - ``max_operators``: how many operators have series of their own with ``"metrics"``; by default as
+      ``OTEL_TORCHPROF_MAX_OPERATORS`` says, else 50.
+    - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"`` and ``"frames"``.
+    - ``use_device``: the type of device whose times are recorded, ``"cuda"`` for one, from when the program first uses it
+      (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
+    - ``device_events``: for which events, as for :class:`profile`; by default as ``OTEL_TORCHPROF_DEVICE_EVENTS`` says, else
+      ``"ops"``.
+    - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, where somebody reads them, unless
+      ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
+    - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
+      says (``OTEL_TORCHPROF_FRAMES_*``), else all.
+    - ``export_ranks``: which ranks of a distributed program record and export: ``"all"`` (default), ``"node"``, the first of each
+      node, ``"one"``, or a share above 0, up to 1; by default as ``OTEL_TORCHPROF_EXPORT_RANKS`` says. The others record
+      nothing. ``"metrics"`` is not affected.
+    - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
+      ``OTEL_TORCHPROF_RANKS`` says.
+    - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
+      (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
+    - ``policy``: which steps are told in detail, and how much of each: a :class:`SpanPolicy`; by default as the environment
+      says.
+
+    Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
+    exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
+
+    Works before and after torch is imported, and imports nothing of it. In a forked process it goes on by itself.
+    ``uninstrument()`` takes every hook and callback back and sends what was recorded.
+    """
+
+    _running: Instrumentation | MetricsInstrumentation | None = None
+    _waiting: threading.Event | None = None
+    _processor: TorchSpanProcessor | None = None
+    _own: TorchSpanProcessor | None = None
+    _gpus: GpuMetrics | None = None
+    _ranks: Ranks | None = None
+    _sigterm: SigtermFlush | None = None
+    _sessions = 0
+    _off = _NOT_INSTRUMENTED
+    """Why nothing is recorded, where nothing is."""
+    _lock = threading.RLock()
+
+    def instrument(self, **kwargs: Any) -> None:
+        """Begins; see the class. Again after the provider's shutdown, which has ended it, without :meth:`uninstrument`."""
+        with self._lock:
+            if self._running is not None and not self._running.is_running:
+                super().uninstrument()
+            try:
+                super().instrument(**kwargs)
+            except BaseException:  # an interrupt too, wherever it comes
+                if self.is_instrumented_by_opentelemetry:
+                    super().uninstrument()
+                else:
+                    self._uninstrument()
+                raise
+
+    def uninstrument(self, **kwargs: Any) -> None:
+        """Takes every hook and callback back and sends what was recorded."""
+        with self._lock:
+            super().uninstrument(**kwargs)
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """The versions of torch that are instrumented."""
+        return ("torch >= 2.6",)
+
+    def step(self) -> None:
+        """Says that a step of the loop has ended, and the next begins; from then on optimizers no longer do.
+
+        Does nothing where nothing is instrumented. Costs some 10 us.
+        """
+        if self._running is not None:
+            self._running.step()
+
+    def keep_step(self) -> None:
+        """Keeps the detail of the step that runs, where the policy keeps that of slow steps only: somebody saw something odd.
+
+        Does nothing where no spans are made. Costs some 10 us; any thread.
+        """
+        if isinstance(self._running, Instrumentation):
+            self._running.keep_step()
+
+    @property
+    def health(self) -> ProcessorHealth:
+        """What is on, what is off and why; with ``detail="metrics"`` also how many steps are recorded, and what that costs.
+
+        With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics are read, ``gpus`` among
+        the sources says of them what :attr:`GpuMetrics.health` does.
+        """
+        gpus = self._gpus
+        if isinstance(self._running, MetricsInstrumentation):
+            found = self._running.health
+        elif self._processor is not None:
+            found = self._processor.health
+        else:
+            return ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
+        if gpus is None or (state := gpus.health).sources["nvml"] == NOT_OPENED:  # nobody has read them yet
+            return found
+        return _with_gpus(found, state)
+
+    def _instrument(self, **kwargs: Any) -> None:
+        options = checked_options(kwargs)
+        if not config.enabled() or options.detail == "off":
+            self._stay_off("detail is 'off'" if config.enabled() else f"{config.OTEL_TORCHPROF_ENABLED} is false")
+            return
+        if options.detail == "metrics":
+            self._start_metrics(options)
+            return
+        self._sessions += 1
+        self._ranks = Ranks(options.export_ranks, options.ranks, session=self._sessions, on_silence=self._fall_silent)
+        if self._is_silent():
+            return
+        provider = options.tracer_provider or trace.get_tracer_provider()
+        if is_sdk_provider(provider):
+            self._start(provider, options)
+        elif options.tracer_provider is None and is_disabled():
+            self._stay_off(_SDK_DISABLED)
+        elif options.tracer_provider is None:
+            self._wait_for_provider(options)
+        else:
+            raise TypeError(
+                f"tracer_provider is {provider!r}; it must be a TracerProvider of opentelemetry-sdk, which decides about "
+                "sampling and ids"
+            )
+
+    def _stay_off(self, reason: str) -> None:
+        self._off = reason
+        _logger.info("torch is not instrumented: %s", reason)
+
+    def _uninstrument(self, **_: Any) -> None:
+        self._off = _NOT_INSTRUMENTED
+        if self._waiting is not None:
+            self._waiting.set()
+            self._waiting = None
+        if self._running is not None:
+            self._running.stop()
+        self._running = self._processor = self._ranks = None
+        if self._gpus is not None:
+            self._gpus.stop()
+            self._gpus = None
+        if self._own is not None:
+            self._own.shutdown()
+            self._own = None
+            provider = self._relayed()
+            if provider is not None:
+                relay(provider, None)
+        if self._sigterm is not None:  # last: until then there is something to send
+            self._sigterm.stop()
+            self._sigterm = None
+
+    def _start_metrics(self, options: Options) -> None:
+        meters = options.meter_provider or metrics.get_meter_provider()
+        if isinstance(meters, metrics.NoOpMeterProvider) or getattr(meters, "_disabled", False):
+            self._stay_off("the MeterProvider is switched off")
+            return
+        if is_disabled() and not has_sdk(meters):
+            self._stay_off(_SDK_DISABLED)
+            return
+        processor = _processor_of(options.tracer_provider or trace.get_tracer_provider())
+        found = metrics_of(options.meter_provider)
+        found.begin(options.max_operators)
+        self._running = MetricsInstrumentation(
+            found,
+            options.meter_provider,
+            overhead=options.overhead,
+            memory_limit=checked_memory_limit(None),
+            exporters=tuple if processor is None else lambda: processor.exporter_figures,
+            device=options.device if options.device is not None and options.device.is_timed else None,
+        )
+        self._watch_gpus(options)
+        self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
+        self._running.start()
+        self._sigterm.start()
+
+    def _start(self, tracer_provider: Any, options: Options) -> None:
+        if self._is_silent():
+            return
+        provider = Provider(tracer_provider, self._ranks)
+        if provider.disabled:
+            self._stay_off("the TracerProvider is switched off")
+            return
+        processor = _processor_of(tracer_provider)
+        if processor is None:
+            processor = self._own = TorchSpanProcessor(*exporters_from_environment(), sdk_spans=False)
+            relay(tracer_provider, processor)
+            self._relayed = weakref.ref(tracer_provider)
+        self._processor = processor
+        self._sigterm = SigtermFlush(options.sigterm_timeout, processor, tracer_provider, options.meter_provider)
+        self._running = Instrumentation(
+            provider,
+            processor,
+            detail=options.detail,
+            record_shapes=options.record_shapes,
+            frame_filter=options.frame_filter,
+            device=options.device,
+            metrics=metrics_of(options.meter_provider),
+            ranks=self._ranks,
+            policy=options.policy,
+        )
+        self._running.start()
+        self._sigterm.start()
+        self._watch_gpus(options)
+        _watch_worker_processes(self)
+
+    def _is_silent(self) -> bool:
+        """Whether this is a rank that does not export, as far as is known: then nothing is begun."""
+        if self._ranks is None:
+            return False
+        self._ranks.look()
+        if (why := self._ranks.silence) is not None:
+            self._stay_off(why)
+        return why is not None
+
+    def _fall_silent(self) -> None:
+        """It turns out now, in the middle of the program's ``init_process_group``."""
+        ranks, running = self._ranks, self._running
+
+        def stop() -> None:
+            with self._lock:
+                if ranks is None or running is None or self._running is not running:
+                    return
+                self._uninstrument()
+                self._ranks = ranks
+                self._stay_off(ranks.silence or _NOT_INSTRUMENTED)
+
+        threading.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
+
+    def _watch_gpus(self, options: Options) -> None:
+        if options.gpu_metrics:
+            is_read = options.meter_provider is not None or is_heard(metrics.get_meter_provider())
+            self._gpus = GpuMetrics(options.meter_provider).start(look=is_read)
+
+    def _wait_for_provider(self, options: Options) -> None:
+        """Many programs instrument first and configure the SDK later; until then nothing is recorded."""
+        given_up = self._waiting = threading.Event()
+        self._off = "no TracerProvider of opentelemetry-sdk is set yet"
+
+        def look() -> None:
+            while not is_sdk_provider(trace.get_tracer_provider()):
+                if given_up.wait(_LOOK_SECONDS):
+                    return
+            # A program that has just set its provider is about to add processors, one of ours maybe among them.
+            given_up.wait(_LOOK_SECONDS)
+            with self._lock:
+                if not given_up.is_set():
+                    self._waiting = None
+                    self._start_late(options)
+
+        self._awaiting = options
+        threading.Thread(target=look, name="otel-torchprof-wait", daemon=True).start()
+
+    def _start_late(self, options: Options) -> None:
+        try:
+            self._start(trace.get_tracer_provider(), options)
+        except Exception:  # on a thread of our own nobody else would say so
+            _logger.exception("torch is not instrumented")
+
+    def _at_end_of_worker(self) -> None:
+        if self._processor is not None:
+            self._processor.shutdown_within(_WORKER_SECONDS)
+
+    def _after_fork_in_child(self) -> None:
+        TorchInstrumentor._lock = threading.RLock()
+        operator_metrics.after_fork_in_child()
+        if self._running is not None:
+            try:
+                self._running.restart_in_child()
+            except Exception:  # the child goes on
+                _logger.exception("torch is not instrumented in this forked process")
+        elif self._waiting is not None:
+            self._wait_for_provider(self._awaiting)
+
+
+def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:
+    """With the state of the GPU metrics: ``gpus`` in a word, and a note where a GPU lacks one."""
+    states = {name: state for name, state in gpus.sources.items() if state != ON and name != "nvml"}
+    notes = () if gpus.sources["nvml"] != ON else tuple(f"{name} {state}" for name, state in states.items())
+    sources = {**health.sources, "gpus": gpus.sources["nvml"]}
+    return replace(health, sources=sources, notes=(*health.notes, *notes, *gpus.notes))
+
+
+def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
+    """The TorchSpanProcessor that was added to a provider."""
+    found = [p for p in processors_of(tracer_provider) if isinstance(p, TorchSpanProcessor) and not p.is_shut_down]
+    if len(found) > 1:
+        _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(found))
+    return found[0] if found else None
+
+
+@functools.cache
+def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
+    """Lets processes of ``multiprocessing`` send what they have when they end: they skip what others do at exit."""
+    from multiprocessing import util
+
+    def in_worker(inherited: TorchInstrumentor) -> None:
+        util.Finalize(None, inherited._at_end_of_worker, exitpriority=0)  # noqa: SLF001 - our own
+
+    util.register_after_fork(instrumentor, in_worker)
+
+
+def running_ranks() -> Ranks | None:
+    """What this process knows of its ranks, while torch is instrumented."""
+    instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
+    return None if instance is None else instance._ranks  # noqa: SLF001 - our own
+
+
+def _running_metrics() -> MetricsInstrumentation | None:
+    instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
+    running = None if instance is None else instance._running  # noqa: SLF001 - our own
+    return running if isinstance(running, MetricsInstrumentation) and running.is_running else None
+
+
+_forking = threading.local()
+"""On a thread that forks. ``has_lock``: whether it took the instrumentor's lock; ``prepared``: the instrumentation, and whether its
+lock was taken. Another may run when the fork is over."""
+
+
+def _before_fork() -> None:
+    """Lets a start or stop on another thread end first, if it does within a second: the child would get half of it."""
+    _forking.prepared = None
+    _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=fork.LONGEST_WAIT)  # noqa: SLF001 - our own
+    if (running := _running_metrics()) is not None:
+        _forking.prepared = running, running.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    prepared, _forking.prepared = _forking.prepared, None
+    if prepared is not None:
+        running, has_lock = prepared
+        running.after_fork_in_parent(has_lock)
+    if _forking.has_lock:
+        TorchInstrumentor._lock.release()  # noqa: SLF001 - our own
+
+
+def _after_fork_in_child() -> None:
+    """Processors first: what they hold is the parent's."""
+    TorchSpanProcessor.after_fork_in_child()
+    instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
+    if instance is not None:
+        instance._after_fork_in_child()  # noqa: SLF001 - our own
+
+
+# First: what is the parent's is off when the child's is started.
+frames.at_process_changes()
+gc_pauses.at_process_changes()
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,441 @@
+"""The recording behind a span processor: what the recorder has, drained while it runs, as spans and as sums."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
+from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._sampling.pending import PendingSpans, Pieces
+from otel_torchprof._sampling.span_policy import SpanPolicy
+from otel_torchprof._sources.source import Sources
+from otel_torchprof._spans.collectives import LiveCollectives
+from otel_torchprof._spans.frame_spans import with_plain_names
+from otel_torchprof._spans.jobs import Job
+from otel_torchprof._spans.limits import limited
+from otel_torchprof._spans.live import LiveTrees
+from otel_torchprof._spans.live_table import Flows, live_table, traced_events
+from otel_torchprof._spans.steps import Steps
+from otel_torchprof._tree.input_words import InputKept, kept
+from otel_torchprof._tree.listed_devices import ListedTimes, listed_times
+from otel_torchprof._tree.modules import outermost_modules
+from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._tree.units import STEP_NAME
+from otel_torchprof.errors import NativeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from otel_torchprof._averages.running import RunningAverages
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._export.provider import Provider
+    from otel_torchprof._process.cleanup import CleanupStack
+    from otel_torchprof._sources.ambient import AmbientTable
+    from otel_torchprof._spans.collectives import Ranks
+    from otel_torchprof._spans.placed import Placed
+    from otel_torchprof._spans.steps import Step, StepSpan
+    from otel_torchprof._tree.tree import TreeView
+    from otel_torchprof._tree.units import SpanTable
+
+KINDS: Mapping[str, tuple[Kind, ...]] = {
+    "steps": (Kind.MODULE,),
+    "modules": (Kind.MODULE, Kind.LABEL),
+    "ops": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
+    "frames": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
+}
+"""What each detail records. With steps alone only outermost modules are reported, see ``ModuleHooks``."""
+
+
+class Drained(NamedTuple):
+    """What one drain brought."""
+
+    spans: SpanList
+    """All that came, for exporters that take whole traces."""
+    sent: SpanList
+    """What the policy lets through now, for all others."""
+    events: int
+    dropped: Mapping[str, int]
+    """By reason, see ``Health``."""
+    figures: Mapping[str, int]
+    """What became of the events, since the last drain: see ``ProcessorHealth.spans``."""
+    inside: Mapping[int, int]
+    """Time of what ran directly inside spans of the application, ns, by span id."""
+    watermark: int = NEVER
+    """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
+
+
+class LiveRecording:
+    """Records every thread from the start of its :attr:`sources` to :meth:`stop`, once.
+
+    :meth:`drain` may be called from any thread; a second waits for the first.
+
+    Args:
+        provider: whose rules hold.
+        cleanup: gets what stops it.
+        detail: a key of :data:`KINDS`.
+        ambient: which span a context stands for.
+        averages: added to with every drain.
+        expects_steps: whether the program makes steps, or is going to.
+        before_drain: tells of the steps that have ended, by :meth:`boundary`.
+        has_marks: whether there are any to tell of.
+        budget_bytes: that the recorder may hold; beyond it the oldest events go.
+        inputs: record shapes.
+        shortest_call: seconds; calls of functions that take less are left out.
+        keeps_bare_calls: keep those that are in no step, no span and nothing else.
+        devices: whether its events are to be timed on devices.
+        policy: which steps are told in detail, and how much of them.
+        ranks: the other processes of the run, if there are any: its collectives link to theirs.
+        on_steps: told of the spans of steps that have ended, with every drain that brought any.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        cleanup: CleanupStack,
+        *,
+        detail: str,
+        ambient: AmbientTable,
+        averages: RunningAverages,
+        expects_steps: Callable[[], bool],
+        before_drain: Callable[[], None],
+        has_marks: Callable[[], bool],
+        budget_bytes: int,
+        inputs: bool,
+        shortest_call: float = 0.0,
+        keeps_bare_calls: bool = False,
+        devices: bool = False,
+        policy: SpanPolicy | None = None,
+        ranks: Ranks | None = None,
+        on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
+    ) -> None:
+        self.provider = provider
+        self.detail = detail
+        self._traces_events = detail != "steps"
+        self._ambient = ambient
+        self._averages = averages
+        self._expects_steps = expects_steps
+        self._before_drain = before_drain
+        self._has_marks = has_marks
+        self._on_steps = on_steps
+        self._log = LimitedLog()
+        self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
+        self._roots_muted = False
+        policy = policy or SpanPolicy()
+        self._choice = policy.choice()
+        self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
+        self.steps = Steps(
+            provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
+        )
+        self._figures: Counter[str] = Counter()
+        self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+        self._taken = self._recorded = self._failed = self._undelivered = 0
+        self._pending = PendingSpans(
+            policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
+        )
+        self._flows = Flows()
+        self._links = LiveCollectives(ranks)
+        self._trees = LiveTrees(
+            # The generator may give every rank the same: the SDK's asks Python's random numbers, which programs seed.
+            key=provider.new_span_id() ^ secrets.randbits(64),
+            steps=self.steps,
+            new_trace=provider.new_trace,
+            surroundings=self._surroundings,
+            shortest_call=shortest_call,
+            collectives=self._links,
+            keeps_bare_calls=keeps_bare_calls,
+            max_spans=lambda: self._pending.budget.max_spans,
+        )
+        self.session = Session(
+            budget_bytes,
+            keep_newest=True,
+            all_threads=True,
+            inputs=inputs,
+            kinds=KINDS[detail],
+            contexts=True,
+            devices=devices,
+        )
+        self.sources = Sources(self.session, cleanup)
+        """What feeds it."""
+
+    def now(self) -> int:
+        """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
+        return now_ns()
+
+    def boundary(self, number: int, now: int, context: int, thread: int) -> None:
+        """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
+        self._job.begin(now)
+        recorded = self.steps.boundary(number, now, context, thread)
+        if recorded == self._roots_muted:
+            self._roots_muted = not recorded
+            self.session.mute_roots(not recorded)
+
+    def keep_step(self) -> None:
+        """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
+        self._pending.verdicts.ask(self.steps.running)
+
+    @property
+    def bytes_held(self) -> int:
+        """What waits for a drain."""
+        return self.session.stats().bytes_held
+
+    def holds(self, size: int) -> bool:
+        """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
+        return self.bytes_held >= size or (not self.steps.threads and self._has_marks())
+
+    def drain(self, *, final: bool = False) -> Drained:
+        """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain.
+
+        ``final``: after the stop; the last one has the step that is not finished.
+        """
+        with self._lock:
+            self._before_drain()
+            # Before the events are taken: what belongs to a step that has ended is then in this drain, in one before, or in
+            # one to come, which the watermark tells.
+            ended = self.steps.take_ended()
+            try:
+                return self._drained(ended, final)
+            except BaseException:
+                self.steps.put_back(ended)
+                self._figures["lost"] += self._pending.lost + self._undelivered
+                self._pending.lost = self._undelivered = 0
+                raise
+
+    def _drained(self, ended: list[Step], final: bool) -> Drained:
+        now = self.now()
+        self._ambient.begin_drain(now)
+        drained = self.sources.drain(SLICE_BYTES)
+        watermark, final = drained.watermark, final and drained.is_last
+        batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
+        if self.detail == "steps":  # somebody else may have hooks on every module
+            batch = outermost_modules(batch)
+        if not self.steps.begun and (self.steps.active or self._expects_steps()):
+            # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
+            earliest = int(batch["start"].min(initial=now_ns()))
+            self._job.begin(earliest)
+            self.steps.begin(earliest)
+        placed = self._trees.place(batch)
+        ended, later = self._complete(ended, batch)
+        if final:  # only now: the running step gets its span with its first event, which may be in this batch
+            ended = ended + self.steps.take_ended(everything=True)
+        step_spans = [span for step in ended for span in step.spans.values()]
+        self._job.note(step_spans)
+        roots = self._trees.ended_roots(min(watermark, now), final=final)
+        jobs = self._job.ended(self.now(), final=final)
+        spans, sent = self._spans(len(drained), placed, [*step_spans, *roots], jobs, final=final)
+        self._add_up(placed, step_spans)
+        inside = self._inside(placed, step_spans)
+        self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
+        self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
+        self._trees.forget_roots(roots)
+        self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
+        self._report_steps(step_spans)
+        self._undelivered = 0
+        return Drained(spans, sent, *self._settled(), inside, watermark)
+
+    def _report_steps(self, spans: Sequence[StepSpan]) -> None:
+        """Metrics of the program's own: what they raise costs no span."""
+        try:
+            if self._on_steps is not None and spans:
+                self._on_steps(spans)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log.warning(
+                "the durations of %d steps were not recorded: %s: %s", len(spans), type(error).__name__, error
+            )
+
+    def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
+        """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
+        sampled = np.array([unit.trace.exported for unit in placed.units], dtype=np.bool_)[placed.unit]
+        count, of_events = int(sampled.sum()), int(traced_events(placed, events_of_steps=self._traces_events).sum())
+        filtered = events - len(sampled) + count - of_events
+        return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
+
+    def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        """Events that were recorded and dropped, and what became of them, since the last time that this was asked.
+
+        By the recorder's own count: what it gave away, and nothing here knows of, was lost on the way to spans, and ``failed``. A
+        drain that comes to its end after it was given up takes that back.
+        """
+        stats = self.session.stats()
+        recorded, self._recorded = self._recorded, 0
+        dropped = Counter(stats.dropped)
+        dropped["failed"] = self._failed = self._failed + stats.recorded - self._taken - recorded
+        self._taken = stats.recorded
+        figures = Counter({**self._pending.figures, **self._figures, "held": self._pending.spans})
+        before, self._reported = self._reported, (dropped, figures)
+        return recorded, _since(dropped, before[0]), _since(figures, before[1])
+
+    def abandon(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        """After the stop, where a drain hangs or fails: throws away what is left in the recorder; as :meth:`_settled`. Any thread."""
+        with suppress(NativeError):  # it is being read
+            self.session.discard()
+        return self._settled()
+
+    def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
+        """Those of the steps of which everything has been drained, and the others, which come again.
+
+        The last one waits where something that began in it is open: torch's label of the optimizer ends a little later.
+        """
+        count = next((at for at, step in enumerate(ended) if (step.end or 0) > batch.watermark), len(ended))
+        if count and not batch.is_last:
+            last = ended[count - 1]
+            opened = batch.opens.start
+            count -= bool(((opened >= last.start) & (opened < (last.end or 0))).any())
+        return ended[:count], ended[count:]
+
+    def stop(self) -> None:
+        """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
+        self.session.stop()
+
+    def finish(self) -> Drained:
+        """After the stop: takes the next of what is left, at the end with the step that is not finished.
+
+        Where that fails it is tried again: what was held has not failed with the last events.
+        """
+        try:
+            return self.drain(final=True)
+        except Exception as error:  # noqa: BLE001 - the events that it took are counted as failed by the second
+            self._log.warning("the last events were lost: %s: %s", type(error).__name__, error)
+            return self.drain(final=True)
+
+    def give_up(self) -> Drained:
+        """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
+        self.session.discard()
+        return self.finish()
+
+    def _surroundings(self, context: int) -> tuple[SpanContext, int | None] | None:
+        found = self._ambient.get(context)
+        return None if found is None else (found.span_context, found.start_ns)
+
+    def _wants(self, step: int, trace_id: int) -> bool:
+        """Whether a step is to be recorded in detail; the schedule may be somebody's code."""
+        try:
+            return self.detail == "steps" or self._choice.wants(step, trace_id)
+        except Exception as error:  # noqa: BLE001 - it must not stop a training job
+            self._log.warning(
+                "the schedule failed on step %d, which is recorded: %s: %s", step, type(error).__name__, error
+            )
+            return True
+
+    def _spans(
+        self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+    ) -> tuple[SpanList, SpanList]:
+        """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
+        synthetic = [*ended, *jobs]
+        table = live_table(placed, synthetic, self._flows, events_of_steps=self._traces_events, collectives=self._links)
+        roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
+        table = add_attributes(
+            with_plain_names(table, placed.batch),
+            placed.batch,
+            dropped_on=int(roots[-1]) if len(roots) else None,
+            self_time=placed.own_times() if placed.inside.any() else None,
+            device_times=placed.devices,
+        )
+        figures = self._figures_of(events, placed, len(table))
+        sent = self._pending.decide(self._pieces(placed, table, ended, jobs, final=final))
+        # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
+        self._figures.update(figures)
+        self._recorded += events
+        self._undelivered = len(sent)
+        whole = self._listed(table)
+        return whole, whole if sent is table else self._listed(sent)
+
+    def _pieces(
+        self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+    ) -> Pieces:
+        synthetic = [unit.step for unit in placed.units if unit.step is not None]
+        exported = [span for span in (*ended, *jobs) if span.trace.exported]
+        is_event = table.row >= 0
+        unit = table.span_id.copy()
+        unit[is_event] = placed.root[table.row[is_event]]
+        return Pieces(
+            table,
+            unit,
+            placed.open_roots,
+            np.array(
+                [u.parent_span_id if u.step is None else _around(u.step) for u in placed.units]
+                + [_around(span) for span in exported],
+                dtype=np.uint64,
+            ),
+            {span.span_id: span for span in (*synthetic, *ended)},
+            ended,
+            final,
+        )
+
+    def _listed(self, table: SpanTable) -> SpanList:
+        limits = self.provider.limits
+        table = limited(
+            table,
+            max_attributes=limits.max_span_attributes,
+            max_links=limits.max_links,
+            max_attribute_length=limits.max_span_attribute_length,
+        )
+        return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
+
+    def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
+        self._averages.add(*_listed(placed))
+        for step in ended:
+            # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
+            if step.trace.recorded and step.thread is not None:
+                duration = step.end - step.start
+                self._averages.add_foreign(STEP_NAME, duration, max(duration - step.inside, 0))
+
+    def _inside(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
+        """Time that the spans of this process did not spend themselves, by span id."""
+        inside: dict[int, int] = {}
+        below = np.flatnonzero(placed.is_outermost)
+        sums = np.zeros(len(placed.units), dtype=np.int64)
+        np.add.at(sums, placed.unit[below], (placed.batch["end"] - placed.batch["start"])[below])
+        for unit, time in zip(placed.units, sums.tolist(), strict=True):
+            if unit.step is None and unit.parent_span_id and not unit.is_remote:
+                inside[unit.parent_span_id] = inside.get(unit.parent_span_id, 0) + time
+        for step in ended:
+            if step.parent is not None and not step.parent.is_remote:
+                inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
+        return inside
+
+
+def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:
+    return {what: count - before.get(what, 0) for what, count in now.items()}
+
+
+def _around(step: StepSpan) -> int:
+    """The span of the application that a step is below; 0 for none."""
+    return step.parent.span_id if step.parent is not None and step.is_surrounded else 0
+
+
+def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:
+    """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
+    view = torch_view(placed.batch, modules=True)
+    devices = None if placed.devices is None else listed_times(view, placed.devices)
+    late = np.flatnonzero(placed.inside)
+    if late.size:
+        own = view.self_time.copy()
+        at = np.flatnonzero(np.isin(view.rows, late))
+        own[at] = np.maximum(own[at] - placed.inside[view.rows[at]], 0)
+        view = replace(view, self_time=own)
+    recorded = np.array([unit.trace.recorded for unit in placed.units], dtype=np.bool_)
+    if recorded.all():
+        return view, devices
+    wanted = recorded[placed.unit[view.rows]]
+    # For sums only: the parents of what remains would have to be renumbered for anything else.
+    chosen = replace(
+        view,
+        rows=view.rows[wanted],
+        duration=view.duration[wanted],
+        self_time=view.self_time[wanted],
+        parent=view.parent[:0],
+    )
+    return chosen, None if devices is None else ListedTimes(*(column[wanted] for column in devices))

@@ -1,0 +1,434 @@
+"""``TorchSpanProcessor``: the model's work, inside the traces of the service."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from opentelemetry.sdk.trace import SpanProcessor
+
+from otel_torchprof._averages.running import RunningAverages
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._events.averages_list import averages_list
+from otel_torchprof._export.chrome import ChromeTraceExporter
+from otel_torchprof._export.ledger import Ledger
+from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
+from otel_torchprof._export.sdk import takes_whole_traces
+from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
+from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
+from otel_torchprof._process import fork
+from otel_torchprof._process.heap import Heap
+from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._record.recording import checked_memory_limit
+from otel_torchprof._tree.listed_devices import device_name
+from otel_torchprof.health import ON, ProcessorHealth
+
+from .drain_thread import DrainThread, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from otel_torchprof._events.events import EventList
+
+    from .live_recording import Drained, LiveRecording
+
+_SHUTDOWN_SECONDS = 30.0
+_REFRESH_SECONDS = 1.0
+_MAX_OPEN_SPANS = 100_000
+"""Spans of the application whose own time is worked out; one that never ends its spans costs no more memory than that."""
+_MAX_ENDED = 100_000
+"""Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
+_SPAN_BYTES = 2800
+"""What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
+_GIVE_UP_SECONDS = 1.0
+"""After the deadline of a stop, for the drain thread to say what became of the rest."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Attached:
+    """A recording, from :meth:`TorchSpanProcessor.attach` to :meth:`TorchSpanProcessor.detach`."""
+
+    recording: LiveRecording
+    release: Callable[[Deadline], None]
+    sources: Mapping[str, str]
+    notes: Callable[[], Sequence[str]]
+
+
+class TorchSpanProcessor(SpanProcessor):
+    """Brings torch's work into the traces of a service, and sends it to exporters of its own.
+
+    Add it to a TracerProvider, then ``TorchInstrumentor().instrument(tracer_provider=provider)``; until then there is nothing
+    to process. The application's own spans pass through it as through any processor: they are nodes of the
+    tree that averages are made of, and parents of what ran inside them. They are *sent* by the application's own processors,
+    not by this one, except to a :class:`ChromeTraceExporter`, whose file would be incomplete without them.
+
+    Nothing it does waits on the application's threads: ``on_start`` and ``on_end`` take a microsecond, recording some tens of
+    nanoseconds per operator, and all else is done by two threads of its own. Safe from any thread, and after a fork.
+
+    Args:
+        exporters: any SpanExporter; :class:`OTLPExporter` and :class:`ChromeTraceExporter` take the spans as columns, at some
+            100 ns each, others as objects, at some 20 us.
+        sdk_spans: None: the application's spans go to Chrome files only, while torch is instrumented; True: to every exporter,
+            also while it is not (a provider that has no other processor); False: to none.
+        memory_limit: bytes that the recorder may hold, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``); beyond it the
+            oldest events go, and are counted.
+        max_queue_size: spans that may wait per exporter; beyond it the oldest go, and are counted (``OTEL_BSP_MAX_QUEUE_SIZE``).
+        max_queue_bytes: memory that spans may wait in, per exporter, by default 256 MiB (``OTEL_TORCHPROF_MAX_QUEUE_BYTES``). While a
+            backend is down this is what bounds how much of it is made up for, at some 120 bytes per span.
+        schedule_delay_millis: time between two exports (``OTEL_BSP_SCHEDULE_DELAY``).
+        max_export_batch_size: spans per call of an exporter that takes objects (``OTEL_BSP_MAX_EXPORT_BATCH_SIZE``).
+        export_timeout_millis: for one call of an exporter (``OTEL_BSP_EXPORT_TIMEOUT``).
+
+    Raises:
+        TypeError, ValueError: a bad argument, which the message names.
+    """
+
+    _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        *exporters: SpanExporter,
+        sdk_spans: bool | None = None,
+        memory_limit: int | None = None,
+        max_queue_size: int | None = None,
+        max_queue_bytes: int | None = None,
+        schedule_delay_millis: float | None = None,
+        max_export_batch_size: int | None = None,
+        export_timeout_millis: float | None = None,
+    ) -> None:
+        _check_exporters(exporters)
+        fork.import_now("numpy.ma")  # numpy.unique would
+        self.memory_limit = checked_memory_limit(memory_limit)
+        self._settings = QueueSettings.from_environment(
+            max_queue_size=max_queue_size,
+            max_queue_bytes=max_queue_bytes,
+            schedule_delay_millis=schedule_delay_millis,
+            max_export_batch_size=max_export_batch_size,
+            export_timeout_millis=export_timeout_millis,
+        )
+        self._ledger = Ledger()
+        self._queues = [ExportQueue(exporter, self._settings, ledger=self._ledger) for exporter in exporters]
+        self._sdk_queues = [queue for queue in self._queues if _takes_sdk_spans(queue.exporter, sdk_spans)]
+        # Where this is the provider's only processor, its spans are sent whether torch is instrumented or not.
+        self._sends_alone = sdk_spans is True
+        self._log = LimitedLog()
+        self._down = self._is_shut = False
+        self._reset()
+        self._living.add(self)
+
+    def _reset(self) -> None:
+        """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
+        # Reentrant, these and those of all that is called: a signal handler may shut down in the middle of anything.
+        self._lock = threading.RLock()
+        self._draining = threading.RLock()
+        self._in_drain = False
+        self._attached: _Attached | None = None
+        self._thread: DrainThread | None = None
+        self._final: Request | None = None
+        self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
+        self.averages = RunningAverages()
+        self._inside: dict[int, int] = {}
+        self._lag = self._unseen = self._held = 0
+        self._heap = Heap()
+
+    # ---- what the SDK calls ----
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """A span of the application has begun: nothing to do, whoever runs in it finds it by itself."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """A span of the application has ended; it is looked at with the next drain. Costs under a microsecond."""
+        if self._down or (self._attached is None and not self._sends_alone):
+            return
+        if len(self._ended) == _MAX_ENDED:
+            self._unseen += 1
+        self._ended.append(span)
+        if self._thread is None and self._sends_alone:
+            self._start_thread()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Sends what has been recorded so far; False when ``timeout_millis`` was not enough, or an exporter refused."""
+        deadline = Deadline.after(timeout_millis / 1000)
+        drained = self._drain(deadline)
+        # All are asked, also when one of them is too slow: each has its own thread, and they share the deadline.
+        flushed = [queue.force_flush(deadline) for queue in self._queues]
+        return drained and all(flushed)
+
+    def shutdown(self) -> None:
+        """Stops recording, sends the rest, shuts the exporters down: within 30 seconds. Further calls do nothing."""
+        self.shutdown_within(_SHUTDOWN_SECONDS)
+
+    def shutdown_within(self, seconds: float) -> None:
+        """:meth:`shutdown`, with another deadline."""
+        if self._is_shut:
+            return
+        self._down = True
+        deadline, of_recording = Deadline.after(seconds), Deadline.after(seconds / 2)
+        try:
+            if (attached := self._attached) is not None:
+                attached.release(of_recording)
+            self.detach(of_recording)
+        except Exception as error:  # noqa: BLE001 - the exporters are shut down whatever this is
+            self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
+        for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
+            # One that hangs must not take the time of those after it, whose exporters may have files to close.
+            queue.shutdown(Deadline.after(deadline.remaining() / left))
+        self._heap.look(0)
+        self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
+
+    # ---- what users ask ----
+
+    def key_averages(self) -> EventList:
+        """Sums and counts by name, over the life of this processor, up to now: torch's operators, labels, modules, steps.
+
+        The spans of the application are in it too, with the time that was neither in their children nor in torch as their
+        own. Takes what has been recorded first (some 0.3 us per event since the last drain). Memory is constant: it grows
+        with the number of names only. Any thread, at any time, also after the shutdown.
+        """
+        self._drain(Deadline.after(_SHUTDOWN_SECONDS))
+        sums, device = self.averages.read(), self.averages.device_type
+        return averages_list(sums, None if device is None else device_name(device))
+
+    @property
+    def health(self) -> ProcessorHealth:
+        """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
+        attached = self._attached
+        # Who is asked for the notes brings the sources up to date.
+        notes = () if attached is None else tuple(attached.notes())
+        if self._lag:
+            notes += (
+                f"the events taken last were {self._lag / 1e9:.1f} s old: the oldest go where that fills the memory",
+            )
+        with self._ledger.lock:
+            entries = self._ledger.read()
+            exporters = {
+                f"{number} {type(queue.exporter).__name__}": queue.stats for number, queue in enumerate(self._queues)
+            }
+        sources = {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources}
+        return ProcessorHealth(sources, entries.recorded, entries.dropped, exporters, notes, entries.spans)
+
+    # ---- what the instrumentor calls ----
+
+    @property
+    def exporter_figures(self) -> list[ExporterFigures]:
+        """What became of the spans, for metrics."""
+        return exporter_figures(self._queues, self._settings.max_queue_size)
+
+    def figures(self) -> RecorderFigures:
+        """What was recorded, lost and sent so far, for metrics; any thread."""
+        with self._ledger.lock:
+            entries, exporters = self._ledger.read(), self.exporter_figures
+        return RecorderFigures(entries, self._recorder_bytes(), self.memory_limit, exporters=exporters)
+
+    def refresh(self) -> None:
+        """Takes what has been recorded so far, for a second at most; any thread. Before metrics are read."""
+        self._drain(Deadline.after(_REFRESH_SECONDS))
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether :meth:`shutdown` was called."""
+        return self._down
+
+    def attach(
+        self,
+        recording: LiveRecording,
+        release: Callable[[Deadline], None],
+        sources: Mapping[str, str],
+        notes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Lets it drain a recording from now on; ``release`` stops the instrumentation when the provider shuts down.
+
+        ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
+        """
+        with self._lock:
+            self._attached = _Attached(recording, release, sources, notes)
+            self._start_thread()
+
+    def detach(self, deadline: Deadline | None = None) -> None:
+        """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
+        with self._ledger.let_go():
+            self._detach(deadline or Deadline.after(_SHUTDOWN_SECONDS))
+
+    # ---- within ----
+
+    def _detach(self, deadline: Deadline) -> None:
+        attached, thread = self._attached, self._thread
+        try:
+            with self._lock:
+                attached, self._attached = self._attached, None
+                thread, self._thread = self._thread, None
+                if attached is not None:
+                    self._final = Request(deadline, attached.recording.finish)
+                final = self._final
+            if attached is not None and final is not None:
+                self._finish(attached.recording, thread, final)
+            elif final is not None:
+                final.wait(deadline)  # another thread is at it, or this one, which a signal has interrupted
+            if thread is not None:
+                thread.end(deadline)
+            if attached is None:
+                self._drain_here(deadline)
+        except KeyboardInterrupt:
+            with self._lock:  # for the next call
+                self._attached, self._thread = attached, thread
+            raise
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            try:
+                self._thread = DrainThread(
+                    self._settings.schedule_delay_millis / 1000, self._drain_here, self._drain_slice, self._is_due
+                )
+            except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
+                self._log.warning("there is no thread to take events from the recorder: %s", error)
+
+    def _recorder_bytes(self) -> int:
+        attached = self._attached
+        return 0 if attached is None else attached.recording.bytes_held
+
+    def _is_due(self) -> bool:
+        """Whether so much waits that it is to be taken before it is time; gives memory back where a backlog is over."""
+        held, before = self._recorder_bytes(), self._held
+        self._held = held
+        self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
+        attached = self._attached
+        full = attached is not None and attached.recording.holds(SLICE_BYTES)
+        return full or len(self._ended) >= _MAX_ENDED // 8
+
+    def _finish(self, recording: LiveRecording, thread: DrainThread | None, final: Request) -> None:
+        """Takes the rest of a recording, until the deadline; then gives up what is left."""
+        recording.stop()
+        if thread is None or thread.is_current or not thread.ask(final):
+            final.settle(self._drain_here(final.deadline, final.take))
+        if final.wait(final.deadline):
+            return
+        self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
+        grace = Deadline.after(_GIVE_UP_SECONDS)
+        rest = Request(Deadline.after(0), recording.give_up)
+        if thread is None or thread.is_current or not thread.ask(rest):
+            rest.settle(self._drain_here(rest.deadline, rest.take))
+        if not rest.wait(grace):  # it hangs in a drain, or fails
+            self._ledger.add(*recording.abandon())
+
+    def _drain(self, deadline: Deadline) -> bool:
+        """Hands on what was recorded until now; False where there was no time or it failed."""
+        thread = self._thread
+        if thread is None:
+            return self._drain_here(deadline)
+        if thread.is_current:
+            return False
+        request = Request(deadline)
+        with self._ledger.let_go():
+            return request.wait(deadline) if thread.ask(request) else self._drain_here(deadline)
+
+    def _drain_here(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
+        """On the caller's thread: hands on what was recorded until now, or all that ``take`` brings, in slices.
+
+        There is time for one slice at least, unless another thread is at it until the deadline.
+        """
+        until = now_ns() if take is None else NEVER
+        while True:
+            watermark = self._drain_slice(deadline, take)
+            if watermark is None or watermark >= until:
+                return watermark is not None
+            if deadline.passed:
+                return False
+
+    def _drain_slice(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> int | None:
+        """Up to when everything has been handed on, Unix ns; None where that failed, or another drain took until the deadline."""
+        if not self._draining.acquire(timeout=deadline.remaining()):
+            return None
+        try:
+            if self._in_drain:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
+                return None
+            self._in_drain = True
+            try:
+                return self._hand_on(take)
+            finally:
+                self._in_drain = False
+        except Exception:  # noqa: BLE001 - the application goes on, whatever this is
+            self._log.warning("taking events from the recorder failed, these are lost: %s", traceback.format_exc())
+            return None
+        finally:
+            self._draining.release()
+
+    def _hand_on(self, take: Callable[[], Drained] | None) -> int:
+        attached, ended = self._attached, len(self._ended)
+        if take is None and attached is not None:
+            take = attached.recording.drain
+        drained = None if take is None else take()
+        watermark = NEVER if drained is None else drained.watermark
+        self._lag = 0 if watermark == NEVER else max(now_ns() - watermark, 0)
+        if drained is not None:
+            self._hand_on_spans(drained)
+        self._hand_on_application(ended, watermark)
+        return watermark
+
+    def _hand_on_spans(self, drained: Drained) -> None:
+        with self._ledger.lock:  # until they wait in the queues they are nowhere
+            self._ledger.add(drained.events, drained.dropped, drained.figures)
+            for queue in self._queues:
+                spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
+                if len(spans):
+                    queue.add(spans, spans.nbytes)
+        for queue in self._queues:
+            queue.say()
+        for span_id, time_ns in drained.inside.items():
+            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
+
+    def _hand_on_application(self, count: int, watermark: int) -> None:
+        """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
+        ended: list[ReadableSpan] = []
+        while len(ended) < count and self._ended and (self._ended[0].end_time or 0) <= watermark:
+            ended.append(self._ended.popleft())
+        sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
+        unseen, self._unseen = self._unseen, 0
+        with self._ledger.lock:
+            self._ledger.add(0, {"unseen_spans": unseen}, {"application": len(sampled) if self._sdk_queues else 0})
+            for queue in self._sdk_queues if sampled else ():
+                queue.add(sampled, _SPAN_BYTES * len(sampled))
+        for queue in self._sdk_queues:
+            queue.say()
+        self._add_up(ended)
+
+    def _add_up(self, ended: Sequence[ReadableSpan]) -> None:
+        """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
+        for span in ended:
+            if span.context is None or span.start_time is None or span.end_time is None:
+                continue
+            duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
+            own = duration - self._inside.pop(span.context.span_id, 0)
+            self.averages.add_foreign(str(span.name), duration, max(own, 0))
+            if span.parent is not None and not span.parent.is_remote:
+                self._inside[span.parent.span_id] = self._inside.get(span.parent.span_id, 0) + duration
+        while len(self._inside) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
+            del self._inside[next(iter(self._inside))]
+
+    @classmethod
+    def after_fork_in_child(cls) -> None:
+        """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
+        for processor in list(cls._living):
+            processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
+            processor._reset()  # noqa: SLF001
+
+
+def _check_exporters(exporters: Sequence[SpanExporter]) -> None:
+    for exporter in exporters:
+        if not callable(getattr(exporter, "export", None)):
+            raise TypeError(
+                f"{exporter!r} is no SpanExporter: pass exporters, such as OTLPExporter() or ChromeTraceExporter(path)"
+            )
+
+
+def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
+    return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans

@@ -1,0 +1,1 @@
+"""OpenTelemetry metrics: of operators, of the recorder, of GPUs."""

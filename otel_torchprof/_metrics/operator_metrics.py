@@ -1,0 +1,292 @@
+"""Operators and steps as OpenTelemetry metrics: the instruments of one MeterProvider, and the sums behind them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Observation
+
+from otel_torchprof._averages.operator_sums import OperatorSums
+from otel_torchprof._export.sdk import SCHEMA_URL
+from otel_torchprof._process import fork
+from otel_torchprof.version import __version__
+
+from .recorder_metrics import RecorderMetrics
+from .sampler import Allowance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import Meter, MeterProvider
+
+    from otel_torchprof._averages.operator_sums import OperatorSum
+    from otel_torchprof._spans.steps import StepSpan
+
+DEFAULT_OPERATORS = 50
+"""Operators that have series of their own."""
+
+OPERATOR = "torch.op.name"
+SAMPLED = "torch.sampled"
+
+STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""Upper bounds for the durations of steps, in seconds: three for each power of ten."""
+
+_SECONDS = 1e-9
+
+
+class _Amount(NamedTuple):
+    name: str
+    unit: str
+    description: str
+    of: Callable[[OperatorSum], float]
+    of_device: bool = False
+
+
+_AMOUNTS = (
+    _Amount("torch.op.calls", "{call}", "Calls of an operator that were recorded.", lambda each: each.calls),
+    _Amount("torch.op.time", "s", "Time in calls of an operator.", lambda each: each.time * _SECONDS),
+    _Amount(
+        "torch.op.self_time",
+        "s",
+        "Time in calls of an operator, without the operators that it called.",
+        lambda each: each.own * _SECONDS,
+    ),
+    _Amount(
+        "torch.op.device.time",
+        "s",
+        "Time that devices took for calls of an operator.",
+        lambda each: each.device * _SECONDS,
+        of_device=True,
+    ),
+    _Amount(
+        "torch.op.device.self_time",
+        "s",
+        "Time that devices took for calls of an operator, without the operators that it called.",
+        lambda each: each.device_own * _SECONDS,
+        of_device=True,
+    ),
+)
+
+
+class StepDurations:
+    """The histogram ``torch.step.duration``. For one thread at a time.
+
+    Args:
+        meter: of its provider.
+        is_heard: whether anybody reads; spans of steps cost nothing where nobody does.
+    """
+
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
+        self._is_heard = is_heard
+        self._histogram = meter.create_histogram(
+            "torch.step.duration",
+            "s",
+            "Duration of a step of a training loop.",
+            explicit_bucket_boundaries_advisory=STEP_BUCKETS,
+        )
+
+    def record(self, seconds: float, context: Context | None) -> None:
+        """One step; its exemplar points to the span that is current in the context, if that is sampled."""
+        self._histogram.record(max(seconds, 0.0), context=context)
+
+    def record_spans(self, steps: Iterable[StepSpan]) -> None:
+        """Steps that have spans, once each; exemplars point to these spans where they are sent."""
+        if not self._is_heard():
+            return
+        for step in steps:
+            if step.thread is None:
+                continue
+            context = None
+            if step.trace.exported:
+                flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+                own = trace.SpanContext(step.trace.trace_id, step.span_id, is_remote=False, trace_flags=flags)
+                context = trace.set_span_in_context(trace.NonRecordingSpan(own))
+            self.record((step.end - step.start) * _SECONDS, context)
+
+
+class ThinnedDurations:
+    """Records durations of steps for no more than a share of the time: steps that would cost more are left out.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, durations: StepDurations, share: float, now: float) -> None:
+        self._durations = durations
+        self._allowance = Allowance(share, now)
+        self._cost = 0.0
+        self._thins = share < 1
+
+    def record(self, steps: Sequence[tuple[float, float, Context]]) -> None:
+        """Each of ``steps``: when it ended, its duration, both in seconds, and the context that it was in."""
+        begin, recorded = time.thread_time(), 0
+        for end, seconds, context in steps:
+            if self._thins and end < self._allowance.free_at:
+                continue
+            self._durations.record(seconds, context)
+            self._allowance.spend(self._cost, end)
+            recorded += 1
+        if recorded:
+            cost = (time.thread_time() - begin) / recorded
+            self._cost = cost if not self._cost else 0.8 * self._cost + 0.2 * cost
+
+
+class TorchMetrics:
+    """The instruments of one MeterProvider, and what they show. Sums only grow, whatever is switched on and off meanwhile.
+
+    An instrument that is observed cannot be taken away from a provider, so there is one set of them per provider:
+    :func:`metrics_of`. Reading is for any thread; each amount of time is in seconds.
+
+    Args:
+        meter: of the provider.
+        is_heard: whether anybody reads.
+    """
+
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool] = lambda: True) -> None:
+        self._meter = meter
+        self.durations = StepDurations(meter, is_heard)
+        self.refresh: Callable[[], None] = _nothing
+        """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
+        self.times: Callable[[], tuple[float, float] | None] = _none
+        """Seconds in which operators were recorded and were not, so far; None where that is not known."""
+        self._lock = threading.Lock()
+        self._make_sums(DEFAULT_OPERATORS)
+        for amount in _AMOUNTS:
+            meter.create_observable_counter(
+                amount.name, [self._observing(amount)], unit=amount.unit, description=amount.description
+            )
+        meter.create_observable_counter(
+            "torch.steps", [self._observe_steps], unit="{step}", description="Steps of training loops that have ended."
+        )
+        meter.create_observable_counter(
+            "otel_torchprof.sampling.time",
+            [self._observe_times],
+            unit="s",
+            description="Time in which operators were recorded, and in which they were not.",
+        )
+        self.recorder = RecorderMetrics(meter)
+
+    def _make_sums(self, most: int) -> None:
+        self._most = most
+        self._operators = OperatorSums(most)
+        self._steps = {True: 0, False: 0}
+        self._earlier = [0.0, 0.0]
+
+    def begin(self, most_operators: int) -> None:
+        """Before a recording: how many operators have series of their own. Another number than before begins anew."""
+        if most_operators != self._most:
+            with self._lock:
+                self._make_sums(most_operators)
+
+    def add(self, batch: Any) -> None:
+        """Operators of a drained batch."""
+        with self._lock:
+            self._operators.add(batch)
+
+    def add_step(self, *, sampled: bool) -> None:
+        """A step has ended; ``sampled``: its operators were recorded."""
+        self._steps[sampled] += 1
+
+    def end(self) -> None:
+        """After a recording: what it had comes from nowhere else any more."""
+        times = self.times()
+        if times is not None:
+            self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
+        self.times, self.refresh = _none, _nothing
+
+    def after_fork_in_child(self) -> None:
+        """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
+        fork.release_locks(self._meter, "opentelemetry.")
+        self._lock = threading.Lock()
+        self._make_sums(self._most)
+        self.times, self.refresh = _none, _nothing
+        self.recorder.source = None
+
+    def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:
+        def observe(_options: Any) -> list[Observation]:
+            if amount is _AMOUNTS[0]:  # the first that was made, which is asked first
+                self.refresh()
+            with self._lock:
+                if amount.of_device and not self._operators.has_devices:
+                    return []
+                found = self._operators.read()
+            return [Observation(amount.of(each), {OPERATOR: each.name}) for each in found]
+
+        return observe
+
+    def _observe_steps(self, _options: Any) -> list[Observation]:
+        if not any(self._steps.values()):
+            return []
+        return [Observation(count, {SAMPLED: sampled}) for sampled, count in self._steps.items()]
+
+    def _observe_times(self, _options: Any) -> list[Observation]:
+        now = self.times() or (0.0, 0.0)
+        sums = [earlier + time for earlier, time in zip(self._earlier, now, strict=True)]
+        return [Observation(time, {SAMPLED: each}) for time, each in zip(sums, (True, False), strict=True) if any(sums)]
+
+
+def _nothing() -> None:
+    """What there is to bring up to date where nothing is recorded."""
+
+
+def _none() -> None:
+    """The times of no recording."""
+
+
+_lock = threading.Lock()
+_global: TorchMetrics | None = None
+_of_providers: weakref.WeakKeyDictionary[MeterProvider, TorchMetrics] = weakref.WeakKeyDictionary()
+
+
+def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
+    """The metrics of a provider, or of the global one, also of one that is set later: the same ones each time."""
+    global _global  # noqa: PLW0603 - there is one
+    with _lock:
+        if provider is None or provider is metrics.get_meter_provider():
+            # A provider that was used before it was made the global one has its instruments already.
+            found = _of_providers.get(metrics.get_meter_provider())
+            if found is None:
+                found = _global = _global or TorchMetrics(
+                    metrics.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL),
+                    lambda: is_heard(metrics.get_meter_provider()),
+                )
+            return found
+        found = _of_providers.get(provider)
+        if found is None:
+            meter = provider.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL)
+            found = _of_providers[provider] = TorchMetrics(meter)
+        return found
+
+
+def has_sdk(provider: Any) -> bool:
+    """Whether there is somebody to tell: until a program sets a MeterProvider, the API has one that only waits for it."""
+    return type(provider).__name__ != "_ProxyMeterProvider"
+
+
+def is_heard(provider: Any) -> bool:
+    """Whether anybody reads the metrics of a provider: not before one is set, nor of one that is disabled or has no reader.
+
+    ``OTEL_METRICS_EXPORTER=none`` makes one without. A provider that does not tell is taken to have some.
+    """
+    if (
+        not has_sdk(provider)
+        or isinstance(provider, metrics.NoOpMeterProvider)
+        or getattr(provider, "_disabled", False)
+    ):
+        return False
+    of_older = getattr(getattr(provider, "_sdk_config", None), "metric_readers", None)
+    readers = getattr(provider, "_metric_readers", of_older)
+    return readers is None or len(readers) > 0
+
+
+def after_fork_in_child() -> None:
+    """Lets the metrics of a forked child begin anew: the parent tells of what the parent did."""
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    for found in [_global, *_of_providers.values()]:
+        if found is not None:
+            found.after_fork_in_child()

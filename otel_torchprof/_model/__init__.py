@@ -1,1 +1,0 @@
-"""What is computed from columns: the tree, self times, averages, steps and traces."""

@@ -1,0 +1,1 @@
+"""What every room needs of the process: forks, late imports, deadlines, cleanup, rate-limited warnings."""

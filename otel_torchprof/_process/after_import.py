@@ -1,0 +1,158 @@
+"""What has to wait until a module is imported, without importing it: torch is optional, heavy, and may come later or never."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .finders import spec_of
+
+if TYPE_CHECKING:
+    import types
+    from importlib.machinery import ModuleSpec
+
+_logger = logging.getLogger("otel_torchprof")
+
+Action = Callable[[Any], None]
+
+
+def when_imported(module_name: str, action: Action) -> Callable[[], None]:
+    """Runs ``action(module)`` once: now if the module is imported, else in the thread that imports it, right after.
+
+    An action that waits already waits once.
+
+    Nothing that the action raises gets to the import, or to the caller: it is logged. A module that another thread is just
+    importing is waited for. Thread-safe; until then it costs other imports a look into a dictionary each.
+
+    Args:
+        module_name: dotted, ``torch._dynamo``.
+        action: gets the module.
+
+    Returns:
+        Calls it off; without effect once the action has begun.
+    """
+    with _lock:
+        entry = _added(module_name, action)
+        # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    module = _imported(module_name)
+    if module is not None:
+        _run_waiting(module_name, module)
+    return entry.call_off
+
+
+def _added(module_name: str, action: Action) -> _Entry:
+    # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
+    entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
+    # Whoever was interrupted here could not call it off, and asks for the same again.
+    entry = next((each for each in entries if each.action == action), None) or _Entry(action)
+    _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
+    return entry
+
+
+class _Entry:
+    """An action, until it is called off."""
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def call_off(self) -> None:
+        self.action = None
+
+
+_lock = threading.Lock()
+_waiting: dict[str, list[_Entry]] = {}
+_never_done: set[str] = set()
+"""Modules that a thread of the parent was importing when this process was forked: who waits for them waits for ever."""
+
+
+def _imported(name: str) -> types.ModuleType | None:
+    module = sys.modules.get(name)
+    if module is None or not _is_initializing(module):
+        return module
+    if name in _never_done:
+        return None
+    try:
+        return importlib.import_module(name)  # waits for the thread that is at it
+    except Exception:  # noqa: BLE001 - raised there too, where somebody asked for the module
+        return None
+
+
+def _is_initializing(module: types.ModuleType) -> bool:
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    _never_done.update(name for name, module in sys.modules.copy().items() if _is_initializing(module))
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _run_waiting(name: str, module: types.ModuleType) -> None:
+    with _lock:
+        entries = _waiting.pop(name, [])
+    for entry in entries:
+        action, entry.action = entry.action, None
+        if action is None:
+            continue
+        try:
+            action(module)
+        except Exception:  # whoever imports the module has asked for nothing of ours
+            _logger.warning("what was to be done once %s is imported was not: %r", name, action, exc_info=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Has the loaders of awaited modules tell when they are done; otherwise imports go on as if it were not there."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # The others are asked in turn, and one of them may do the same: then it is not this one's turn again.
+        if fullname not in _waiting or getattr(self._asking, "name", None) == fullname:
+            return None
+        self._asking.name = fullname
+        try:
+            spec = spec_of(fullname, path, target, besides=self)
+        finally:
+            self._asking.name = None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, and what waits for the module after it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        created: types.ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # Not when the module is found: who only looks for it (importlib.util.find_spec) does not import it.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _run_waiting(module.__name__, module)
+
+
+_finder = _Finder()

@@ -1,0 +1,124 @@
+"""What code asks before it labels, true while a profile of ours runs.
+
+``torch.autograd.profiler._is_profiler_enabled`` is a flag, ``torch.autograd._profiler_enabled`` a function.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .after_import import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _ProfilerFlag:
+    """Counts who runs, and keeps torch's flag true meanwhile.
+
+    Torch has one flag that each of its profilers sets and the first that stops clears. So the function through which all
+    of them set it is replaced while a profile of ours runs: it remembers what torch wants, which holds again afterwards.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users: set[object] = set()
+        self._holding = False
+        self._torchs = False
+        self._module: Any = None
+        self._original: Callable[[bool], None] | None = None
+        self._call_off: Callable[[], None] = lambda: None
+        self._question = _Question()
+
+    def up(self, user: object) -> None:
+        """A profile begins to record."""
+        with self._lock:
+            first = not self._users
+            self._users.add(user)
+        # Not under the lock: an import in another thread may hold the module's lock and wait for this one.
+        if first:
+            self._call_off = when_imported("torch.autograd.profiler", self._take)
+            self._question.take()
+
+    def down(self, user: object) -> None:
+        """One that had begun has stopped; again without effect."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users:
+                self._call_off()
+                self._question.give_back()
+                self._give_back()
+
+    def forget(self) -> None:
+        """Nobody runs any more (a forked child, which records nothing)."""
+        self._lock = threading.RLock()
+        self._users.clear()
+        self._question.give_back()
+        self._give_back()
+
+    def _take(self, module: Any) -> None:
+        with self._lock:
+            if not self._users or self._holding:
+                return
+            self._holding = True
+            self._torchs = bool(module._is_profiler_enabled)  # noqa: SLF001 - torch's name
+            if self._module is None:
+                self._module, self._original = module, module._set_is_profiler_enabled  # noqa: SLF001
+                module._set_is_profiler_enabled = self._set  # noqa: SLF001
+            module._is_profiler_enabled = True  # noqa: SLF001
+
+    def _set(self, enable: bool) -> None:
+        """What torch's profilers call meanwhile."""
+        with self._lock:
+            self._torchs = enable
+            self._module._is_profiler_enabled = enable or self._holding  # noqa: SLF001
+
+    def _give_back(self) -> None:
+        if not self._holding:
+            return
+        module = self._module
+        module._is_profiler_enabled = self._torchs  # noqa: SLF001
+        # Where somebody has put a function of their own around it since, it stays, and does what torch's does.
+        if module._set_is_profiler_enabled == self._set:  # noqa: SLF001
+            module._set_is_profiler_enabled = self._original  # noqa: SLF001
+            self._module = None
+        self._holding = False  # last: what was interrupted is done again
+
+
+class _Question:
+    """``torch.autograd._profiler_enabled``, which data pipes ask: answers yes between :meth:`take` and :meth:`give_back`."""
+
+    def __init__(self) -> None:
+        self._module: Any = None
+        self._original: Callable[[], bool] | None = None
+        self._call_off: Callable[[], None] = lambda: None
+
+    def take(self) -> None:
+        """Puts an answer of ours in the place of torch's, now or when torch is imported."""
+        self._call_off = when_imported("torch.autograd", self._put)
+
+    def _put(self, module: Any) -> None:
+        self._module, self._original = module, module._profiler_enabled  # noqa: SLF001 - torch's name
+        module._profiler_enabled = _yes  # noqa: SLF001
+
+    def give_back(self) -> None:
+        """Puts torch's back, unless somebody has put theirs there since."""
+        self._call_off()
+        module = self._module
+        if module is not None and module._profiler_enabled is _yes:  # noqa: SLF001
+            module._profiler_enabled = self._original  # noqa: SLF001
+        self._module = None
+
+
+def _yes() -> bool:
+    return True
+
+
+profiler_flag = _ProfilerFlag()
+"""The one of the process."""
+
+# In a forked child nothing of ours runs, and a lock that another thread held at that moment stays locked for ever.
+os.register_at_fork(after_in_child=profiler_flag.forget)

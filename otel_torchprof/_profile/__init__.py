@@ -1,0 +1,1 @@
+"""The profiler of a program: `profile`, its options and results."""

@@ -1,0 +1,448 @@
+"""What can be asked of a profile that has recorded: events, averages, tables, traces and spans."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_torchprof._columns.joined import without
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._encode import chrome, otlp, otlp_json
+from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._events.events import EventList
+from otel_torchprof._events.shown_activities import shown_devices, shown_events
+from otel_torchprof._export import file, sdk
+from otel_torchprof._process.caller_warnings import warn_caller
+from otel_torchprof._sampling.span_policy import checked_policy
+from otel_torchprof._spans.frame_spans import DETAILS, shown, with_plain_names
+from otel_torchprof._tree.listed_devices import remaining_times
+from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._tree.units import SpanTable, Step, span_table
+from otel_torchprof.errors import TorchProfError
+from otel_torchprof.health import ProfilerStats
+
+from .options import of_config
+from .recorded_steps import StepMarks
+from .sent_spans import within_budget, within_limits
+from .trace_metadata import TraceMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+    import pandas as pd
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
+
+    from otel_torchprof._columns.batch import Array, Batch, Names, Thread
+    from otel_torchprof._columns.frame_facts import ModuleFacts, OptimizerFacts
+    from otel_torchprof._events.activities import ProfilerActivity
+    from otel_torchprof._events.function_event_avg import FunctionEventAvg
+    from otel_torchprof._record.stretches import Stretches
+    from otel_torchprof._sampling.span_policy import SpanPolicy
+
+Path = str | os.PathLike[str]
+
+
+class ProfileResults:
+    """The half of :class:`profile` that reads. Thread-safe once the recording has stopped."""
+
+    def __init__(self, stretches: Stretches) -> None:
+        self.enabled = True
+        self.record_shapes = False
+        self.profile_memory = False
+        self.with_stack = False
+        self.with_flops = False
+        self.use_device: str | None = None
+        self.use_cpu, self.use_cuda = True, False
+        self.experimental_config: Any = None
+        self.activities: frozenset[ProfilerActivity] = frozenset()
+        self.activity_filters: Mapping[ProfilerActivity, set[str]] = {}
+        self.trace_id = ""
+        self._stretches = stretches
+        self._marks = StepMarks()
+        self._metadata = TraceMetadata()
+        self._labels_steps = False
+        self._trace_only = False
+        self._started = False
+        self._prepared = False
+        self._tracing = False
+        self._parent: SpanContext | None = None
+        self._events: EventList | None = None
+        self._spans: dict[str, SpanTable] = {}
+        self._ids = sdk.SameIds()
+        self._figures = ProfilerStats()
+        self._window = 0
+        self._kind = "KINETO"
+
+    # ---- events and averages ----
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """Every recorded event as numpy arrays by name, without an object per event.
+
+        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
+        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
+        """
+        return self._batch().columns
+
+    @property
+    def names(self) -> Names:
+        """The names that :attr:`columns` points to."""
+        return self._batch().names
+
+    @property
+    def threads(self) -> Sequence[Thread]:
+        """The threads that :attr:`columns` points to."""
+        return self._batch().threads
+
+    @property
+    def memory(self) -> Mapping[str, Array] | None:
+        """What was allocated and given back, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
+        return self._batch().memory
+
+    @property
+    def devices(self) -> Mapping[str, Array] | None:
+        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none told of it."""
+        return self._batch().devices
+
+    @property
+    def energy(self) -> Mapping[str, Array] | None:
+        """Readings of GPUs' energy counters, as numpy arrays by name: see ``docs/columns.md``. None where there are none."""
+        return self._batch().energy
+
+    @property
+    def collectives(self) -> Mapping[str, Array] | None:
+        """Groups, numbers and sizes of collectives, as numpy arrays by name: see ``docs/columns.md``. None without operators."""
+        return self._batch().collectives
+
+    @property
+    def modules(self) -> tuple[ModuleFacts, ...]:
+        """The modules that were called, by first call: names, classes, parameters. Of ``with_stack``; empty without it."""
+        facts = self._batch().frame_facts
+        return () if facts is None else facts.all_modules()
+
+    @property
+    def optimizers(self) -> tuple[OptimizerFacts, ...]:
+        """The optimizers that made steps, by first step: groups of parameters, state. Of ``with_stack``; empty without it."""
+        facts = self._batch().frame_facts
+        return () if facts is None else facts.all_optimizers()
+
+    def events(self) -> EventList:
+        """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
+
+        Raises:
+            RuntimeError: not finished, or ``trace_only`` was asked for.
+        """
+        if self._trace_only:
+            raise TorchProfError(
+                "events() is not available when trace_only=True in ExperimentalConfig. "
+                "Use export_chrome_trace() instead."
+            )
+        with self._stretches.reading:
+            if self._events is None:
+                self._events = self._made_events()
+            return self._events
+
+    @property
+    def function_events(self) -> EventList:
+        """As :meth:`events`, under the name that torch.autograd.profiler has for it."""
+        return self.events()
+
+    def key_averages(
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+    ) -> EventList:
+        """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event."""
+        return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
+
+    def total_average(self) -> FunctionEventAvg:
+        """Sums over all events, under the key ``Total``."""
+        return self.events().total_average()
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """Sum of all self times on the CPU, in microseconds."""
+        return self.events().self_cpu_time_total
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All events as a DataFrame, a row each, as :meth:`EventList.to_pandas`: times in us, sizes in bytes.
+
+        Makes no event. Raises ImportError where pandas is not installed.
+        """
+        return self.events().to_pandas()
+
+    def table(self, **arguments: Any) -> str:
+        """All events as text; the arguments are those of :meth:`EventList.table`."""
+        return self.events().table(**arguments)
+
+    def export_stacks(self, path: Path, metric: str = "self_cpu_time_total", *, merged: bool = False) -> None:
+        """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
+
+        Raises:
+            AssertionError: recorded without ``with_stack``, as torch's.
+            RuntimeError: not finished.
+            ValueError: another metric than those of ``supported_export_stacks_metrics()``.
+        """
+        events = self.events()
+        if not self.with_stack:
+            raise AssertionError("export_stacks() requires with_stack=True")
+        events.export_stacks(path, metric, merged=merged)
+
+    def export_memory_timeline(self, path: str, device: str | None = None) -> None:
+        """Writes what memory was used for over time, in torch's formats: ``.html``, ``.json``, ``.json.gz``, ``.raw.json.gz``.
+
+        Told by category, as ``docs/memory.md`` says. Deprecated by torch, with a FutureWarning. ``device`` defaults to the
+        device of the profile, else ``cuda:0`` where there is one, else ``cpu``.
+
+        Raises:
+            ValueError: recorded without ``record_shapes``, ``profile_memory`` or ``with_stack``, as torch's.
+        """
+        warn_caller(
+            "`export_memory_timeline` is deprecated and will be removed in a future version. Please use "
+            "`torch.cuda.memory._record_memory_history` and `torch.cuda.memory._export_memory_snapshot` instead.",
+            FutureWarning,
+        )
+        needed = ("record_shapes", "profile_memory", "with_stack")
+        missing = [f"{name}=True" for name in needed if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} required for memory profiling.")
+        from . import memory_timeline
+
+        memory_timeline.export(self._batch(), path, device, self.use_device)
+
+    def __str__(self) -> str:
+        return self.table() if self._is_finished() and not self._trace_only else repr(self)
+
+    def __repr__(self) -> str:
+        if not self._is_finished():
+            return "<unfinished otel_torchprof.profile>"
+        return f"<profile of {len(self._batch() if self._trace_only else self.events())} events>"
+
+    # ---- traces and spans ----
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """Adds a text to the top level of the Chrome trace."""
+        self._metadata.add(key, value)
+
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """Adds what a JSON text stands for to the top level of the Chrome trace.
+
+        Raises:
+            ValueError: the value is no JSON.
+        """
+        self._metadata.add_json(key, value)
+
+    def preset_metadata_json(self, key: str, value: str) -> None:
+        """As :meth:`add_metadata_json`, from the next start on.
+
+        Raises:
+            ValueError: the value is no JSON.
+        """
+        self._metadata.add_preset(key, value)
+
+    def get_trace_id(self) -> str | None:
+        """The id of the trace, as it stands at the top level of the Chrome trace; None before one was begun."""
+        return self.trace_id if self._prepared else None
+
+    def export_chrome_trace(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any] | None = None,
+        use_python_export: bool = False,  # noqa: ARG002 - of torch's signature
+    ) -> None:
+        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``.
+
+        For ui.perfetto.dev, chrome://tracing and tools that read torch's own traces. ``metadata`` is added at its top level, after what
+        :meth:`add_metadata` and its like were given. Streamed: memory does not grow with the trace. ``use_python_export``
+        chooses between two writers of torch's and has no meaning here.
+
+        Raises:
+            ExportError: the file cannot be written; a file that was there before is still whole.
+            ValueError: metadata that is no JSON.
+        """
+        batch = self._batch()
+        shown = shown_events(batch, self.activity_filters)
+        devices_of = shown_devices(batch, self.activity_filters)
+        # With a schedule the steps are labels among the events.
+        steps = [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()]
+        entries = {**self._metadata.entries, **(metadata or {})}
+        verbose = bool(of_config(self.experimental_config, "verbose"))
+        pieces = chrome.encode(shown, steps=steps, metadata=entries, call_stacks=verbose, devices_of=devices_of)
+        file.write(path, pieces)
+
+    def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
+        """Writes the spans as one OTLP protobuf message, or as lines of OTLP/JSON where the name ends in ``.json`` or ``.jsonl``.
+
+        Gzipped where ``.gz`` comes after that. ``otel-torchprof send`` delivers either form. The message is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
+        ``detail``: as in :meth:`spans`.
+
+        Raises:
+            ExportError: the file cannot be written.
+            ValueError: another detail.
+        """
+        if otlp_json.is_json(os.fspath(path)):
+            found, scope = resource or sdk.current_resource(), sdk.instrumentation_scope()
+            lines = otlp_json.encode_counted(self._span_table(detail), resource=found, scope=scope)
+            file.write(path, (line for line, _ in lines))
+            return
+        file.write(path, self.to_otlp(resource=resource, detail=detail))
+
+    def to_otlp(
+        self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES, detail: str = "ops"
+    ) -> Iterator[bytes]:
+        """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 1 MiB (or ``max_bytes``).
+
+        ``resource`` defaults to that of the TracerProvider in use. ``detail``: as in :meth:`spans`.
+
+        Raises:
+            ValueError: another detail, or a bad ``max_bytes``.
+        """
+        found = resource or sdk.current_resource()
+        table = self._span_table(detail)
+        return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
+
+    def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> SpanList:
+        """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us).
+
+        ``detail`` says how much of what was recorded becomes spans, as that of the instrumentation: ``"modules"``: modules and
+        labels; ``"ops"``: operators too; ``"frames"``: Python's calls too, which are most of all that ``with_stack`` records.
+        What is left out has no span of its own, and what ran inside of it is below the nearest span around it. An event has the
+        same ids at every detail.
+
+        Raises:
+            ValueError: another detail.
+        """
+        found = resource or sdk.current_resource()
+        return SpanList(self._span_table(detail), resource=found, scope=sdk.instrumentation_scope())
+
+    def export(
+        self,
+        exporter: SpanExporter,
+        *,
+        batch_size: int = 512,
+        detail: str = "ops",
+        policy: SpanPolicy | None = None,
+    ) -> int:
+        """Sends the spans to a SpanExporter; returns how many. The exporter stays open.
+
+        Each trace is brought within the budget of ``policy`` first (5,000 spans and 4 MB by default, or as the environment says;
+        ``docs/spans.md``), of which nothing else applies to a profile; all are sent to an exporter that takes whole traces, as
+        :class:`ChromeTraceExporter` does. :class:`OTLPExporter` and that one take them as columns, any other as objects,
+        ``batch_size`` at a time. ``detail``: as in :meth:`spans`.
+        With ``OTEL_SDK_DISABLED=true`` none are sent, and the answer is 0.
+
+        Raises:
+            ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
+            ValueError: another detail.
+        """
+        spans = self.spans(detail=detail)
+        if not sdk.takes_whole_traces(exporter):
+            spans = within_budget(spans, checked_policy(policy))
+        return sdk.export(spans, exporter, batch_size=batch_size)
+
+    # ---- within ----
+
+    def _why_nothing(self) -> str:
+        if not self._started:
+            return "nothing was recorded: use `with profile() as prof:`, or start() and stop()"
+        return (
+            "nothing was recorded: the schedule came to no step that is recorded; call prof.step() at the end of each step "
+            "of the loop, and run more steps than it waits and warms up"
+        )
+
+    def _is_finished(self) -> bool:
+        return not self.enabled or (self._prepared and not self._tracing)
+
+    def _batch(self) -> Batch:
+        if not self.enabled:
+            return self._stretches.batch()
+        if not self._prepared:
+            raise TorchProfError(self._why_nothing())
+        if self._tracing:
+            raise TorchProfError(
+                "Profiler didn't finish running: it is still recording; read it after its `with` block, or after stop()"
+            )
+        begun = perf_counter_ns()
+        batch = self._stretches.batch()
+        if not self._figures.parse_kineto_call_duration_us:
+            self._note(parse_kineto_call_duration_us=us_since(begun))
+        return batch
+
+    def _note(self, **figures: Any) -> None:
+        self._figures = replace(self._figures, **figures)
+
+    def _made_events(self) -> EventList:
+        batch, (start, _) = self._batch(), self._stretches.times()
+        begun = perf_counter_ns()
+        events = EventList.of(
+            batch,
+            origin_ns=start,
+            use_device=self.use_device,
+            profile_memory=self.profile_memory,
+            with_flops=self.with_flops,
+        )
+        self._note(function_events_build_tree_call_duration_us=us_since(begun), number_of_events=len(events))
+        return events
+
+    def _forget_results(self) -> None:
+        """What was read no longer is all that there is."""
+        with self._stretches.reading:
+            self._events, self._spans, self._ids = None, {}, sdk.SameIds()
+
+    def _steps(self) -> list[Step]:
+        return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
+
+    def _span_table(self, detail: str) -> SpanTable:
+        if detail not in DETAILS:
+            raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
+        # The ids are made here: two threads that read at the same time have to get the same ones.
+        with self._stretches.reading:
+            if detail not in self._spans:
+                self._spans[detail] = self._made_span_table(detail)
+            return self._spans[detail]
+
+    def _made_span_table(self, detail: str) -> SpanTable:
+        whole = self._batch()
+        batch, callers = shown(without(whole, self._step_labels()), detail)
+        start, stop = self._stretches.times()
+        trace_ids, span_ids = self._ids.again()
+        table = span_table(
+            batch,
+            start=start,
+            end=stop,
+            steps=self._steps(),
+            parent=self._parent,
+            trace_ids=trace_ids,
+            span_ids=span_ids,
+        )
+        return within_limits(
+            add_attributes(
+                with_plain_names(table, batch),
+                batch,
+                with_flops=self.with_flops,
+                callers=callers,
+                device_times=remaining_times(whole, batch),
+            )
+        )
+
+    def _step_labels(self) -> npt.NDArray[np.bool_]:
+        """The labels of steps, which have spans of their own (of one name for all, as spans should)."""
+        batch = self._batch()
+        found = np.zeros(len(batch), dtype=np.bool_)
+        if self._labels_steps:
+            labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
+            names = batch["name"][labels]
+            steps = [name for name in np.unique(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
+            found[labels[np.isin(names, steps)]] = True
+        return found
+
+
+def us_since(begun: int) -> int:
+    """Whole microseconds since a time of ``perf_counter_ns``."""
+    return (perf_counter_ns() - begun) // 1000

@@ -1,0 +1,383 @@
+"""One bounded recording: the session, the observer of torch's operators, and what came of it.
+
+What ``profile`` does between its start and its stop, without torch's names around it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from otel_torchprof import config
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
+from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._process import fork
+from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
+from otel_torchprof._sources.collective_source import CollectiveSource
+from otel_torchprof._sources.compile_events import CompileEvents
+from otel_torchprof._sources.device_source import BYTES_OF_A_TIME, DeviceSource
+from otel_torchprof._sources.energy_source import EnergySource
+from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter
+from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._sources.source import Calls, Memory, Modules, Operators, Source, Sources
+from otel_torchprof._tree.frames import ShortFrames, with_facts
+from otel_torchprof._tree.input_words import InputKept, kept
+from otel_torchprof._tree.waiting import with_waiting
+from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.health import NO_DEVICE, ON, Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from otel_torchprof._columns.waiting import WaitingStack
+
+
+def checked_memory_limit(given: int | None) -> int:
+    """Bytes that a recording may hold: as given, else as the environment says, else 512 MiB.
+
+    Raises:
+        TypeError, ValueError: no whole number, or under one chunk.
+    """
+    limit = config.memory_limit() if given is None else given
+    if not isinstance(limit, int):
+        raise TypeError(f"memory_limit is {limit!r}; it must be a whole number of bytes, or None")
+    if not CHUNK_BYTES <= limit < 1 << 63:
+        raise ValueError(
+            f"memory_limit is {limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
+        )
+    return limit
+
+
+_logger = logging.getLogger("otel_torchprof")
+
+_OFF_BY_SWITCH = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a recording is to hold."""
+
+    operators: bool | None = None
+    """True: torch's operators must be recorded, else an error; None: if the program has torch; False: labels only."""
+    inputs: bool = False
+    """Shapes, dtypes, strides and values of the operators' inputs."""
+    overloads: bool = False
+    """Names of the operators' overloads."""
+    memory: bool = False
+    """What is allocated and given back."""
+    frames: bool = False
+    """Calls of Python and C functions."""
+    frame_filter: FrameFilter = ALL_FRAMES
+    """Which of them."""
+    modules: bool = False
+    """Calls of modules."""
+    device: str | None = None
+    """The type of device whose times are recorded; None for none."""
+    untimed: str = NO_DEVICE
+    """Where no device is timed, why."""
+    device_events: str = "ops"
+    """For which events: a key of ``DEVICE_EVENTS``."""
+    energy: bool = False
+    """Readings of the energy counters of NVIDIA's GPUs."""
+    all_threads: bool = False
+    """Every thread."""
+    memory_limit: int | None = None
+    """Bytes that may be held in the recorder; None: as the environment says, else 512 MiB."""
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of events."""
+        found = [Kind.OPERATOR, Kind.LABEL]
+        if self.modules:
+            found.append(Kind.MODULE)
+        if self.frames:
+            found.append(Kind.FRAME)
+        return tuple(found)
+
+    def facts(self) -> Wants:
+        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
+
+        With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
+        """
+        found = Wants.INPUTS if self.inputs else Wants(0)
+        if self.overloads:
+            found |= Wants.OVERLOADS
+        if self.frames:
+            found |= Wants.CALL_STACKS
+        if self.modules:
+            found |= Wants.MODULE_HIERARCHY
+        if self.inputs and self.memory and self.frames:
+            found |= Wants.STORAGES
+        return found
+
+    def asks(self) -> Wants:
+        """What torch is asked for with each operator: those facts, and what tells on which device it works."""
+        return self.facts() | (
+            Wants.DEVICES if self.device is not None and self.device_events != "labels" else Wants(0)
+        )
+
+
+class Recording:
+    """Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
+
+    Raises:
+        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
+        TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._limit = checked_memory_limit(wanted.memory_limit)
+        self.wanted = wanted
+        self._sources: Sources | None = None
+        self._clock_steps = 0
+        self._names_refused: Mapping[str, int] = {}
+        self._times = (0, 0)
+        self._pid = os.getpid()
+        self._batch: Batch | None = None
+        self._waiting: list[WaitingStack] = []
+        self._lock = threading.Lock()
+        self._started = self._stopped = False
+        self.cleanup = CleanupStack(self, _say_dropped)
+        """What stops it, and what else is to be undone then."""
+        self._operators = self._state_of_operators(wanted.operators)
+        self._library: torch_library.TorchLibrary | None = None
+        if self._operators == ON or self._can_record_more():
+            self._library = torch_library.load()
+        fork.watch(self)
+        self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
+        self._calls = Calls(wanted.frame_filter) if wanted.frames else None
+        self._devices: DeviceSource | None = None
+        if self._library is not None and wanted.device is not None:
+            most = self._limit // BYTES_OF_A_TIME
+            self._devices = DeviceSource(self._library, wanted.device, wanted.device_events, most)
+        self._energy = EnergySource() if wanted.energy and config.enabled() else None
+
+    @staticmethod
+    def _state_of_operators(operators: bool | None) -> str:
+        if not config.enabled():
+            return _OFF_BY_SWITCH
+        if operators is False:
+            return "off: operators=False"
+        if operators is None and torch_library.installed_torch() is None:
+            return "off: torch is not installed"
+        return ON
+
+    def _can_record_more(self) -> bool:
+        return (
+            (self.wanted.memory or self.wanted.device is not None)
+            and config.enabled()
+            and torch_library.installed_torch() is not None
+        )
+
+    @without_waiting
+    def start(self) -> None:
+        """Starts recording on the calling thread (or all).
+
+        Raises:
+            NativeError: 16 recordings run already.
+            TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
+        """
+        close_due()
+        if not config.enabled():
+            self._times = now_ns(), 0
+            self._started = True
+            return
+        label_by_environment()
+        recorder = recorder_stats()
+        self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
+        session = Session(
+            self._limit,
+            all_threads=self.wanted.all_threads,
+            inputs=self.wanted.facts() != 0,
+            memory=self.wanted.memory,
+            devices=self.wanted.device is not None,
+            kinds=self.wanted.kinds(),
+        )
+        self._sources = sources = Sources(session, self.cleanup)
+        try:
+            if self._energy is not None:
+                sources.add(self._energy)  # its readings reach around all else
+            sources.start()
+            for source in self._wanted_sources():
+                sources.add(source)
+        except BaseException:  # a KeyboardInterrupt too
+            self._sources = None
+            self.cleanup.close()
+            raise
+        self._started = True
+
+    def _wanted_sources(self) -> Iterator[Source]:
+        """In the order in which they start; calls of Python last, and so stopped first: what stops the others is not recorded."""
+        wanted, library = self.wanted, self._library
+        if library is not None and wanted.memory:
+            yield Memory(library, all_threads=wanted.all_threads)
+        if library is not None and self._operators == ON:
+            yield Operators(library, wanted.asks())
+            yield CollectiveSource(library)
+        if self._devices is not None:
+            yield self._devices
+        yield CompileEvents()
+        if wanted.modules and torch_library.installed_torch() is not None:
+            yield Modules()
+        if self._calls is not None:
+            yield self._calls
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and no stop of it has come to its end."""
+        return self._started and not self._stopped
+
+    def time_devices(self, *, on: bool) -> None:
+        """Goes on with the times of devices, or leaves them out."""
+        if self._devices is not None:
+            self._devices.pause(paused=not on)
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that made the recording."""
+        return self._pid != os.getpid()
+
+    def stop(self) -> None:
+        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
+
+        Raises:
+            NativeError: this process was forked while the parent recorded.
+        """
+        if not self.running:
+            close_due()
+            return
+        try:
+            if self._sources is None:
+                self._times = self._times[0], now_ns()
+            elif self.is_parents:
+                self._sources.session.stop()  # says so
+            elif self._calls is not None:
+                self._waiting = self._waiting or self._calls.waiting()
+            self.cleanup.close()
+        except Exception:
+            self.cleanup.close()
+            self._stopped = True
+            raise
+        self._stopped = True  # only now: a stop that was interrupted is to be called again
+        close_due()
+
+    def batch(self) -> Batch:
+        """All events; empty when nothing was recorded. The same object every time.
+
+        Raises:
+            TorchProfError: it has not stopped yet.
+        """
+        if self.running:
+            raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
+        if self._sources is None:
+            return Batch.of({"start": []}, [""])
+        with self._lock:
+            if self._batch is None:
+                drained = self._sources.decorated(self._sources.session.final_batch())
+                whole = with_waiting(drained, self._waiting, self.times())
+                self._batch = self._with_own_facts(kept(whole, InputKept(int(self.wanted.facts()))))
+            return self._batch
+
+    def _with_own_facts(self, batch: Batch) -> Batch:
+        """Without short calls, and with the facts of those that are in it."""
+        left = self._short_frames.without(batch)
+        facts = left.frame_facts
+        return left if facts is None else with_facts(left, replace(facts, since=self.times()[0]))
+
+    def drain(self) -> Batch:
+        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+
+        For a recording that is only ever read like this. Threads that only wait have no calls in it.
+
+        Raises:
+            NativeError: another thread drains it, or this process was forked from the one that recorded.
+        """
+        if self._sources is None:
+            return Batch.of({"start": []}, [""])
+        return self._with_own_facts(self._sources.drain())
+
+    def times(self) -> tuple[int, int]:
+        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
+        if self._sources is not None and not self.is_parents:
+            stats = self._sources.session.stats()
+            self._times = stats.start_ns, stats.stop_ns
+        start, stop = self._times
+        return start or now_ns(), stop or now_ns()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        self._lock = threading.Lock()
+        if self._sources is not None:
+            self._sources.session.after_fork_in_child()
+
+    def health(self) -> Health:
+        """State and figures so far."""
+        labels = ON if config.enabled() else _OFF_BY_SWITCH
+        notes = [*self._notes(), *notes_of_environment()]
+        devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
+        if not config.enabled():
+            devices = _OFF_BY_SWITCH if self.wanted.device is not None else devices
+            energy = _OFF_BY_SWITCH if self.wanted.energy else energy
+        state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
+        if self._sources is None:
+            return state
+        try:
+            stats = self._sources.session.stats()
+        except NativeError as error:
+            forked = f"off: {error}"
+            return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
+        recorder = recorder_stats()
+        if recorder.clock_steps > self._clock_steps:
+            notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
+        notes += notes_on_names(self._names_refused)
+        recorded = 0 if self.running else _entries(self.batch())
+        return Health(
+            self._operators,
+            labels,
+            recorded,
+            stats.dropped,
+            stats.bytes_held_max,
+            self._limit,
+            stats.start_ns,
+            stats.stop_ns,
+            tuple(notes),
+            devices=devices,
+            energy=energy,
+        )
+
+    def _state_of_devices(self) -> str:
+        if self._devices is not None:
+            return self._devices.state
+        if self.wanted.device_events == "off":
+            return "off: device_events='off'"
+        return f"off: {self.wanted.untimed}" if self.wanted.device is None else "off: torch is not installed"
+
+    def _notes(self) -> list[str]:
+        """What is off, and what the sources say; nothing before the start."""
+        if self._sources is None:
+            return []
+        notes = []
+        if self.wanted.memory and self._library is None:
+            notes.append("memory is not recorded: torch is not installed")
+        if self._calls is None and self.wanted.frame_filter != ALL_FRAMES:
+            notes.append("frames off: a filter of calls was given without with_stack=True")
+        if self._calls is not None and self._calls.state != ON:
+            notes.append(f"frames {self._calls.state}")
+        return notes + self._sources.notes()
+
+
+def _say_dropped() -> None:
+    _logger.warning(
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep it "
+        "until it is stopped"
+    )
+
+
+def _entries(batch: Batch) -> int:
+    """Rows, and records of memory, which a full memory leaves out alike."""
+    return len(batch) + (0 if batch.memory is None else len(batch.memory["time"]))

@@ -1,0 +1,1 @@
+"""Which spans are sent: policies, decisions about whole steps, reduction of large traces."""

@@ -1,0 +1,92 @@
+"""Spans too short to be seen leave, and the nearest one above that stays says how many they were and how long they took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._spans.span_sizes import span_sizes
+from otel_torchprof._spans.span_tree import SpanTree, column_of
+from otel_torchprof._tree.units import AttributeType, SpanTable
+
+from .absorbing import (
+    FOLDED_COUNT,
+    FOLDED_DURATION,
+    absorbed,
+    counts_of,
+    durations_of,
+    folded_of,
+    precious,
+    with_values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = npt.NDArray[Any]
+
+_FOLDED_SIZE = 80
+"""Bytes that the two attributes add to a span, at most."""
+
+
+def folded(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+    """The table with as few spans folded as will do, of those with nothing below them that took more than ``longest`` ns.
+
+    The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
+    ``root`` does. ``fits`` is asked for numbers of spans and bytes.
+    """
+    tree = SpanTree(table, root)
+    goes = _order_of_leaving(table, tree, longest)
+    if not goes.size:
+        return table
+    sizes = span_sizes(table)
+    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, sizes, goes[:count])))
+    return _without(table, tree, goes[:count])
+
+
+def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.NDArray[np.int64]:
+    """The rows that may go: each before what is above it."""
+    key = tree.raise_up(durations_of(table), np.maximum)
+    late = tree.raise_up(precious(table) | (table.error != 0), np.logical_or)
+    rows = np.flatnonzero((key <= longest) & (tree.above >= 0))
+    in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
+    return in_order
+
+
+def _fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """The smallest count that is enough, or ``most``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
+    left = int(sizes.sum() - sizes[goes].sum())
+    above = np.zeros(len(sizes), dtype=np.bool_)
+    above[tree.above[goes]] = True
+    above[goes] = False
+    return left + int(above.sum()) * _FOLDED_SIZE
+
+
+def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
+    gone = np.zeros(len(table), dtype=np.bool_)
+    gone[goes] = True
+    into = np.where(gone, tree.above, np.arange(len(table)))
+    while (on := np.flatnonzero(gone[into])).size:
+        into[on] = into[into[on]]
+    rows = np.unique(into[goes])
+    counts = np.bincount(into[goes], weights=(counts_of(table) + folded_of(table))[goes], minlength=len(table))
+    outermost = goes[~gone[tree.parent[goes]]]
+    nanoseconds = np.zeros(len(table), dtype=np.int64)
+    np.add.at(nanoseconds, into[outermost], durations_of(table)[outermost])
+    before = column_of(table, FOLDED_DURATION)
+    if before is not None:
+        nanoseconds += np.where(before[1], np.rint(before[0] * 1e9), 0).astype(np.int64)
+    whole = with_values(table, FOLDED_COUNT, AttributeType.INT64, rows, (counts + folded_of(table))[rows])
+    whole = with_values(whole, FOLDED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
+    # The links of what nobody sees any more would be noise on what is left.
+    return absorbed(whole, tree, into, with_links=False)

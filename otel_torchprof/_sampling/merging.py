@@ -1,0 +1,203 @@
+"""Runs of short spans of one name as composites: one span that says how many they were and how long they took together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
+from otel_torchprof._spans.span_tree import SpanTree
+from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable
+
+from .absorbing import (
+    COMPOSITE_COUNT,
+    COMPOSITE_DURATION,
+    FOLDED_COUNT,
+    FOLDED_DURATION,
+    absorbed,
+    counts_of,
+    durations_of,
+    precious,
+    with_values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = npt.NDArray[Any]
+
+STEPS = 10
+"""Thresholds that are tried: the longest, half of it and so on. Twice as short is seldom many spans less."""
+_COMPOSITE_SIZE = 110
+"""Bytes of what a composite says more than its first span does, at most: the two attributes, and longer numbers."""
+
+_ADDED = frozenset(
+    (
+        FOLDED_COUNT,
+        FOLDED_DURATION,
+        "torch.op.flops",
+        "torch.self_duration",
+        "torch.device.duration",
+        "torch.device.self_duration",
+        "torch.device.energy",
+        "torch.memory.allocated",
+        "torch.memory.released",
+        "torch.device.memory.allocated",
+        "torch.device.memory.released",
+        "torch.dropped_events",
+    )
+)
+_HIGHEST = frozenset(("torch.memory.peak", "torch.device.memory.peak", "torch.unfinished", "torch.dropped_before"))
+"""Of flags, true where it is true of one."""
+
+
+class _Siblings(NamedTuple):
+    """What does not depend on how short a span must be."""
+
+    tree: SpanTree
+    label: npt.NDArray[np.int64]
+    """The same number for what may become one: name, thread, and whether it is in error."""
+    is_next: npt.NDArray[np.bool_]
+    """By place in the order of the tree: comes right after a sibling of the same label."""
+    length: npt.NDArray[np.int64]
+    """How long each took, ns, of composites on average; more than any threshold where it must not be merged."""
+    is_composite: npt.NDArray[np.bool_]
+
+
+def merged(table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+    """The table with as few spans merged as will do, of those that took up to ``shortest`` ns.
+
+    Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
+    what was merged, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
+    short is merged. ``root``, and what others look for, is not.
+    """
+    siblings = _siblings(table, root)
+    sizes = span_sizes(table)
+    own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
+    links = int(sizes.sum() - own.sum())
+
+    def try_out(step: int) -> tuple[Array, bool]:
+        into = _groups(siblings, shortest / 2**step)
+        kept = into == np.arange(len(into))
+        composites = int((np.bincount(into, minlength=len(into)) > 1).sum())
+        return into, fits(int(kept.sum()), int(own[kept].sum()) + links + composites * _COMPOSITE_SIZE)
+
+    best, enough = try_out(0)
+    low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
+    while enough and high - low > 1:
+        middle = (low + high) // 2
+        into, does = try_out(middle)
+        low, high = (middle, high) if does else (low, middle)
+        best = into if does else best
+    return _composed(table, siblings.tree, best)
+
+
+def _siblings(table: SpanTable, root: int) -> _Siblings:
+    tree = SpanTree(table, root)
+    count = counts_of(table)
+    length = durations_of(table) // count
+    apart = tree.raise_up(precious(table), np.logical_or)
+    if root >= 0:
+        apart[root] = True
+    length[apart] = np.iinfo(np.int64).max
+    label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * (tree.thread.max(initial=0) + 1) + tree.thread
+    order, is_next = tree.order, np.zeros(len(table), dtype=np.bool_)
+    family, same = tree.siblings[order], label[order]
+    is_next[1:] = (family[1:] == family[:-1]) & (same[1:] == same[:-1])
+    return _Siblings(tree, label, is_next, length, count > 1)
+
+
+def _groups(siblings: _Siblings, threshold: float) -> npt.NDArray[np.int64]:
+    """For each row the first of those that it becomes one with."""
+    tree, order = siblings.tree, siblings.tree.order
+    short = siblings.length[order] <= threshold
+    begins = ~siblings.is_next
+    begins[1:] |= ~(short[1:] & short[:-1])
+    into = np.empty(len(order), dtype=np.int64)
+    into[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    in_run = np.bincount(into, minlength=len(into))[into] > 1
+    top = tree.topmost(in_run | siblings.is_composite)
+    below = tree.by_start[top[tree.by_start] >= 0]
+    into[below] = below
+    # Below composites round by round, one for each level under them: what hangs under one composite and has one name.
+    level = tree.depth[below] - tree.depth[top[below]]
+    labels = siblings.label.max(initial=0) + 1
+    for number in range(1, int(level.max(initial=0)) + 1):
+        nodes = below[level == number]
+        into[nodes] = _first_alike(nodes, into[tree.above[nodes]] * labels + siblings.label[nodes])
+    return into
+
+
+def _first_alike(nodes: Array, key: Array) -> Array:
+    """For each node the first one with its key."""
+    order = np.argsort(key, kind="stable")
+    first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
+    found = np.empty(len(nodes), dtype=np.int64)
+    found[order] = nodes[order[first]][np.cumsum(first) - 1]
+    return found
+
+
+class _Groups(NamedTuple):
+    """The rows of all groups of several, group by group."""
+
+    rows: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    """Where each group begins among ``rows``."""
+    into: npt.NDArray[np.int64]
+    """The row that each group becomes."""
+    which: npt.NDArray[np.int64]
+    """The group of each of ``rows``."""
+
+
+def _composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
+    """The table with composites instead of groups."""
+    rows = np.flatnonzero(np.bincount(into, minlength=len(into))[into] > 1)
+    if not rows.size:
+        return table
+    rows = rows[np.argsort(into[rows], kind="stable")]
+    first = np.concatenate(([True], into[rows][1:] != into[rows][:-1]))
+    groups = _Groups(rows, np.flatnonzero(first), into[rows][first], np.cumsum(first) - 1)
+    end = table.end.copy()
+    end[groups.into] = np.maximum.reduceat(table.end[rows], groups.begins)
+    count = np.add.reduceat(counts_of(table)[rows], groups.begins)
+    seconds = np.add.reduceat(durations_of(table)[rows], groups.begins) / 1e9
+    attributes = tuple(_combined(column, groups) for column in table.attributes)
+    whole = replace(table, end=end, attributes=attributes)
+    whole = with_values(whole, COMPOSITE_COUNT, AttributeType.INT64, groups.into, count)
+    whole = with_values(whole, COMPOSITE_DURATION, AttributeType.DOUBLE, groups.into, seconds)
+    return absorbed(whole, tree, into)
+
+
+def _combined(column: AttributeColumn, groups: _Groups) -> AttributeColumn:
+    """An attribute of composites: what their spans have together where it can be added up, else what all agree on."""
+    values = column.values[groups.rows]
+    here = np.ones(len(values), np.bool_) if column.present is None else column.present[groups.rows] != 0
+    if column.key in _ADDED:
+        found = _sums(np.where(here, values, column.type.dtype.type(0)), groups)
+        has = np.logical_or.reduceat(here, groups.begins)
+    elif column.key in _HIGHEST:
+        lowest = 0 if column.type == AttributeType.BOOL else np.iinfo(np.int64).min
+        found = np.maximum.reduceat(np.where(here, values, column.type.dtype.type(lowest)), groups.begins)
+        has = np.logical_or.reduceat(here, groups.begins)
+    else:
+        found = column.values[groups.into]
+        has = np.logical_and.reduceat(here & (values == found[groups.which]), groups.begins)
+    if column.present is None and has.all() and column.key not in _ADDED | _HIGHEST:
+        return column
+    whole, present = column.values.copy(), np.ones(len(column.values), dtype=np.uint8)
+    if column.present is not None:
+        present = column.present.copy()
+    whole[groups.into], present[groups.into] = found, has
+    return replace(column, values=whole, present=present)
+
+
+def _sums(values: Array, groups: _Groups) -> Array:
+    """Whole numbers stop at the largest that there is."""
+    found = np.add.reduceat(values, groups.begins)
+    if values.dtype == np.int64 and values.size:
+        about = np.add.reduceat(values.astype(np.float64), groups.begins)
+        found = np.where(about >= 2.0**63, np.iinfo(np.int64).max, found)
+    return found

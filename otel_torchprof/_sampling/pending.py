@@ -1,0 +1,434 @@
+"""Spans that wait until what they belong to is whole: only then is it known how much of it is sent.
+
+A step, operators that share a root, or else the tree of an outermost event, is a *unit*, named by the span id of its root. A drain brings
+pieces of units. Those of a unit that goes on are held, compact, until it ends; then its detail is kept or not, and brought within
+the budget of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._spans.moved_roots import MovedRoots
+from otel_torchprof._spans.span_sizes import largest_size, span_sizes
+from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._tree.frames import distinct
+
+from .policy import Home, Reduction, reduced
+from .shrunk import shrunk, without_detail
+from .trace_room import TraceRoom
+from .verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._tree.units import SpanTable
+
+    from .decisions import Rules
+
+Array = npt.NDArray[Any]
+
+HELD_BYTES = 64 << 20
+"""That may be held; beyond it the largest unit is sent in parts while it runs."""
+HELD_NS = 60_000_000_000
+"""How long what is no step may go on before it is sent in parts: a label around a whole program must not hide it."""
+HELD_STEP_NS = 600_000_000_000
+"""The same of a step."""
+PART_NAME = "torch.part"
+"""Name of the roots of parts of what is no step."""
+_MOST_PAST = 1_000
+"""Steps that are remembered for what comes late of them."""
+_LARGEST_SPAN = 16_000
+"""Bytes; where even spans like this would fit, nobody need measure them."""
+_WORTH_A_TRIM = 10
+"""A trace with less than this part of its spans left gets no more; what comes then goes into a trace of its own."""
+
+
+class Pieces(NamedTuple):
+    """What a drain brought."""
+
+    table: SpanTable
+    unit: npt.NDArray[np.uint64]
+    """Of each span."""
+    open_roots: Collection[int]
+    """Units that go on and have no synthetic root."""
+    around: npt.NDArray[np.uint64]
+    """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
+    steps: Mapping[int, StepSpan]
+    """Synthetic roots by unit."""
+    ended: Sequence[StepSpan]
+    """Those that have ended; their spans are in the table."""
+    final: bool = False
+    """Nothing more will come."""
+
+
+class _Fate(enum.Enum):
+    """What became of a unit that has ended, and with it of what comes late."""
+
+    WHOLE = "whole"
+    REDUCED = "reduced"
+    SHRUNK = "shrunk"
+
+
+def _alone() -> int:
+    """The budget is divided among one."""
+    return 1
+
+
+class PendingSpans:
+    """The spans of one recording on their way out. For one thread at a time, but for :attr:`verdicts`' :meth:`ask`.
+
+    Args:
+        rules: what is kept, and how much.
+        new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
+        new_span_id: as ``generate_span_id``.
+        share: among how many processes the budget of a trace is divided; may grow when they find each other.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        new_trace_id: Callable[[], int],
+        new_span_id: Callable[[], int],
+        share: Callable[[], int] = _alone,
+    ) -> None:
+        self._share = share
+        self._rules = rules
+        self._new_trace_id = new_trace_id
+        self._new_span_id = new_span_id
+        self._room = TraceRoom(rules.budget.max_spans)
+        self.verdicts = Verdicts(rules)
+        self._held: dict[int, list[SpanTable]] = {}
+        self._running: dict[int, StepSpan] = {}
+        self._sent_early: dict[int, Reduction] = {}
+        self._reduced_now: set[int] = set()
+        self._moved = MovedRoots()
+        self._past: OrderedDict[int, _Fate] = OrderedDict()
+        self._figures: Counter[str] = Counter()
+        self.lost = 0
+        """Spans that were held and went with a call of :meth:`decide` that failed."""
+
+    @property
+    def budget(self) -> Budget:
+        """The size limit of a trace, or the share of it that this process has now."""
+        budget, share = self._rules.budget, self._share()
+        if share <= 1:
+            return budget
+        return replace(budget, max_spans=max(budget.max_spans // share, 2), max_bytes=max(budget.max_bytes // share, 1))
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """So far: spans ``merged``, ``folded`` and ``shrunk_away``, ``parts``; units ``kept`` and ``shrunk``."""
+        return +(self._figures + self.verdicts.figures)
+
+    @property
+    def spans(self) -> int:
+        """Spans that are held."""
+        return sum(len(table) for tables in self._held.values() for table in tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(map(_nbytes, self._held.values()))
+
+    def decide(self, pieces: Pieces) -> SpanTable:
+        """Takes the spans of a drain, and gives those that are to be sent now.
+
+        Where it raises, none of these are held; what was held before is, unless it was its turn: that is ``lost``.
+        """
+        before, figures = {key: list(tables) for key, tables in self._held.items()}, self._figures.copy()
+        try:
+            return self._decide(pieces)
+        except BaseException:
+            self.lost += sum(len(table) for key in before.keys() - self._held.keys() for table in before[key])
+            self._held = {key: before[key] for key in self._held if key in before}
+            self._figures = figures
+            raise
+
+    def _decide(self, pieces: Pieces) -> SpanTable:
+        table, unit = pieces.table, pieces.unit
+        open_units = self._open_units(pieces)
+        is_open = np.isin(unit, np.fromiter(open_units, np.uint64, len(open_units)))
+        for key, rows in _groups(unit, np.flatnonzero(is_open)):
+            self._held.setdefault(key, []).append(taken(table, rows))
+        ready = np.flatnonzero(~is_open)
+        whole = [key for key in dict.fromkeys([*self._held, *self._sent_early]) if key not in open_units]
+        kept: Mapping[int, bool] = {}
+        if not self._rules.keep_all:
+            kept = self._verdicts_on(pieces, ready, whole)
+            pieces, ready = self._of_kept(pieces, ready, whole, kept)
+        table = pieces.table
+        alone = self._needing_a_look(pieces, ready, whole)
+        passing = ready[~alone]
+        out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
+        out += self._looked_at(pieces, ready[alone], whole, kept)
+        out += self._too_much()
+        for step in pieces.ended:
+            fate = _Fate.REDUCED if step.span_id in self._reduced_now else _Fate.WHOLE
+            step.is_sent = True
+            self._past[step.span_id] = fate if kept.get(step.span_id, True) else _Fate.SHRUNK
+        self._reduced_now.clear()
+        while len(self._past) > _MOST_PAST:
+            self._past.popitem(last=False)
+        return self._moved.followed(joined_tables(out)) if out else taken(table, ready[:0])
+
+    # ---- which units need a look ----
+
+    def _open_units(self, pieces: Pieces) -> set[int]:
+        """Those whose spans have to wait."""
+        self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
+        for step in pieces.ended:
+            self._running.pop(step.span_id, None)
+        if pieces.final:
+            self._running.clear()
+            return set()
+        return self._running.keys() | set(pieces.open_roots)
+
+    def _verdicts_on(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> dict[int, bool]:
+        failed = set(pieces.unit[ready][pieces.table.error[ready] != 0].tolist()) | self._sent_early.keys()
+        failed.update(key for key in whole if any(held.error.any() for held in self._held.get(key, ())))
+        return self.verdicts.of_steps(pieces.ended, failed)
+
+    def _of_kept(
+        self, pieces: Pieces, ready: Array, whole: Sequence[int], kept: Mapping[int, bool]
+    ) -> tuple[Pieces, Array]:
+        """What is left of the ready rows once the units that came all at once have shrunk where they are to."""
+        table, unit = pieces.table, pieces.unit
+        units, which = np.unique(unit[ready], return_inverse=True)
+        counts = np.bincount(which, minlength=len(units))
+        failed = np.bincount(which, weights=table.error[ready], minlength=len(units)) > 0
+        is_root = (table.span_id[ready] == unit[ready]) & ~np.isin(unit[ready], np.array(whole, dtype=np.uint64))
+        goes = np.zeros(len(units), dtype=np.bool_)
+        names: dict[int, str] = {}
+        for row, number in zip(ready[is_root].tolist(), which[is_root].tolist(), strict=True):
+            if table.row[row] < 0:
+                goes[number] = not kept.get(int(units[number]), True)
+                continue
+            index = int(table.name[row])
+            name = names.get(index) or names.setdefault(index, table.names[index])
+            is_kept = self.verdicts.of_unit(name, int(table.end[row] - table.start[row]), failed=bool(failed[number]))
+            goes[number] = not is_kept and counts[number] > 1  # one that is alone has no detail
+        if not goes.any():
+            return pieces, ready
+        self._figures["shrunk_away"] += int(counts[goes].sum() - goes.sum())
+        told = without_detail(table, unit, ready[goes[which]])
+        left = ready[~goes[which] | is_root]
+        traces = distinct(table.trace[left])[0]
+        less = pieces._replace(table=taken(told, left), unit=unit[left], around=pieces.around[traces])
+        return less, np.arange(len(left))
+
+    def _needing_a_look(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which of the ready rows cannot just pass."""
+        unit = pieces.unit[ready]
+        late = [key for key in pieces.steps if self._past.get(key, _Fate.WHOLE) is not _Fate.WHOLE]
+        found: npt.NDArray[np.bool_] = np.isin(unit, np.array([*whole, *late], dtype=np.uint64))
+        first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
+        trace = first[pieces.table.trace[ready]]
+        counts = np.bincount(trace[~found], minlength=traces)
+        large = counts > self.budget.max_spans
+        most, allowed = counts.max(initial=0), self.budget.max_bytes
+        if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
+            sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
+            large |= sizes > allowed
+        grows = pieces.around != 0
+        steps = [key for key, step in pieces.steps.items() if step.is_step]
+        grows[trace[np.isin(unit, np.array(steps, dtype=np.uint64))]] = True
+        large |= self._room.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
+        return found | large[trace]
+
+    def _looked_at(
+        self, pieces: Pieces, rows: Array, whole: Sequence[int], kept: Mapping[int, bool]
+    ) -> Iterator[SpanTable]:
+        table, around = pieces.table, pieces.around[pieces.table.trace]
+        singly = np.isin(pieces.unit[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
+        singly |= around[rows] == 0
+        groups, held = dict(_groups(pieces.unit, rows[singly])), set(whole)
+        below: dict[int, list[SpanTable]] = {}
+        for key in dict.fromkeys([*whole, *groups]):
+            parts, own = self._held.pop(key, []), groups.get(key)
+            if own is not None:
+                parts.append(taken(table, own))
+            if not parts:  # it was sent early, and its root was lost
+                del self._sent_early[key]
+                continue
+            unit = _Unit.of(parts, key, pieces.steps.get(key), 0 if own is None else int(around[own[0]]))
+            in_parts = key in self._sent_early
+            if (found := self._decided(unit, kept, was_held=key in held)) is None:
+                continue
+            if unit.is_step or not unit.around or in_parts:
+                yield found
+            else:
+                below.setdefault(unit.around, []).append(found)
+        for key, own in _groups(around, rows[~singly]):
+            below.setdefault(key, []).append(taken(table, own))
+        for key, parts in below.items():
+            yield self._in_application(_in_one_trace(joined_tables(parts)), key)
+
+    # ---- what becomes of them ----
+
+    def _decided(self, unit: _Unit, kept: Mapping[int, bool], *, was_held: bool) -> SpanTable | None:
+        """What is sent of a unit; None for nothing."""
+        table, key = unit.table, unit.home.span_id
+        if key in self._past:
+            return self._late(unit, self._past[key])
+        if unit.at is None:
+            return self._reduced(unit, self.budget) if unit.is_step or key in self._sent_early else table
+        if was_held and not self._rules.keep_all and not self._is_kept(unit, unit.at, kept):
+            self._figures["shrunk_away"] += len(table) - 1
+            unit = unit._replace(table=shrunk(table, unit.home), at=0)
+        if unit.is_step or not unit.around or key in self._sent_early:
+            return self._of_step(unit, unit.at or 0)
+        return unit.table
+
+    def _late(self, unit: _Unit, fate: _Fate) -> SpanTable | None:
+        """What comes of a step that was decided on; where that is not as it was, into a trace of its own."""
+        if fate is _Fate.SHRUNK:
+            self._figures["shrunk_away"] += len(unit.table)
+            return None
+        return self._reduced(unit, self.budget)
+
+    def _is_kept(self, unit: _Unit, at: int, kept: Mapping[int, bool]) -> bool:
+        table = unit.table
+        if table.row[at] < 0:
+            return kept.get(unit.home.span_id, True)
+        duration = int(table.end[at] - table.start[at])
+        has_to_be = bool(table.error.any()) or unit.home.span_id in self._sent_early
+        return self.verdicts.of_unit(unit.home.name, duration, failed=has_to_be)
+
+    def _of_step(self, unit: _Unit, at: int) -> SpanTable:
+        """The unit within the budget; of a trace of the application within what that has left."""
+        budget, home = self.budget, unit.home
+        trace_id = home.trace_id.to_bytes(16, "big")
+        if unit.around:
+            left = self._room.left(trace_id)
+            if left < len(unit.table) and left * _WORTH_A_TRIM < budget.max_spans:
+                above = home._replace(span_id=int(unit.table.parent_span_id[at]))
+                found = self._reduced(unit, budget, home=above)
+                self._moved.note(found, home.span_id)
+                return found
+            budget = replace(budget, max_spans=min(budget.max_spans, left))
+        if unit.around or unit.is_step:
+            self._room.spend(trace_id, min(len(unit.table), budget.max_spans))
+        return self._reduced(unit, budget)
+
+    def _in_application(self, table: SpanTable, around: int) -> SpanTable:
+        """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
+        budget, unit = self.budget, _Unit.of([table], around, None, around)
+        trace_id = table.trace_ids[0].tobytes()
+        left = self._room.left(trace_id)
+        if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
+            return self._reduced(unit, budget)
+        found = self._reduced(unit, replace(budget, max_spans=min(budget.max_spans, left)), stays=True)
+        self._room.spend(trace_id, min(len(table), left))
+        return found
+
+    def _reduced(
+        self, unit: _Unit, budget: Budget, *, home: Home | None = None, goes_on: bool = False, stays: bool = False
+    ) -> SpanTable:
+        """``home``: what the unit's parts link to, if that is not its own root."""
+        key = unit.home.span_id
+        before = self._sent_early.pop(key, Reduction())
+        found, done = reduced(
+            unit.table,
+            budget,
+            home or unit.home,
+            new_trace_id=self._new_trace_id,
+            new_span_id=self._new_span_id,
+            before=before,
+            stays=stays,
+        )
+        self._figures.update(merged=done.merged, folded=done.folded, parts=done.parts)
+        if goes_on:
+            self._sent_early[key] = before + done
+        elif found is not unit.table:
+            self._reduced_now.add(key)
+        return found
+
+    def _too_much(self) -> Iterator[SpanTable]:
+        """What goes on for too long, and the largest units for as long as too much is held: parts of them."""
+        sizes = {key: _nbytes(tables) for key, tables in self._held.items()}
+        late = [key for key, tables in self._held.items() if _lasts(tables) > self._patience(key)]
+        while late or sum(sizes.values()) > HELD_BYTES:
+            key = late.pop() if late else max(sizes, key=sizes.__getitem__)
+            del sizes[key]
+            unit = _Unit.of(self._held.pop(key), key, self._running.get(key), 0)
+            if unit.at is not None:  # the root has ended, and something below it has not: the root goes last
+                self._held[key] = [taken(unit.table, np.array([unit.at]))]
+                unit = unit._replace(table=taken(unit.table, np.delete(np.arange(len(unit.table)), unit.at)), at=None)
+            if len(unit.table):
+                yield self._reduced(unit, self.budget, goes_on=True)
+
+    def _patience(self, unit: int) -> int:
+        step = self._running.get(unit)
+        return HELD_STEP_NS if step is not None and step.is_step else HELD_NS
+
+
+class _Unit(NamedTuple):
+    """All that there is of one, in one trace."""
+
+    table: SpanTable
+    home: Home
+    at: int | None
+    """Where in the table its root is; None where it is not there."""
+    is_step: bool
+    around: int
+    """The span of the application that it is below, 0 for none."""
+
+    @classmethod
+    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, around: int) -> _Unit:
+        table = _in_one_trace(joined_tables(parts))
+        found = np.flatnonzero(table.span_id == np.uint64(key))
+        at = int(found[0]) if len(found) else None
+        trace_id = int.from_bytes(table.trace_ids[0].tobytes(), "big")
+        state = table.trace_states[0] if table.trace_states else ""
+        name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
+        number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
+        home = Home(trace_id, key, name, number, state)
+        return cls(table, home, at, step is not None and step.is_step, around)
+
+
+def _nbytes(tables: Sequence[SpanTable]) -> int:
+    return sum(table.nbytes for table in tables)
+
+
+def _lasts(tables: Sequence[SpanTable]) -> int:
+    """Ns between the begin of the first and the end of the last."""
+    return max(int(table.end.max()) for table in tables) - min(int(table.start.min()) for table in tables)
+
+
+def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
+    """For each entry the first one with the same id: a step's own span and its events may have entries of their own."""
+    known: dict[bytes, int] = {}
+    raw = trace_ids.tobytes()
+    found = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
+    return np.array(found, dtype=np.int64)
+
+
+def _groups(unit: Array, rows: Array) -> Iterator[tuple[int, Array]]:
+    """The rows of each unit, rising."""
+    if not len(rows):
+        return
+    order = rows[np.argsort(unit[rows], kind="stable")]
+    cuts = np.flatnonzero(np.diff(unit[order])) + 1
+    for part in np.split(order, cuts):
+        yield int(unit[part[0]]), part
+
+
+def _in_one_trace(table: SpanTable) -> SpanTable:
+    """The spans of one unit, of which pieces told the trace more than once."""
+    if len(table.trace_ids) == 1:
+        return table
+    return replace(
+        table,
+        trace=np.zeros(len(table), dtype=np.uint32),
+        trace_ids=table.trace_ids[:1],
+        trace_states=table.trace_states[:1],
+    )

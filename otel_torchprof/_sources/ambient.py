@@ -1,0 +1,206 @@
+"""Which span of the application the model's work belongs to: numbers for the spans that are current.
+
+The recorder keeps a number per event. Here the numbers are given out, by the thread whose context has changed, and looked
+up again by the one that drains the recorder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
+
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native.recorder import CONTEXT_MUTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NONE = 0
+"""No span is current."""
+MUTED = CONTEXT_MUTED
+"""Nothing is to be recorded: the trace is not sampled, or instrumentation is suppressed."""
+
+SUPPRESSION_KEYS: tuple[str, ...] = (
+    otel_context._SUPPRESS_INSTRUMENTATION_KEY,  # noqa: SLF001 - the key that the SDK itself sets while it exports
+    "suppress_instrumentation",  # what instrumentations set before that key was there, and still do beside it
+)
+
+# Once the interpreter shuts down no thread may be called into any more. This module is imported before anything registers
+# what still wants to record then, so this runs after it.
+atexit.register(python_sources.set_context_resolver, None)
+
+
+_following: list[AmbientTable] = []
+"""The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
+
+
+def _runtime_context() -> object:
+    return getattr(otel_context, "_RUNTIME_CONTEXT", None)
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """A span that was current while events began: what their parent needs to be known by."""
+
+    span_context: trace.SpanContext
+    """Its ids, flags and trace state; ``is_remote`` for a parent in another process."""
+    start_ns: int | None
+    """When it began, Unix ns; None where the span object does not tell (a remote parent)."""
+
+
+class AmbientTable:
+    """Numbers the spans that are current, from 1.
+
+    One span object has one number, and no other has it as long as anybody may ask for it: an entry goes once its span is
+    garbage and a drain that began after that has ended, so the table is as large as what is alive. Thread-safe. A span
+    that is known costs a microsecond.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: what is collected while it is held may run operators, and these ask for the number again.
+        self._lock = threading.RLock()
+        self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._ambients: dict[int, Ambient] = {}
+        self._last = 0
+        self._gone: deque[int] = deque()
+        self._leaving: dict[int, int] = {}
+
+    def resolve(self) -> int:
+        """The number of the span that is current in the calling thread or task, :data:`NONE` or :data:`MUTED`."""
+        return self.number_of(otel_context.get_current())
+
+    def number_of(self, current: otel_context.Context) -> int:
+        """The number of the span that is current in a context, :data:`NONE` or :data:`MUTED`."""
+        for key in SUPPRESSION_KEYS:
+            if current.get(key):
+                return MUTED
+        span = trace.get_current_span(current)
+        known = self._numbers.get(id(span))
+        # An id is used again once its object is gone; the reference tells.
+        if known is not None and known[0]() is span:
+            return known[1]
+        return self._resolve_new(span)
+
+    def get(self, number: int) -> Ambient | None:
+        """The span of a number; None where there is none (0, muted) or the entry has gone."""
+        return self._ambients.get(number)
+
+    def begin_drain(self, now: int = 0) -> None:
+        """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
+        while self._gone:
+            self._leaving[self._gone.popleft()] = now
+
+    def end_drain(self, watermark: int = NEVER, still_open: Iterable[int] = ()) -> None:
+        """To be called when the events of the drain have been looked up.
+
+        Args:
+            watermark: Unix ns, up to which events were drained: a span that became garbage later stays, since its events come
+                with a later drain.
+            still_open: numbers that open events have: their entries stay, for the same reason.
+        """
+        stay = self._leaving.keys() & still_open
+        for number, since in self._leaving.copy().items():
+            if since <= watermark and number not in stay:
+                del self._leaving[number]
+                self._ambients.pop(number, None)
+
+    def follow(self) -> bool:
+        """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.
+
+        The numbers are then the same in all of them: an event has one, however many recordings it is for.
+
+        Returns:
+            Whether it can tell without asking that the context is the same. If not (an unknown interpreter, another kind of
+            OpenTelemetry context than contextvars), every outermost event costs a call into Python.
+        """
+        if _following and self not in _following:
+            self._join(_following[-1])
+        if self not in _following:
+            _following.append(self)
+        return self._ask_from_now_on()
+
+    def unfollow(self) -> None:
+        """Has the recorder ask the table that it asked before, or nobody: for events from now on no span is current."""
+        if self in _following:
+            _following.remove(self)
+        if _following:
+            _following[-1]._ask_from_now_on()  # noqa: SLF001 - its own kind
+        else:
+            python_sources.set_context_resolver(None)
+
+    def _ask_from_now_on(self) -> bool:
+        return python_sources.set_context_resolver(
+            self.resolve, isinstance(_runtime_context(), ContextVarsRuntimeContext)
+        )
+
+    def _join(self, other: AmbientTable) -> None:
+        """Knows what another table knows, and from now on whatever one of them learns."""
+        self._lock = other._lock
+        with self._lock:
+            self._last = max(self._last, other._last)
+            self._numbers |= other._numbers
+            self._ambients |= other._ambients
+
+    @property
+    def size(self) -> int:
+        """Spans that are known now."""
+        return len(self._ambients)
+
+    def _resolve_new(self, span: trace.Span) -> int:
+        span_context = span.get_span_context()
+        if not span_context.is_valid:
+            return NONE
+        if not span_context.trace_flags.sampled:
+            return MUTED
+        with self._lock:
+            known = self._numbers.get(id(span))
+            if known is not None and known[0]() is span:  # by another thread, meanwhile
+                return known[1]
+            start = getattr(span, "start_time", None)
+            return self._add(span, Ambient(span_context, start if isinstance(start, int) else None))
+
+    def _add(self, span: trace.Span, ambient: Ambient) -> int:
+        number = self._next_number()
+        key = id(span)
+        known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
+        for table in _following if self in _following else (self,):
+            table.learn(key, known, ambient)
+        return number
+
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], ambient: Ambient) -> None:
+        """Takes over what one of the tables has found out: a span's number, by the span's identity."""
+        self._last = known[1]
+        self._ambients[self._last] = ambient
+        self._numbers[key] = known
+
+    def _next_number(self) -> int:
+        # After four billion spans it starts again, and leaves out those that are still there.
+        while True:
+            self._last = self._last % (MUTED - 1) + 1
+            if self._last not in self._ambients:
+                return self._last
+
+    def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+        for table in {self, *_following}:
+            table.forget(key, reference, number)
+
+    def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+        """The span is garbage: nobody asks for its number any more, but events may have it."""
+        # No lock: garbage is collected anywhere, also in a thread that holds it.
+        known = self._numbers.get(key)
+        if known is not None and known[0] is reference:  # else another recording's, which had its own numbers
+            del self._numbers[key]
+            self._gone.append(number)
+
+
+os.register_at_fork(after_in_child=_following.clear)

@@ -1,0 +1,105 @@
+"""The collectives of a recording, put beside the events of its batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._columns.joined import rows_of
+from otel_torchprof._native.collectives import MOST, no_collectives
+from otel_torchprof.errors import TorchLibraryError
+
+from .source import Source
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._native.collectives import Collecting, Collectives
+    from otel_torchprof._native.recorder import Session
+    from otel_torchprof._native.torch_library import TorchLibrary
+
+_logger = logging.getLogger("otel_torchprof")
+
+_OPERATORS = "c10d::"
+_NAMES = ("group", "ranks", "backend", "dtype", "reduce_op")
+"""The columns that are indices into the names."""
+
+
+class CollectiveSource(Source):
+    """What is known of the collectives of one session, which gets operators. Thread-safe.
+
+    Args:
+        library: of torch's operators.
+    """
+
+    def __init__(self, library: TorchLibrary) -> None:
+        self._library = library
+        self._collecting: Collecting | None = None
+        self._lock = threading.RLock()  # a signal handler may stop it in the middle of a drain
+        self._waiting = no_collectives()
+        self._unplaced = 0
+
+    def start(self, session: Session) -> None:
+        """Begins; without effect where torch was built without distributed."""
+        try:
+            self._collecting = self._library.tell_collectives(session)
+        except TorchLibraryError as error:  # of a torch without distributed: then there are none
+            _logger.info("collectives are recorded as any operator: %s", error)
+
+    def stop(self) -> None:
+        """Ends it; what there is can still be put to a batch. A second call does nothing."""
+        with self._lock:
+            if self._collecting is not None:
+                self._waiting = _both(self._waiting, self._collecting.stop())
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With what is known of those of its events, open ones among them, that are collectives."""
+        if self._collecting is None:
+            return batch
+        with self._lock:
+            known, self._waiting = _both(self._waiting, self._collecting.take()), no_collectives()
+        if not len(known["event"]):
+            return replace(batch, collectives=known)
+        row, is_open = rows_of(batch, known["event"]), np.isin(known["event"], batch.opens.id)
+        # What began after the names were copied is open, and told with the next drain.
+        here = ((row >= 0) | is_open) & (np.stack([known[name] for name in _NAMES]).max(axis=0) < len(batch.names))
+        self._keep(known, row < 0)
+        shown = _chosen(known, here & _is_collective(batch, known["event"], row))
+        return replace(batch, collectives=shown)
+
+    def notes(self) -> list[str]:
+        """What a reader of the recording should know, a sentence each."""
+        lost = self._unplaced + (0 if self._collecting is None else self._collecting.lost)
+        return [f"collectives without group, number and size: {lost}; there was no room for more"] if lost else []
+
+    def _keep(self, known: Collectives, waits: npt.NDArray[np.bool_]) -> None:
+        """For the next drain, in which the event has ended; of an event that was dropped it never comes, so not too many."""
+        kept = np.flatnonzero(waits)
+        self._unplaced += max(len(kept) - MOST, 0)
+        with self._lock:
+            self._waiting = _both(_chosen(known, kept[-MOST:]), self._waiting)
+
+
+def _is_collective(batch: Batch, events: npt.NDArray[np.uint64], row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether the events are operators of c10d: where torch was told not to record one, what was open around it was found."""
+    opens = batch.opens
+    name_of = dict(zip(opens.id.tolist(), opens.name.tolist(), strict=True))
+    names = np.array([name_of.get(event, 0) for event in events.tolist()], dtype=np.int64)
+    if len(batch):
+        names = np.where(row >= 0, batch["name"][row], names)
+    used, which = np.unique(names, return_inverse=True)
+    found = np.array([batch.names[name].startswith(_OPERATORS) for name in used.tolist()], dtype=np.bool_)
+    return found[which]
+
+
+def _both(one: Collectives, other: Collectives) -> Collectives:
+    return {name: np.concatenate((column, other[name])) for name, column in one.items()}
+
+
+def _chosen(known: Collectives, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Collectives:
+    return {name: column[rows] for name, column in known.items()}

@@ -1,0 +1,259 @@
+"""What feeds a session, and how it is started, read and stopped: the same for profiles, for live recordings and for metrics."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from otel_torchprof._native import frame_book, frames, module_names, tensor_notes
+from otel_torchprof._native.gc_pauses import GcPauses
+from otel_torchprof.health import ON
+
+from . import frame_filter, torch_hooks
+from .compiled_code import leave_uncompiled
+from .torch_hooks import ModuleHooks
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.waiting import WaitingStack
+    from otel_torchprof._native.recorder import Session
+    from otel_torchprof._native.torch_library import MemoryObservation, Observation, TorchLibrary, Wants
+    from otel_torchprof._process.cleanup import CleanupStack
+
+    from .frame_filter import FrameFilter
+
+_logger = logging.getLogger("otel_torchprof")
+
+leave_uncompiled(*(m.__name__ for m in (torch_hooks, module_names, frame_book, tensor_notes, frame_filter)))
+
+
+class Source:
+    """Something that is recorded. What a source does not need is as here: nothing."""
+
+    def start(self, session: Session) -> None:
+        """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
+
+        Raises:
+            TorchProfError: something stands in the way, and nothing but an error would be honest.
+        """
+
+    def stop(self) -> None:
+        """Ends it, from any thread, in a finalizer too; again without effect, but for the rest of a stop that was interrupted."""
+
+    def decorate(self, batch: Batch) -> Batch:
+        """A batch that was just drained, with what the source knows of its events. For one thread at a time."""
+        return batch
+
+    def states(self) -> dict[str, str]:
+        """``on``, or ``off: `` and the reason, by the names under which health shows them."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """What a reader of the recording should know, a sentence each; all of it after the stop."""
+        return []
+
+
+class Sources:
+    """A session with what feeds it. Starting is for one thread; what stops them is on the cleanup stack of their owner.
+
+    Args:
+        session: not started yet.
+        cleanup: gets what stops the session and each source. The session stops first: what stops the others is not recorded.
+    """
+
+    def __init__(self, session: Session, cleanup: CleanupStack) -> None:
+        self.session = session
+        self._cleanup = cleanup
+        self._started: list[Source] = []
+
+    def start(self) -> None:
+        """Starts the session.
+
+        Raises:
+            NativeError: as :meth:`Session.start`.
+        """
+        self.stop_session_first()
+        self.session.start()
+
+    def add(self, source: Source) -> None:
+        """Starts a source, before the session too, if it feeds it with nothing. Raises as :meth:`Source.start`."""
+        self._cleanup.push(source.stop)
+        source.start(self.session)
+        self._started.append(source)
+        self.stop_session_first()
+
+    def stop_session_first(self) -> None:
+        """Before all that is on the cleanup stack by now."""
+        self._cleanup.push(self.session.stop)
+
+    def drain(self, max_bytes: int = 0) -> Batch:
+        """As :meth:`Session.drain`, with what the sources know of the events."""
+        return self.decorated(self.session.drain(max_bytes))
+
+    def decorated(self, batch: Batch) -> Batch:
+        """A batch of the session with what the sources know of its events; once for each batch."""
+        for source in self._started:
+            batch = source.decorate(batch)
+        return batch
+
+    def states(self) -> dict[str, str]:
+        """The states of all sources."""
+        return {name: state for source in self._started for name, state in source.states().items()}
+
+    def notes(self) -> list[str]:
+        """The notes of all sources."""
+        return [note for source in self._started for note in source.notes()]
+
+
+class Operators(Source):
+    """Torch's operators; may be started again after a stop.
+
+    Args:
+        library: that observes them.
+        wants: what is to be known of each.
+    """
+
+    def __init__(self, library: TorchLibrary, wants: Wants) -> None:
+        self._library = library
+        self._wants = wants
+        self._observation: Observation | None = None
+
+    def start(self, session: Session) -> None:
+        """Registers an observer with torch, 3 us (measured).
+
+        Raises:
+            TorchLibraryError: torch refuses.
+        """
+        self._observation = self._library.observe(session, self._wants)
+
+    def stop(self) -> None:
+        """Takes it away, 2 us (measured)."""
+        observation = self._observation
+        if observation is not None:
+            observation.stop()
+            if self._observation is observation:
+                self._observation = None
+
+
+class Memory(Source):
+    """What torch allocates and gives back on the thread that starts it.
+
+    Args:
+        library: that observes it.
+        all_threads: whether the recording is of all.
+    """
+
+    def __init__(self, library: TorchLibrary, *, all_threads: bool) -> None:
+        self._library = library
+        self._all_threads = all_threads
+        self._observation: MemoryObservation | None = None
+
+    def start(self, session: Session) -> None:
+        """Takes torch's slot for it.
+
+        Raises:
+            TorchProfError: a profiler of torch's is running on the thread.
+        """
+        self._observation = self._library.observe_memory(session)
+
+    def stop(self) -> None:
+        """Gives it back."""
+        if self._observation is not None:
+            self._observation.stop()
+
+    def notes(self) -> list[str]:
+        """Where nothing was recorded."""
+        notes = []
+        if self._all_threads:
+            notes.append(
+                "memory is recorded on the thread that started the profile and where torch carries its state, not on others"
+            )
+        if self._observation is not None and self._observation.was_cut:
+            notes.append(
+                "memory was recorded in part only: torch's profiler was started meanwhile, refused, and started again, and "
+                "then torch takes its slot away from whoever is in it"
+            )
+        return notes
+
+
+class Modules(Source):
+    """Calls of modules, on every thread; not in a forked child."""
+
+    def __init__(self) -> None:
+        self._hooks = ModuleHooks(survives_fork=False)
+
+    def start(self, _session: Session) -> None:
+        """Installs the hooks, which feed every session that wants modules."""
+        self._hooks.install(outermost_only=False)
+
+    def stop(self) -> None:
+        """Takes them out."""
+        self._hooks.remove()
+
+
+class Calls(Source):
+    """Calls of Python and C functions, and the pauses of the garbage collector among them."""
+
+    def __init__(self, filtering: FrameFilter) -> None:
+        self._filter = filtering
+        self._tracing: frames.Tracing | None = None
+        self._pauses: GcPauses | None = None
+        self._stopped = False
+        self.state = "off: not started"
+        """``on``, or ``off: `` and the reason."""
+
+    def start(self, session: Session) -> None:
+        """Begins; where another tool is in the way, :attr:`state` names it, and it is logged."""
+        tracing = self._tracing = frames.Tracing(session)
+        try:
+            tracing.start(session, self._filter)
+        except frames.FramesError as error:
+            tracing.stop()
+            self._tracing = None
+            self.state = f"off: {error}"
+            _logger.warning("Python's calls are not recorded, all else is: %s", error)
+            return
+        self.state = ON
+        if not self._filter.modules_only:
+            self._pauses = GcPauses(session)
+            self._pauses.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._pauses is not None:
+            self._pauses.stop()
+        if self._tracing is not None:
+            self._tracing.stop()
+        self._stopped = True
+
+    def waiting(self) -> list[WaitingStack]:
+        """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
+        return [] if self._tracing is None else self._tracing.waiting()
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With what is known of the functions, modules and optimizers that were called so far."""
+        return batch if self._tracing is None else replace(batch, frame_facts=self._tracing.facts())
+
+    def states(self) -> dict[str, str]:
+        """Under ``frames``."""
+        return {"frames": self.state}
+
+    def notes(self) -> list[str]:
+        """On which threads calls are not recorded, and why; whether none was of what is to be included."""
+        tracing = self._tracing
+        if tracing is None:
+            return []
+        notes = []
+        if tracing.new_threads_tool:
+            notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
+        if tracing.passed_over:
+            notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
+        if self._stopped and self._filter.include and not self._filter.modules_only and not tracing.facts().functions:
+            notes.append(
+                f"no function was called that include={list(self._filter.include)} names; those of the script itself are in "
+                "the module __main__"
+            )
+        if tracing.displaced:
+            notes.append(f"frames were cut short on {tracing.displaced} threads: another tool profiled them")
+        return notes

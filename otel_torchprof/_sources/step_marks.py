@@ -1,0 +1,143 @@
+"""Ends of steps: noted by the thread of the loop as cheaply as can be, made sense of by another one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry import context as otel_context
+
+from otel_torchprof._native.recorder import now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.context import Context
+
+_MOST = 100_000
+"""Marks that may wait; of more, the oldest are forgotten: their steps become one with the next."""
+
+
+class StepMark(NamedTuple):
+    """One end of a step."""
+
+    optimizer: Any
+    """Whose step it was; None: the program's own word."""
+    time_ns: int
+    """Unix ns of the recorder's clock, which events are told by."""
+    context: Context
+    """OpenTelemetry's, as the loop was in it."""
+    thread: int
+    """``threading.get_ident()`` of the loop."""
+
+
+class StepMarks:
+    """Marks that wait. Thread-safe.
+
+    Inside a model a line of Python costs ten times what it costs in a loop of its own, since a training step leaves no cache
+    warm: asking the sampler, drawing ids and looking up the span took 170 us there, 9 us alone (measured, 2 cores). So the
+    loop's thread makes four calls into C and one tuple, and everything else is done when the recorder is drained.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[Any, int, Context, int]] = deque(maxlen=_MOST)
+        self.note = _noting(self._marks.append)
+        """``note(optimizer, args, kwargs)``, a post-hook of torch's optimizers; ``note(None)`` for the program's own steps."""
+
+    def take(self) -> Iterator[StepMark]:
+        """Those that wait now, in order."""
+        ahead = _recorder_ahead_ns()
+        while True:
+            try:
+                optimizer, at, context, thread = self._marks.popleft()
+            except IndexError:  # not asked before: a signal handler may take some in between
+                return
+            yield StepMark(optimizer, at + ahead, context, thread)
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def clear(self) -> None:
+        """Forgets what waits (a forked child, whose steps these are not)."""
+        self._marks.clear()
+
+
+class RawMarks:
+    """Marks that wait, as they were noted: ``(optimizer, monotonic ns, context, thread)``. Thread-safe.
+
+    Args:
+        ask: called in the loop's thread, after its mark was noted, with the time of that, once :attr:`ask_at` has come. It must
+            not raise.
+    """
+
+    def __init__(self, ask: Callable[[int], None]) -> None:
+        self._marks: deque[tuple[Any, int, Context, int]] = deque(maxlen=_MOST)
+        self._ask = ask
+        self._ask_at = [float("inf")]
+        self.note = self._noting()
+        """``note(optimizer, args, kwargs)``, a post-hook of torch's optimizers; ``note(None)`` for the program's own steps."""
+
+    @property
+    def ask_at(self) -> float:
+        """Monotonic ns."""
+        return self._ask_at[0]
+
+    @ask_at.setter
+    def ask_at(self, time_ns: float) -> None:
+        self._ask_at[0] = time_ns
+
+    def take(self) -> Iterator[tuple[Any, int, Context, int]]:
+        """Those that wait now, in order, and not what comes meanwhile: a loop may be as fast as who takes."""
+        with contextlib.suppress(IndexError):  # a signal handler may take some in between
+            for _ in range(len(self._marks)):
+                yield self._marks.popleft()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def clear(self) -> None:
+        """Forgets what waits."""
+        self._marks.clear()
+        self.ask_at = float("inf")
+
+    def _noting(self) -> Callable[..., None]:
+        append, ask, ask_at = self._marks.append, self._ask, self._ask_at
+        clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
+
+        def note(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
+            now = clock()
+            append((optimizer, now, current(), ident()))
+            if now >= ask_at[0]:
+                ask(now)
+
+        return note
+
+
+def _recorder_ahead_ns() -> int:
+    """How far the recorder's clock is ahead of the monotonic one: of a few readings the one that took the shortest."""
+    readings = []
+    for _ in range(3):
+        before, recorder, after = time.monotonic_ns(), now_ns(), time.monotonic_ns()
+        readings.append((after - before, recorder - (before + after) // 2))
+    return min(readings)[1]
+
+
+def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
+    # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
+    clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
+
+    def note(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
+        append((optimizer, clock(), current(), ident()))
+
+    return note
+
+
+def _current_context() -> Callable[[], Context]:
+    """What asks for OpenTelemetry's current context; straight from the context variable where that is where it is."""
+    runtime = getattr(otel_context, "_RUNTIME_CONTEXT", None)
+    variable = getattr(runtime, "_current_context", None)
+    return variable.get if isinstance(variable, ContextVar) else otel_context.get_current

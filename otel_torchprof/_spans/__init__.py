@@ -1,0 +1,1 @@
+"""What events are as spans: traces, ids, links, steps, limits."""

@@ -1,0 +1,341 @@
+"""What a live recording drains becomes spans, batch by batch: the traces, parents and links of events as they come.
+
+What is decided for the outermost event of a tree holds for the whole tree, however many drains it is spread over:
+
+- in a context, it hangs under the span that the context stands for;
+- where there are steps, and the context is theirs or none, it hangs under the step in which it began;
+- without either an operator hangs under a root that it shares with those of its thread and its second (``operator_roots``);
+- all else is the root of a trace of its own, which the sampler was asked about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._tree.compiled import shares
+from otel_torchprof._tree.forest import Decided, Forest, contexts_of, forest
+from otel_torchprof._tree.units import event_span_ids
+
+from .budget import Budget
+from .live_devices import LiveDevices
+from .live_frames import without_loose_calls
+from .operator_roots import OperatorRoots, operators
+from .placed import Placed, Unit
+from .steps import Step, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from .collectives import LiveCollectives
+    from .steps import Steps, StepSpan
+
+Array = npt.NDArray[Any]
+
+
+def _usual() -> int:
+    """The default of a policy."""
+    return Budget.max_spans
+
+
+class LiveTrees:
+    """Places the events of one recording, drain after drain. For one thread at a time.
+
+    Memory does not grow with the events: what is remembered is what is open.
+
+    Args:
+        key: of the span ids, the same for the whole recording.
+        steps: the steps, as far as there are any.
+        new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
+        surroundings: the span that a context stands for, and when it began.
+        shortest_call: seconds; calls of functions that take less are left out.
+        collectives: what is known of them.
+        keeps_bare_calls: keep those that are in no step, no span and nothing else: of a program that is nothing but calls.
+        max_spans: that a trace may have.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        steps: Steps,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        shortest_call: float = 0.0,
+        collectives: LiveCollectives | None = None,
+        keeps_bare_calls: bool = False,
+        max_spans: Callable[[], int] = _usual,
+    ) -> None:
+        self._key = key
+        self._operators = OperatorRoots(key, new_trace, max_spans)
+        self._collectives = collectives
+        self._steps = steps
+        self._new_trace = new_trace
+        self._surroundings = surroundings
+        self._shortest_call = round(shortest_call * 1e9)
+        self._keeps_bare_calls = keeps_bare_calls
+        self._decided = Decided()
+        self._places: dict[int, Unit] = {}
+        self._root_of: dict[int, int] = {}
+        self._inside: dict[int, int] = {}
+        self._devices = LiveDevices()
+
+    def place(self, batch: Batch) -> Placed:
+        """Gives every row of a drained batch its trace, its span id and its parent. About 30 numpy passes."""
+        if self._steps.active:
+            self._note_stepping_contexts(batch)
+        steps = self._steps.known()
+        batch = self._without_loose_calls(batch, steps)
+        trees = forest(batch, self._decided, lambda times, context: self._lasting(steps, times, context))
+        rows = trees.rows
+        roots = np.flatnonzero(trees.parent < 0)
+        units, of_root = self._units(trees, batch, roots, steps)
+        unit = np.empty(len(trees), dtype=np.int64)
+        unit[roots] = of_root
+        unit = unit[trees.outermost]
+        inside = self._times(trees, batch)
+        self._remember(trees, units, unit)
+        if self._collectives is not None:
+            batch = self._collectives.place(batch, trees, units, unit)
+        ids = self._span_ids(trees.id)
+        parent, beyond = trees.parent[:rows], trees.beyond[:rows]
+        above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
+        outer = np.where(beyond != 0, self._span_ids(beyond), above[unit[:rows]])
+        own = _with_parents(batch, trees)
+        placed = Placed(
+            own,
+            units,
+            unit[:rows],
+            ids[:rows],
+            np.where(parent >= 0, ids[parent], outer) if rows else np.empty(0, np.uint64),
+            (parent < 0) & (beyond == 0),
+            inside,
+            *self._roots(trees, ids, units, unit),
+            self._devices.times(own, trees),
+        )
+        self._widen_steps(placed, trees.start, unit)
+        self._add_shares(placed, trees.parent)
+        self._steps.settle()
+        return placed
+
+    def ended_roots(self, watermark: int, *, final: bool) -> Sequence[StepSpan]:
+        """The shared roots of operators that have ended, again until :meth:`forget_roots`.
+
+        ``watermark``: Unix ns; all that began earlier was placed. ``final``: nothing more will come.
+        """
+        busy = {unit.step for unit in self._places.values() if unit.step is not None}
+        return self._operators.ended(watermark, busy, final=final)
+
+    def forget_roots(self, ended: Sequence[StepSpan]) -> None:
+        """These were sent."""
+        self._operators.forget(ended)
+
+    def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        own = event_span_ids(events, self._key)
+        return own if self._collectives is None else self._collectives.span_ids(events, own)
+
+    def _without_loose_calls(self, batch: Batch, steps: Sequence[Step]) -> Batch:
+        def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
+            found = [c for c in np.unique(context).tolist() if self._surroundings(c) is not None]
+            return np.isin(context, found)
+
+        return without_loose_calls(
+            batch,
+            self._decided.id,
+            lasting=lambda times, context: self._lasting(steps, times, context),
+            is_foreign=is_foreign,
+            shortest=self._shortest_call,
+            keeps_bare=self._keeps_bare_calls,
+        )
+
+    def _note_stepping_contexts(self, batch: Batch) -> None:
+        """A context that the loop's own thread was in belongs to the loop."""
+        contexts = np.unique(contexts_of(batch)[self._is_loops(batch)])
+        self._steps.note_contexts(c for c in contexts.tolist() if c)
+
+    def _is_loops(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Which rows began on a thread of the loop."""
+        own = [i for i, thread in enumerate(batch.threads) if thread.ident in self._steps.threads]
+        return np.isin(batch["thread"], own)
+
+    def _widen_steps(self, placed: Placed, start: Array, unit: Array) -> None:
+        """A synthetic span holds its events, those that are still open too. ``start``, ``unit``: of rows and open events."""
+        spans = [found.step for found in placed.units]
+        if not any(spans):
+            return
+        batch = placed.batch
+        starts = np.full(len(spans), NEVER)
+        np.minimum.at(starts, unit, start)
+        ends, own_ends = starts.copy(), np.zeros(len(spans), dtype=np.int64)
+        np.maximum.at(ends, placed.unit, batch["end"])
+        own = np.flatnonzero(self._is_loops(batch))
+        np.maximum.at(own_ends, placed.unit[own], batch["end"][own])
+        inside, longest = np.zeros((2, len(spans)), dtype=np.int64)
+        below = np.flatnonzero(placed.is_outermost)
+        durations = (batch["end"] - batch["start"])[below]
+        np.add.at(inside, placed.unit[below], durations)
+        np.maximum.at(longest, placed.unit[below], durations)
+        for number, (span, *found) in enumerate(
+            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, inside, longest)), strict=True)
+        ):
+            if span is not None and starts[number] != NEVER:
+                span.widen(*found)
+
+    @staticmethod
+    def _add_shares(placed: Placed, parent: Array) -> None:
+        """What of each step was captured. ``parent``: of rows and open events."""
+        spans = [found.step for found in placed.units]
+        found = shares(placed.batch, placed.unit, len(spans), parent) if any(spans) else None
+        for number, span in enumerate(spans):
+            if found is not None and span is not None:
+                own = found.chosen(number)
+                span.shares = own if span.shares is None else span.shares.plus(own)
+
+    # ---- which unit ----
+
+    def _units(self, trees: Forest, batch: Batch, roots: Array, steps: Sequence[Step]) -> tuple[list[Unit], Array]:
+        """The unit of each root, those of trees that are known from earlier drains first."""
+        units: list[Unit] = []
+        of_root = np.full(len(roots), -1, dtype=np.int64)
+        if self._places:
+            known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
+            for at in known.tolist():
+                of_root[at] = len(units)
+                units.append(self._places[int(trees.id[roots[at]])])
+        self._shared_units(trees, roots, steps, units, of_root)
+        self._operator_units(trees, batch, roots, units, of_root)
+        for at in np.flatnonzero(of_root < 0).tolist():
+            of_root[at] = len(units)
+            units.append(Unit(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        return units, of_root
+
+    def _shared_units(
+        self, trees: Forest, roots: Array, steps: Sequence[Step], units: list[Unit], of_root: Array
+    ) -> None:
+        """Contexts and steps, which many roots share: one question per pair of them."""
+        waiting = np.flatnonzero(of_root < 0)
+        context = trees.context[roots[waiting]].astype(np.int64)
+        step = self._positions(steps, trees.start[roots[waiting]], context)
+        pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
+        number = np.full(len(pairs), -1, dtype=np.int64)
+        for at, packed in enumerate(pairs.tolist()):
+            position = (packed & 0xFFFFFFFF) - 1
+            unit = self._shared_unit(packed >> 32 & 0xFFFFFFFF, steps[position] if position >= 0 else None)
+            if unit is not None:
+                number[at] = len(units)
+                units.append(unit)
+        of_root[waiting] = number[of_pair]
+
+    def _operator_units(self, trees: Forest, batch: Batch, roots: Array, units: list[Unit], of_root: Array) -> None:
+        """Operators that are in none of these, which share roots."""
+        waiting = (of_root < 0) & operators(batch)[roots]
+        is_shared = np.array([unit.step is not None and not unit.step.is_step for unit in units] + [False], np.bool_)
+        below = np.zeros(len(trees), dtype=np.bool_)
+        below[roots] = waiting | is_shared[of_root]
+        below = below[trees.outermost]
+        if len(self._decided.id):
+            below &= ~np.isin(trees.id, self._decided.id)
+        new = np.flatnonzero(below)
+        if not new.size:
+            return
+        is_waiting = np.zeros(len(trees), dtype=np.bool_)
+        is_waiting[roots] = waiting
+        spans, which = self._operators.shared(batch, trees, new, is_waiting[new])
+        of_root[waiting] = len(units) + which
+        units += [Unit(span.trace, span.span_id, False, span) for span in spans]
+
+    def _positions(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+        """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
+        if not steps:
+            return np.full(len(times), -1, dtype=np.int64)
+        starts = np.array([step.start for step in steps], dtype=np.int64)
+        position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        foreign = [c for c in np.unique(context).tolist() if not self._steps.owns(c)]
+        return np.where(np.isin(context, foreign), -1, position)
+
+    def _lasting(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+        """The same, to tell how long something lasts: -1 too before those that are known, and beyond them what is still open."""
+        position = self._positions(steps, times, context)
+        if steps:
+            own = position >= 0
+            position[own & (times == NEVER)] = len(steps)
+            position[own & (times < steps[0].start)] = -1 if steps[0].number else 0
+        return position
+
+    def _shared_unit(self, context: int, step: Step | None) -> Unit | None:
+        if step is not None:
+            span = self._steps.span(step, context)
+            return Unit(span.trace, span.span_id, False, span)
+        found = self._surroundings(context) if context else None
+        if found is None:
+            return None
+        parent, _ = found
+        trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        return Unit(trace, parent.span_id, parent.is_remote)
+
+    def _roots(
+        self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array
+    ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
+        """For each row the span id of its unit's root, and the roots that are events below which something is open."""
+        of_unit = np.array([0 if u.step is None else u.step.span_id for u in units], dtype=np.uint64)[unit]
+        top = ids.copy()
+        # Where the parent ended in an earlier drain, the root did too, maybe.
+        for node in np.flatnonzero(trees.beyond).tolist():
+            top[node] = self._root_of.get(int(trees.id[node]), top[node])
+        root = np.where(of_unit != 0, of_unit, top[trees.outermost])
+        is_open = np.flatnonzero(of_unit[trees.rows :] == 0) + trees.rows
+        self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
+        return root[: trees.rows], frozenset(root[is_open].tolist())
+
+    # ---- from one drain to the next ----
+
+    def _remember(self, trees: Forest, units: Sequence[Unit], unit: Array) -> None:
+        """Keeps the places of what is not complete yet."""
+        self._decided = trees.decided
+        self._places = {
+            key: units[number]
+            for key, number in zip(trees.decided.id.tolist(), unit[trees.rows :].tolist(), strict=True)
+        }
+
+    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64]:
+        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now."""
+        rows = trees.rows
+        inside = np.zeros(rows, dtype=np.int64)
+        if self._inside:
+            ended = np.flatnonzero(np.isin(batch["id"], np.fromiter(self._inside, np.uint64, len(self._inside))))
+            for row in ended.tolist():
+                inside[row] = self._inside.pop(int(batch["id"][row]))
+        parent = trees.parent[:rows]
+        outer = np.flatnonzero(parent >= rows)
+        if outer.size:
+            sums = np.zeros(len(trees) - rows, dtype=np.int64)
+            np.add.at(sums, parent[outer] - rows, (batch["end"] - batch["start"])[outer])
+            for at in np.flatnonzero(sums).tolist():
+                key = int(trees.id[rows + at])
+                self._inside[key] = self._inside.get(key, 0) + int(sums[at])
+        if self._inside:
+            still_open = set(batch.opens.id.tolist())
+            self._inside = {key: time for key, time in self._inside.items() if key in still_open}
+        return inside
+
+
+def _with_parents(batch: Batch, trees: Forest) -> Batch:
+    parent = trees.row_parent
+    if np.array_equal(parent, batch["parent"]):
+        return batch
+    return Batch(
+        {**batch.columns, "parent": parent},
+        batch.names,
+        batch.threads,
+        inputs=batch.inputs,
+        devices=batch.devices,
+        collectives=batch.collectives,
+        dropped=batch.dropped,
+        frame_facts=batch.frame_facts,
+    )

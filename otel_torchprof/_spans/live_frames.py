@@ -1,0 +1,123 @@
+"""Which of Python's calls belong to what a live recording shows, drain by drain.
+
+A service runs inside of calls that last as long as it does: its main function, its event loop, the loop over its steps. They
+are no part of a request or of a step, and as spans they would hold everything and end with the process. So a call is kept
+
+- in a span of the service, always;
+- where there are steps, if it ends in the step in which it began or in the next one;
+- elsewhere, if it is inside of a module, a label or an operator.
+
+What ran inside of the others is placed as if they were not there. A call that a drain has kept while it was open stays,
+however long it lasts: others were said to be its children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.joined import without
+from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._tree.forest import around_of, contexts_of
+
+from .frame_spans import module_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Nodes = npt.NDArray[np.int64]
+
+
+def without_loose_calls(
+    batch: Batch,
+    told: npt.NDArray[np.uint64],
+    *,
+    lasting: Callable[[Array, Array], Array],
+    is_foreign: Callable[[Array], Mask],
+    shortest: int = 0,
+    keeps_bare: bool = False,
+) -> Batch:
+    """A drained batch without the calls that belong to nothing; itself where it has no calls.
+
+    Calls of modules go too: the hooks of modules tell of them, by their full names.
+
+    Args:
+        batch: the drain.
+        told: ids of what was open, and kept, in the drain before.
+        lasting: the number of the step for times and contexts: 0 in the first one that there is, -1 before those that are known, one
+            more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
+        is_foreign: of contexts, whether they are spans of the service that are no part of steps.
+        shortest: ns; shorter calls go too.
+        keeps_bare: keep those that are in no step, no span and nothing else.
+    """
+    kind = np.concatenate((batch["kind"], batch.opens.kind))
+    is_frame = kind == Kind.FRAME
+    if not is_frame.any():
+        return batch
+    ids = np.concatenate((batch["id"], batch.opens.id))
+    start = np.concatenate((batch["start"], batch.opens.start))
+    end = np.concatenate((batch["end"], np.full(len(batch.opens), NEVER)))
+    context = np.concatenate((contexts_of(batch), batch.opens.context))
+    name = np.concatenate((batch["name"], batch.opens.name))
+    around = around_of(batch, ids)
+    first, last = lasting(start, context), lasting(end, context)
+    in_step = last >= 0
+    loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
+    bare = is_frame & ~in_step & ~is_foreign(context)
+    if bare.any() and not keeps_bare:
+        loose |= bare & ~_inside_of_others(around, is_frame, context, start, end)
+    loose |= (end - start < shortest) | module_calls(batch.names, name)
+    return without_nodes(batch, ids, around, loose & is_frame & ~np.isin(ids, told))
+
+
+def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], around: Nodes, dropped: Mask) -> Batch:
+    """A drained batch without some of its rows and open events, which are its nodes, in this order.
+
+    What was inside of them hangs under what was around them, also where that is open or was drained before.
+    """
+    if not dropped.any():
+        return batch
+    rows = len(batch)
+    outer = np.zeros(len(ids), dtype=np.uint64)  # what is around a node and ended before
+    outer[batch.outer_rows.astype(np.intp)] = batch.outer_parents
+    outer[rows:] = batch.opens.parent
+    outer[around >= 0] = 0
+    around = around.copy()
+    moving = np.flatnonzero((around >= 0) & dropped[around])
+    while moving.size:
+        above = around[moving]
+        outer[moving], around[moving] = outer[above], around[above]
+        moving = moving[(around[moving] >= 0) & dropped[around[moving]]]
+    parents = np.where(around >= 0, ids[around], outer)
+    beyond = np.flatnonzero((around[:rows] >= rows) | (outer[:rows] != 0))
+    opens = batch.opens.chosen(~dropped[rows:])
+    return without(
+        replace(
+            batch,
+            columns={**batch.columns, "parent": np.where(around[:rows] < rows, around[:rows], -1).astype(np.int32)},
+            outer_rows=beyond.astype(np.uint64),
+            outer_parents=parents[beyond],
+            opens=replace(opens, parent=parents[rows:][~dropped[rows:]]),
+        ),
+        dropped[:rows],
+    )
+
+
+def _inside_of_others(around: Nodes, is_frame: Mask, context: Array, start: Array, end: Array) -> Mask:
+    """Whether anything that is no call, of the same context, is open around a node."""
+    found = around.copy()
+    moving = np.flatnonzero(found >= 0)
+    while moving.size:
+        above = found[moving]
+        misses = is_frame[above] | (context[above] != context[moving]) | (end[above] < start[moving])
+        moving = moving[misses]
+        found[moving] = around[found[moving]]
+        moving = moving[found[moving] >= 0]
+    return found >= 0

@@ -1,0 +1,205 @@
+"""Placed events and ended steps as a table of spans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.schema import Flag
+from otel_torchprof._native.recorder import living_threads
+from otel_torchprof._tree.flows import Numbered, numbered_events, pair
+from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .collectives import LiveCollectives
+    from .placed import Placed
+    from .steps import StepSpan
+
+Array = npt.NDArray[Any]
+
+REMEMBERED = 1 << 16
+"""Forward operators of earlier drains that a backward function can link to."""
+
+
+class _Ends(NamedTuple):
+    """Where a link can go."""
+
+    trace_id: npt.NDArray[np.uint8]
+    span_id: npt.NDArray[np.uint64]
+
+
+class Flows:
+    """Links of backward functions to forward operators, also to those of earlier drains. For one thread at a time.
+
+    Remembers the latest :data:`REMEMBERED` numbered operators.
+    """
+
+    def __init__(self) -> None:
+        nothing = np.empty(0, dtype=np.int64)
+        self._numbered = Numbered(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
+        self._ends = _Ends(np.empty((0, 16), dtype=np.uint8), np.empty(0, dtype=np.uint64))
+
+    def links(self, placed: Placed, wanted: npt.NDArray[np.bool_], trace_ids: Array) -> tuple[Array, _Ends]:
+        """Rows of backward functions that become spans, and what each links to. ``trace_ids``: per unit."""
+        new = numbered_events(placed.batch)
+        new = new.at(wanted[new.row])
+        if not len(new.row) and not len(self._numbered.row):
+            return np.empty(0, dtype=np.int64), self._ends
+        events = self._numbered.followed_by(new)
+        ends = _Ends(
+            np.concatenate((self._ends.trace_id, trace_ids[placed.unit[new.row]])),
+            np.concatenate((self._ends.span_id, placed.span_id[new.row])),
+        )
+        forward, backward = pair(events)
+        rows = events.row[backward]
+        kept = np.flatnonzero(~events.backward)
+        kept = kept[np.argsort(events.start[kept], kind="stable")[-REMEMBERED:]]
+        # Rows of other batches mean nothing here: -1.
+        self._numbered = events.at(kept)._replace(row=np.full(len(kept), -1))
+        self._ends = _Ends(ends.trace_id[kept], ends.span_id[kept])
+        return rows, _Ends(ends.trace_id[forward], ends.span_id[forward])
+
+
+def traced_events(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:
+    """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
+    of_units = (u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in placed.units)
+    found: npt.NDArray[np.bool_] = np.fromiter(of_units, np.bool_, len(placed.units))[placed.unit]
+    return found
+
+
+def live_table(
+    placed: Placed,
+    ended: Sequence[StepSpan],
+    flows: Flows,
+    *,
+    events_of_steps: bool,
+    collectives: LiveCollectives | None = None,
+) -> SpanTable:
+    """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
+
+    What a sampler refused is left out; so is what hangs under a step that is not told in detail, or under any without
+    ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's.
+    """
+    batch, units = placed.batch, placed.units
+    wanted = traced_events(placed, events_of_steps=events_of_steps)
+    rows = np.flatnonzero(wanted)
+    steps = [step for step in ended if step.trace.exported]
+    traces = [unit.trace for unit in units] + [step.trace for step in steps]
+    trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
+    step_names = list(dict.fromkeys([step.name for step in steps]))
+    position = np.full(len(batch), -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows)) + len(steps)
+    is_remote = np.array([unit.is_remote for unit in units], dtype=np.uint8)
+
+    def column(of_steps: Sequence[Any], of_events: Array) -> Array:
+        picked = of_events[rows]
+        return np.concatenate((np.array(of_steps, dtype=picked.dtype), picked))
+
+    error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
+    table = SpanTable(
+        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"]),
+        start=column([step.start for step in steps], batch["start"]),
+        end=column([step.end for step in steps], batch["end"]),
+        trace=column([len(units) + i for i in range(len(steps))], placed.unit.astype(np.uint32)),
+        trace_ids=trace_ids,
+        trace_states=states if any(states := tuple(trace.trace_state for trace in traces)) else (),
+        span_id=column([step.span_id for step in steps], placed.span_id),
+        parent_span_id=column([step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id),
+        parent_is_remote=column(
+            [step.parent is not None and step.parent.is_remote for step in steps],
+            is_remote[placed.unit] * placed.is_outermost.astype(np.uint8),
+        ),
+        error=column([0] * len(steps), error),
+        row=column([-1] * len(steps), np.arange(len(batch))),
+        step=column([step.number for step in steps], np.full(len(batch), -1, dtype=np.int64)),
+        links=_links(steps, position, *_of_events(flows.links(placed, wanted, trace_ids), placed, collectives)),
+        names=extend_names(batch.names, step_names),
+    )
+    return with_attributes(table, _own_attributes(placed, steps, position))
+
+
+def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
+    """The links of events: those of backward functions, and those to other ranks. As :meth:`Flows.links`."""
+    if collectives is None:
+        return flows
+    (rows, ends), others = flows, collectives.links(placed)
+    more = _Ends(np.concatenate((ends.trace_id, others.trace_id)), np.concatenate((ends.span_id, others.span_id)))
+    return np.concatenate((rows, others.row)), more
+
+
+def _links(steps: Sequence[StepSpan], position: Array, rows: Array, ends: _Ends) -> Array:
+    """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
+    linking = [
+        (i, *link)
+        for i, step in enumerate(steps)
+        for link in (step.link, *step.trace.links, step.job)
+        if link is not None
+    ]
+    here = (rows >= 0) & (position[rows] >= 0)
+    links = np.zeros(len(linking) + int(here.sum()), dtype=LINK)
+    for i, (row, trace_id, span_id) in enumerate(linking):
+        links[i]["row"], links[i]["span_id"] = row, span_id
+        links[i]["trace_id"] = np.frombuffer(trace_id.to_bytes(16, "big"), dtype=np.uint8)
+    rest = links[len(linking) :]
+    rest["row"], rest["trace_id"], rest["span_id"] = position[rows[here]], ends.trace_id[here], ends.span_id[here]
+    return links[np.argsort(links["row"], kind="stable")]
+
+
+def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) -> dict[int, dict[str, Any]]:
+    """What samplers add to roots, and the threads of steps, by position in the table."""
+    found: dict[int, dict[str, Any]] = {}
+    names = {thread.ident: thread.name for thread in living_threads()} if steps else {}
+    for i, step in enumerate(steps):
+        found[i] = {**step.trace.attributes, **step.attributes}
+        if step.thread is not None:
+            found[i]["thread.id"] = step.thread
+            if name := names.get(step.thread):
+                found[i]["thread.name"] = name
+        if step.is_running:
+            found[i]["torch.unfinished"] = True
+        if step.shares is not None and step.shares.regions.any():
+            found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
+    told = np.array([unit.step is None and bool(unit.trace.attributes) for unit in placed.units], dtype=np.bool_)
+    if told.any():
+        for row in np.flatnonzero(told[placed.unit] & placed.is_outermost & (position >= 0)).tolist():
+            found[int(position[row])] = dict(placed.units[placed.unit[row]].trace.attributes)
+    return found
+
+
+_SCALARS = ((bool, AttributeType.BOOL), (int, AttributeType.INT64), (float, AttributeType.DOUBLE))
+
+
+def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) -> SpanTable:
+    """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
+    if not found:
+        return table
+    columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
+    strings: list[str] = []
+    for position, attributes in found.items():
+        for key, value in attributes.items():
+            kind = _kind(value)
+            if kind is AttributeType.NAME:
+                strings.append(value if isinstance(value, str) else json.dumps(value, default=str))
+                value = len(table.names) + len(strings) - 1  # noqa: PLW2901 - the same value, as the table holds it
+            columns.setdefault((str(key), kind), {})[position] = value
+    added = tuple(_column(key, kind, values, len(table)) for (key, kind), values in columns.items())
+    return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, strings))
+
+
+def _kind(value: Any) -> AttributeType:
+    kind = next((kind for python, kind in _SCALARS if isinstance(value, python)), AttributeType.NAME)
+    too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
+    return AttributeType.NAME if too_large else kind
+
+
+def _column(key: str, kind: AttributeType, values: Mapping[int, Any], count: int) -> AttributeColumn:
+    column, present = np.zeros(count, dtype=kind.dtype), np.zeros(count, dtype=np.uint8)
+    at = list(values)
+    column[at], present[at] = list(values.values()), 1
+    return AttributeColumn(key, kind, column, present)

@@ -1,0 +1,58 @@
+"""Where the events of a live recording have their place: a trace, a parent, an id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._tree.devices import DeviceTimes
+
+    from .steps import StepSpan, Trace
+
+
+class Unit(NamedTuple):
+    """What the outermost events of some trees hang under."""
+
+    trace: Trace
+    parent_span_id: int
+    """0: they are roots."""
+    is_remote: bool = False
+    step: StepSpan | None = None
+    """Where that is synthetic: the span of a step, or the root that operators share."""
+
+
+class Placed(NamedTuple):
+    """A batch with a place for every event; one entry per row."""
+
+    batch: Batch
+    """The batch, each event under the nearest one of its own context."""
+    units: Sequence[Unit]
+    unit: npt.NDArray[np.int64]
+    """Index into ``units``."""
+    span_id: npt.NDArray[np.uint64]
+    parent_span_id: npt.NDArray[np.uint64]
+    is_outermost: npt.NDArray[np.bool_]
+    inside: npt.NDArray[np.int64]
+    """Time of direct children that came in earlier drains, ns."""
+    root: npt.NDArray[np.uint64]
+    """Span id of the unit's root: synthetic, or that of the outermost event."""
+    open_roots: frozenset[int]
+    """Those that are events and of whose trees something goes on: mostly they themselves."""
+    devices: DeviceTimes | None = None
+    """How long devices worked, with what came in earlier drains."""
+
+    def own_times(self) -> npt.NDArray[np.int64]:
+        """Time that each event did not spend in others, ns."""
+        batch = self.batch
+        duration = batch["end"] - batch["start"]
+        own = duration - self.inside
+        child = np.flatnonzero(batch["parent"] >= 0)
+        np.subtract.at(own, batch["parent"][child], duration[child])
+        return np.maximum(own, 0)

@@ -1,0 +1,311 @@
+"""Steps as they come: which one a moment belongs to, and the spans that stand for it.
+
+A step is a stretch of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
+any context that span is the root of a trace and links to the one before; inside a span of the application it is its child.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._tree.units import STEP_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from otel_torchprof._tree.compiled import Shares
+
+_MOST = 100_000
+"""Steps that are remembered for a drain; the oldest of more are forgotten."""
+
+
+class Trace(NamedTuple):
+    """A trace that a sampler was asked about."""
+
+    trace_id: int
+    recorded: bool
+    """Whether its events are to be recorded at all."""
+    exported: bool
+    """Whether its spans are sent."""
+    trace_state: str = ""
+    attributes: Mapping[str, Any] = {}
+    """What the sampler adds to its root."""
+    span_id: int = 0
+    """Of the span that stands for it in this process, where that is decided already."""
+    parent: SpanContext | None = None
+    """What that span hangs under: one of another process."""
+    links: tuple[tuple[int, int], ...] = ()
+    """Trace and span ids to which that span links."""
+
+
+_UNSAMPLED = Trace(0, False, False)
+"""Of a step that ends inside an unsampled span of the application."""
+
+
+@dataclass(eq=False)
+class StepSpan:
+    """A synthetic span: a step in one context, a section of the job, a root that operators share."""
+
+    number: int
+    """Of the step; -1 of what is none."""
+    trace: Trace
+    span_id: int
+    start: int
+    """Unix ns."""
+    end: int
+    """Unix ns; while the step runs, of the latest event of it."""
+    parent: SpanContext | None
+    link: tuple[int, int] | None
+    """Trace and span id of the step before."""
+
+    job: tuple[int, int] | None = None
+    """Trace and span id of the section of the job that it began in."""
+    name: str = STEP_NAME
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of its own."""
+    is_detailed: bool = True
+    """Whether what happened in it becomes spans."""
+    thread: int | None = None
+    """``threading.get_ident()`` of the thread whose step it is, where that is known."""
+    inside: int = 0
+    """Time of its outermost events, ns."""
+    longest: int = 0
+    """Time of the longest of these."""
+
+    is_running: bool = False
+    """Taken before its end."""
+    is_sent: bool = False
+    """What still comes of it is late."""
+    first: int | None = None
+    """When its first event began."""
+    own_end: int = 0
+    """When the last event of the loop's own threads ended."""
+    shares: Shares | None = None
+    """What ran in compiled regions, so far; None where the program has none."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it stands for a step."""
+        return self.number >= 0
+
+    @property
+    def is_surrounded(self) -> bool:
+        """Whether it is in a span of the application; below another rank's step it is in none."""
+        return self.parent is not self.trace.parent
+
+    def widen(self, start: int, end: int, own_end: int, inside: int, longest: int) -> None:
+        """Takes in events."""
+        self.start, self.end = min(self.start, start), max(self.end, end)
+        self.first = start if self.first is None else min(self.first, start)
+        self.own_end = max(self.own_end, own_end)
+        self.inside += inside
+        self.longest = max(self.longest, longest)
+
+
+@dataclass(eq=False)
+class Step:
+    number: int
+    start: int
+    end: int | None = None
+    starts_earlier: bool = False
+    """It is the first: only its end is known, and what is placed next shows when it began."""
+    trace: Trace | None = None
+    """Its own; asked for when something of it happens outside of any context, or is about to."""
+    link: tuple[int, int] | None = None
+    job: tuple[int, int] | None = None
+    spans: dict[int, StepSpan] = field(default_factory=dict)
+
+
+def _all(_step: int, _trace_id: int) -> bool:
+    """Every step is recorded in detail."""
+    return True
+
+
+def _none() -> None:
+    """There is no span of the job."""
+
+
+class Steps:
+    """The steps of the process. Thread-safe: :meth:`boundary` comes from the loop's thread, the rest from the one that drains.
+
+    Args:
+        new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
+        new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
+        surroundings: the span that a context stands for, and when it began (Unix ns) where that is known.
+        wants: whether the step of that number, in the trace of that id, is recorded in detail.
+        job: trace and span id of what the steps of this time link to.
+    """
+
+    def __init__(
+        self,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        new_span_id: Callable[[], int],
+        surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        *,
+        wants: Callable[[int, int], bool] = _all,
+        job: Callable[[], tuple[int, int] | None] = _none,
+    ) -> None:
+        self._new_trace = new_trace
+        self._new_span_id = new_span_id
+        self._surroundings = surroundings
+        self._wants = wants
+        self._job = job
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
+        self._steps: list[Step] = []
+        self._ended: list[Step] = []
+        self._contexts: set[int] = set()
+        self.threads: set[int] = set()
+        """``threading.get_ident()`` of the threads whose steps these are."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there are steps at all."""
+        return bool(self._steps)
+
+    @property
+    def running(self) -> int:
+        """The number of the step that runs; 0 before the first has ended. Any thread."""
+        steps = self._steps
+        return steps[-1].number if steps else 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known when the first step began."""
+        return bool(self._steps) and not self._steps[0].starts_earlier
+
+    def begin(self, earliest: int) -> None:
+        """The first step began then, whether it has ended yet or not."""
+        with self._lock:
+            if not self._steps:
+                self._steps.append(Step(0, earliest, job=self._job()))
+            first = self._steps[0]
+            if first.starts_earlier:
+                first.start, first.starts_earlier = min(first.start, earliest), False
+                for context, span in first.spans.items():
+                    span.start = self._start(first, context)
+
+    def boundary(self, number: int, now: int, context: int, thread: int) -> bool:
+        """Ends the current step and begins step ``number``, on a thread (its ident), in a context (0: none).
+
+        Returns whether what comes outside of contexts is to be recorded.
+        """
+        with self._lock:
+            self.threads.add(thread)
+            if not self._steps:
+                self._steps.append(Step(number - 1, now, starts_earlier=True, job=self._job()))
+            step = self._steps[-1]
+            now = step.end = max(now, step.start)  # of several threads, one may read the clock first and tell last
+            main = self._span(step, context)
+            main.end = max(main.end, now)
+            main.thread = thread
+            if context:
+                self._contexts.add(context)
+            self._ended.append(step)
+            link = (main.trace.trace_id, main.span_id) if main.trace.exported else None
+            following = Step(number, now, link=link, job=self._job())
+            self._steps.append(following)
+            del self._steps[:-_MOST], self._ended[:-_MOST]
+            if context:
+                return True
+            trace = self._trace_of(following)
+            return trace.recorded and self._wants(number, trace.trace_id)
+
+    def known(self) -> Sequence[Step]:
+        """The steps to which what is drained now can belong, in order: the running one, those taken last, and new ones."""
+        with self._lock:
+            return list(self._steps)
+
+    def note_contexts(self, contexts: Iterable[int]) -> None:
+        """Contexts that were seen on a thread of the loop: what happens in them belongs to steps."""
+        with self._lock:
+            self._contexts.update(contexts)
+
+    def owns(self, context: int) -> bool:
+        """Whether what happens in this context belongs to steps; a request that is served meanwhile does not."""
+        return context == 0 or context in self._contexts
+
+    def span(self, step: Step, context: int) -> StepSpan:
+        """The span of a step in a context, made where there is none yet."""
+        with self._lock:
+            return self._span(step, context)
+
+    def settle(self) -> None:
+        """Lets a step begin where the one before has ended, when the loop was behind the boundary only then.
+
+        The optimizer's own label is, by microseconds: torch calls the hook that makes the boundary inside of it. A label
+        that lasts for steps, and what other threads are at, say nothing about where the next step begins.
+        """
+        with self._lock:
+            for step, following in pairwise(self._steps):
+                end = max((span.own_end for span in step.spans.values() if span.thread is not None), default=0)
+                if following.end is not None and end > following.end:
+                    continue
+                for span in following.spans.values():
+                    if span.start == following.start:
+                        span.start = max(span.start, end if span.first is None else min(end, span.first))
+                        span.end = max(span.end, span.start)
+
+    def take_ended(self, *, everything: bool = False) -> list[Step]:
+        """The steps that have ended since the last call, in order; ``everything``: the running one too.
+
+        With them goes what is known of those taken before.
+        """
+        with self._lock:
+            ended, self._ended = self._ended, []
+            taken = {id(step) for step in ended}
+            self._steps = [step for step in self._steps if step.end is None or id(step) in taken]
+            if everything:
+                ended += self._steps[-1:]
+                for span in self._steps[-1].spans.values() if self._steps else ():
+                    span.is_running = True
+            return ended
+
+    def put_back(self, ended: Sequence[Step]) -> None:
+        """They were taken in vain: they come again with the next call of :meth:`take_ended`."""
+        with self._lock:
+            self._ended[:0] = ended
+
+    def forget_contexts(self, known: Callable[[int], bool]) -> None:
+        """Lets go of contexts whose spans are no more."""
+        with self._lock:
+            self._contexts = {context for context in self._contexts if known(context)}
+
+    def _trace_of(self, step: Step) -> Trace:
+        if step.trace is None:
+            step.trace = self._new_trace(STEP_NAME, step.number, step.link)
+        return step.trace
+
+    def _span(self, step: Step, context: int) -> StepSpan:
+        span = step.spans.get(context)
+        if span is None:
+            span = step.spans[context] = self._made(step, context)
+        return span
+
+    def _made(self, step: Step, context: int) -> StepSpan:
+        found, start = self._around(context), self._start(step, context)
+        if found is None:
+            trace = _UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
+            parent = trace.parent
+        else:
+            parent = found[0]
+            trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        is_taken = any(span.span_id == trace.span_id for span in step.spans.values())
+        span_id = self._new_span_id() if is_taken or not trace.span_id else trace.span_id
+        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link)
+        made.job = None if made.is_surrounded else step.job
+        made.is_detailed = self._wants(step.number, trace.trace_id)
+        return made
+
+    def _start(self, step: Step, context: int) -> int:
+        """Not before the span that it is in."""
+        found = self._around(context)
+        return step.start if found is None else max(step.start, found[1] or 0)
+
+    def _around(self, context: int) -> tuple[SpanContext, int | None] | None:
+        return None if context in {0, CONTEXT_MUTED} else self._surroundings(context)

@@ -1,0 +1,1 @@
+"""Torch's older and smaller profilers: the legacy engine, dynamo's."""

@@ -1,0 +1,331 @@
+"""``LegacyEvent``: one mark, begin, end or allocation in the lists of the legacy engine, and its serial form."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof.errors import TorchProfError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .legacy_devices import OnDevice
+
+SERIAL_VERSION = 1
+"""First value of :meth:`LegacyEvent.to_ivalue`; raised whenever a value behind it changes its place or meaning."""
+
+_NS_PER_US = 1000
+_US_PER_MS = 1000
+
+
+class EventKind(enum.IntEnum):
+    """What a legacy event is; the numbers are those of torch, and part of the serial form."""
+
+    MARK = 0
+    PUSH = 1
+    POP = 2
+    MEMORY_ALLOC = 3
+
+
+_KIND_TEXT = {
+    EventKind.MARK: "mark",
+    EventKind.PUSH: "push",
+    EventKind.POP: "pop",
+    EventKind.MEMORY_ALLOC: "memory_alloc",
+}
+
+
+class LegacyEvent:
+    """A mark, the begin ("push") or end ("pop") of an operator or label, or a change of memory ("memory_alloc").
+
+    The accessors are those of torch's ``ProfilerEvent``. Times are Unix microseconds, sizes bytes. Not synchronized: an
+    event belongs to the thread that works with it.
+
+    Args:
+        kind: what it is.
+        name: what was called; empty for ends and allocations.
+        thread_id: torch's small id of the thread it happened on.
+        cpu_ns: when, Unix nanoseconds.
+        handle: the same for a begin and its end, and for no other pair; 0 for marks and allocations.
+        shapes: the dimensions of the inputs.
+        node_id: of the process that recorded it, -1 for this one.
+        is_async: declared asynchronous.
+        is_remote: recorded by another process.
+        cpu_memory_usage: allocated there; negative where it was released.
+        cuda_memory_usage: the same on a device.
+        device: index of the device of its device event, -1 for none.
+        cuda_us: of a remote event, the device's time in microseconds; -1 for none.
+    """
+
+    __slots__ = (
+        "_cpu_memory_usage",
+        "_cpu_ns",
+        "_cuda_memory_usage",
+        "_cuda_us",
+        "_device",
+        "_device_event",
+        "_handle",
+        "_is_async",
+        "_is_remote",
+        "_kind",
+        "_name",
+        "_node_id",
+        "_shapes",
+        "_thread_id",
+    )
+
+    def __init__(
+        self,
+        kind: EventKind,
+        name: str,
+        thread_id: int,
+        *,
+        cpu_ns: int,
+        handle: int = 0,
+        shapes: Sequence[Sequence[int]] = (),
+        node_id: int = -1,
+        is_async: bool = False,
+        is_remote: bool = False,
+        cpu_memory_usage: int = 0,
+        cuda_memory_usage: int = 0,
+        device: int = -1,
+        cuda_us: int = -1,
+    ) -> None:
+        self._kind = kind
+        self._name = name
+        self._thread_id = thread_id
+        self._cpu_ns = cpu_ns
+        self._handle = handle
+        self._shapes = shapes
+        self._node_id = node_id
+        self._is_async = is_async
+        self._is_remote = is_remote
+        self._cpu_memory_usage = cpu_memory_usage
+        self._cuda_memory_usage = cuda_memory_usage
+        self._device = device
+        self._device_event: OnDevice | None = None
+        self._cuda_us = cuda_us
+
+    # ---- what it says ----
+
+    def kind(self) -> str:
+        """One of "mark", "push", "pop" and "memory_alloc"."""
+        return _KIND_TEXT[self._kind]
+
+    def name(self) -> str:
+        """What was called, or the text of the mark."""
+        return self._name
+
+    def thread_id(self) -> int:
+        """Of the thread it happened on: an end on another thread than its begin stands in the begin's list."""
+        return self._thread_id
+
+    def handle(self) -> int:
+        """What a begin and its end have in common."""
+        return self._handle
+
+    def node_id(self) -> int:
+        """Of the process that recorded it, -1 for this one."""
+        return self._node_id
+
+    def set_node_id(self, node_id: int) -> None:
+        """Says which process recorded it."""
+        self._node_id = node_id
+
+    def is_remote(self) -> bool:
+        """Whether another process recorded it."""
+        return self._is_remote
+
+    def is_async(self) -> bool:
+        """Whether it was declared asynchronous."""
+        return self._is_async
+
+    def shapes(self) -> list[list[int]]:
+        """The dimensions of the inputs, where shapes were recorded."""
+        return [list(shape) for shape in self._shapes]
+
+    def stack(self) -> list[str]:
+        """The Python frames around it, innermost first, where stacks were recorded."""
+        return []
+
+    def scope(self) -> int:
+        """``at::RecordScope``: 0 operator, 1 backward function, 7 label."""
+        return 0
+
+    def sequence_nr(self) -> int:
+        """Pairs a backward function with its forward operator; -1 for none."""
+        return -1
+
+    def fwd_thread_id(self) -> int:
+        """Of a backward function the thread of its forward operator; 0 for none."""
+        return 0
+
+    def flops(self) -> int:
+        """Floating point operations, where they were asked for and are known."""
+        return 0
+
+    def correlation_id(self) -> int:
+        """Always 0: nothing that this engine records has one."""
+        return 0
+
+    def cpu_memory_usage(self) -> int:
+        """Bytes that were allocated on the CPU; negative where they were released."""
+        return self._cpu_memory_usage
+
+    def cuda_memory_usage(self) -> int:
+        """Bytes that were allocated on a device; negative where they were released."""
+        return self._cuda_memory_usage
+
+    def start_us(self) -> float:
+        """When it happened, Unix time."""
+        return self._cpu_ns / _NS_PER_US
+
+    def cpu_elapsed_us(self, later: LegacyEvent) -> float:
+        """From this event to a later one."""
+        return (later._cpu_ns - self._cpu_ns) / _NS_PER_US
+
+    def __repr__(self) -> str:
+        return f"<LegacyEvent {self.kind()} {self.name()!r} handle={self._handle} thread={self._thread_id}>"
+
+    # ---- devices ----
+
+    def has_cuda(self) -> bool:
+        """Whether it has a device event, its own or that of another process."""
+        return self._device_event is not None or (self._is_remote and self._device != -1)
+
+    def device(self) -> int:
+        """Index of the device of its device event; -1 where it has none."""
+        return self._device
+
+    def set_device_event(self, found: OnDevice) -> None:
+        """Gives a local event what was recorded on a device for it."""
+        self._device, self._device_event = found.device, found
+
+    def set_cuda_us(self, cuda_us: int) -> None:
+        """Sets the device's time, which takes the place of the device event where another process reads it."""
+        self._cuda_us = cuda_us
+
+    def cuda_elapsed_us(self, later: LegacyEvent) -> float:
+        """Device time from this event to a later one: between device events, or of two remote ones as they came.
+
+        Raises:
+            TorchProfError: one of them has no device event, they are of different devices, or one has come from another
+                process and the other not.
+        """
+        if not (self.has_cuda() and later.has_cuda()):
+            raise TorchProfError("Events were not recorded for CUDA")
+        if self._device != later._device:
+            raise TorchProfError(f"Events are not on the same device: {later._device} vs {self._device}")
+        if self._is_remote and later._is_remote:
+            return float(later._cuda_us - self._cuda_us)
+        if self._device_event is None or later._device_event is None:
+            raise TorchProfError("no device time between an event of this process and one of another")
+        return self._device_event.event.elapsed_time(later._device_event.event) * _US_PER_MS
+
+    # ---- serial form ----
+
+    def to_ivalue(self) -> list[Any]:
+        """The event as a list of numbers, texts and lists, for another process: see :meth:`from_ivalue`.
+
+        It has what torch's serial form has: no stack, scope, sequence number and FLOPs.
+        """
+        return [
+            SERIAL_VERSION,
+            int(self._kind),
+            self.name(),
+            self._thread_id,
+            self._handle,
+            self._node_id,
+            self._cpu_memory_usage,
+            self._cpu_ns,
+            self.has_cuda(),
+            self._cuda_memory_usage,
+            self._device,
+            self._cuda_us,
+            self.shapes(),
+        ]
+
+    @classmethod
+    def from_ivalue(cls, values: Any) -> LegacyEvent:
+        """The event that :meth:`to_ivalue` made the list of, as a remote one.
+
+        Raises:
+            ValueError: no list, another version, another length, or a value of another type or range; it says which.
+        """
+        kind, name, thread_id, handle, node_id, cpu_memory, cpu_ns, _, cuda_memory, device, cuda_us, shapes = _checked(
+            values
+        )
+        return LegacyEvent(
+            EventKind(kind),
+            name,
+            thread_id,
+            cpu_ns=cpu_ns,
+            handle=handle,
+            shapes=shapes,
+            node_id=node_id,
+            is_remote=True,
+            cpu_memory_usage=cpu_memory,
+            cuda_memory_usage=cuda_memory,
+            device=device,
+            cuda_us=cuda_us,
+        )
+
+    def from_node(self, node_id: int | None) -> LegacyEvent:
+        """A copy as another process would send it: remote, and with the node id that is given."""
+        copy = LegacyEvent.from_ivalue(self.to_ivalue())
+        if node_id is not None:
+            copy.set_node_id(node_id)
+        return copy
+
+
+_FIELDS = (
+    ("kind", int),
+    ("name", str),
+    ("thread_id", int),
+    ("handle", int),
+    ("node_id", int),
+    ("cpu_memory_usage", int),
+    ("cpu_ns", int),
+    ("has_cuda", bool),
+    ("cuda_memory_usage", int),
+    ("device", int),
+    ("cuda_us", int),
+    ("shapes", list),
+)
+"""The values behind the version, in their order."""
+
+
+def _checked(values: Any) -> list[Any]:
+    """The values behind the version, which are what the constructor can take."""
+    if not isinstance(values, list):
+        raise ValueError(f"a serialized LegacyEvent is a list, not {type(values).__name__}")  # noqa: TRY004 - one kind of error
+    if not values or type(values[0]) is not int or values[0] != SERIAL_VERSION:
+        version = repr(values[0]) if values else "none"
+        raise ValueError(f"a serialized LegacyEvent of version {version}: this package reads version {SERIAL_VERSION}")
+    found = values[1:]
+    if len(found) != len(_FIELDS):
+        raise ValueError(
+            f"Expected {len(_FIELDS) + 1} elements to reconstruct LegacyEvent, a version and {len(_FIELDS)} values, but got {len(values)}"
+        )
+    for (field, kind), value in zip(_FIELDS, found, strict=True):
+        if type(value) is not kind:
+            raise ValueError(f"{field} of a serialized LegacyEvent is {value!r}; it must be a {kind.__name__}")
+    _check_ranges(dict(zip((field for field, _ in _FIELDS), found, strict=True)))
+    return found
+
+
+def _check_ranges(found: dict[str, Any]) -> None:
+    if found["kind"] not in _KIND_TEXT:
+        raise ValueError(f"kind of a serialized LegacyEvent is {found['kind']}; allowed are 0 to {max(_KIND_TEXT):d}")
+    if found["cpu_ns"] <= 0:
+        raise ValueError(f"cpu_ns of a serialized LegacyEvent is {found['cpu_ns']}; it must be above 0")
+    for shape in found["shapes"]:
+        if not (isinstance(shape, list) and all(type(size) is int for size in shape)):
+            raise ValueError(f"shapes of a serialized LegacyEvent has {shape!r}; each must be a list of int")
+    if found["has_cuda"] is (found["device"] == -1):
+        raise ValueError(f"a serialized LegacyEvent has has_cuda {found['has_cuda']} and device {found['device']}")
+    if found["has_cuda"] and min(found["device"], found["cuda_us"]) < 0:
+        raise ValueError(
+            f"a serialized LegacyEvent of device {found['device']} has cuda_us {found['cuda_us']}: neither may be below 0"
+        )

@@ -1,0 +1,301 @@
+"""The legacy engine's profiles: on which threads they are, what they hold, and how they end."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof.errors import TorchProfError
+
+from .legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
+from .legacy_devices import ResolvedEvents
+from .legacy_event import EventKind, LegacyEvent
+from .legacy_records import LeftOut, legacy_events, thread_id
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable, Iterable
+
+    from typing_extensions import Self
+
+    from otel_torchprof._columns.batch import Batch
+
+    from .legacy_devices import DeviceEvents
+
+_logger = logging.getLogger("otel_torchprof")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ThreadEventLists = list[list[LegacyEvent]]
+
+START_MARK = "__start_profile"
+STOP_MARK = "__stop_profile"
+DEVICE = "cuda"
+"""The type of device that ``ProfilerState.CUDA`` times, as ``torch.device`` names it."""
+
+
+class _State:
+    """One profile of the legacy engine. Thread-safe. Stops recording when nobody holds it any more."""
+
+    def __init__(self, config: ProfilerConfig, device_events: DeviceEvents | None) -> None:
+        self._with_devices = config.state == ProfilerState.CUDA
+        self._device_events = device_events if self._with_devices else None
+        self._recording = _recording(config, DEVICE if self._with_devices and device_events is None else None)
+        self._lock = threading.RLock()
+        self._pulled: list[Batch] = []
+        self._has = LeftOut()
+        self._overridden_by: list[_State] = []
+        self._until: dict[int, int] = {}
+        self._remote: ThreadEventLists = []
+        self._marks: list[tuple[str, int, int, int]] = []
+        self._thread_ids: dict[int, int] = {}
+        self._mark(START_MARK)
+        self._recording.start()
+        weakref.finalize(self, _stop, self._recording).atexit = False
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that made it."""
+        return self._recording.is_parents
+
+    def override_by(self, inner: _State) -> None:
+        """Leaves to another profile what that one records."""
+        with self._lock:
+            self._overridden_by.append(inner)
+
+    def add_remote(self, events: list[LegacyEvent]) -> None:
+        """Keeps a list that another process recorded."""
+        with self._lock:
+            self._remote.append(events)
+
+    def leave_thread(self) -> None:
+        """What begins on the calling thread from now on does not count; other threads go on."""
+        with self._lock:
+            self._until.setdefault(threading.get_native_id(), now_ns())
+
+    def stop(self) -> None:
+        """Records nothing any more."""
+        self._recording.stop()
+
+    def consolidated(self) -> ThreadEventLists:
+        """The lists of all threads, the first that of the thread it began on, which this object then forgets."""
+        with self._lock:
+            self._mark(STOP_MARK)
+            self._pull()
+            left_out = LeftOut()
+            for inner in self._overridden_by:
+                left_out.update(inner.all_it_has())
+            device_events = self._device_events
+            if device_events is None and self._with_devices:
+                device_events = ResolvedEvents(self._pulled)
+            lists: dict[int, list[LegacyEvent]] = {tid: [] for _, tid, _, _ in self._marks}
+            for batch in self._pulled:
+                found = legacy_events(batch, left_out=left_out, until=self._until, device_events=device_events)
+                self._thread_ids.update({thread.os_tid: thread_id(thread) for thread in batch.threads})
+                for tid, events in found.items():
+                    lists.setdefault(tid, []).extend(events)
+            if len(self._pulled) > 1:
+                for events in lists.values():
+                    events.sort(key=LegacyEvent.start_us)
+            self._add_marks(lists)
+            remote, self._remote, self._pulled = self._remote, [], []
+        return [*lists.values(), *remote]
+
+    def all_it_has(self) -> LeftOut:
+        """Everything that it has recorded so far, handed out or not."""
+        with self._lock:
+            self._pull()
+            return self._has
+
+    def _pull(self) -> None:
+        batch = self._recording.drain()
+        self._pulled.append(batch)
+        self._has.add(batch)
+
+    def _mark(self, name: str) -> None:
+        self._marks.append((name, threading.get_native_id(), threading.get_ident(), now_ns()))
+
+    def _add_marks(self, lists: dict[int, list[LegacyEvent]]) -> None:
+        for name, tid, ident, time in self._marks:
+            mark = LegacyEvent(EventKind.MARK, name, self._thread_ids.get(tid, ident), cpu_ns=time)
+            lists[tid].insert(0 if name == START_MARK else len(lists[tid]), mark)
+        self._marks = []
+
+
+def _recording(config: ProfilerConfig, device: str | None) -> Recording:
+    return Recording(
+        Wanted(
+            inputs=config.report_input_shapes,
+            memory=config.profile_memory,
+            frames=config.with_stack,
+            device=device,
+        )
+    )
+
+
+def _stop(recording: Recording) -> None:
+    if not recording.is_parents:
+        recording.stop()
+
+
+class _OnThread(threading.local):
+    """The profiles of a thread, the one that records last."""
+
+    def __init__(self) -> None:
+        self.states: list[_State] = []
+
+
+_on_thread = _OnThread()
+
+
+def _states() -> list[_State]:
+    """The profiles of the calling thread, without those that a fork has left behind."""
+    _on_thread.states = [state for state in _on_thread.states if not state.is_parents]
+    return _on_thread.states
+
+
+def _begin(config: ProfilerConfig, device_events: DeviceEvents | None) -> _State:
+    if not isinstance(config, ProfilerConfig):
+        raise TypeError(
+            f"config is a {type(config).__name__}; give an otel_torchprof.legacy.ProfilerConfig, since torch's cannot be read"
+        )
+    if config.state not in {ProfilerState.CPU, ProfilerState.CUDA}:
+        raise TorchProfError(
+            f"the legacy engine profiles for ProfilerState.CPU and CUDA, not {config.state.name}: for NVTX and ITT there are "
+            "emit_nvtx and emit_itt"
+        )
+    states = _states()
+    state = _State(config, device_events)
+    if states:
+        states[-1].override_by(state)
+    states.append(state)
+    return state
+
+
+def enable_profiler_legacy(config: ProfilerConfig, *, device_events: DeviceEvents | None = None) -> None:
+    """Begins to profile the calling thread, and what torch carries on for it.
+
+    Args:
+        config: what is recorded.
+        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
+
+    Raises:
+        TorchProfError: the thread is being profiled already, or the state is neither CPU nor CUDA.
+        TypeError: the config is torch's own, which cannot be read.
+        NativeError: 16 recordings run already.
+    """
+    if _states():
+        raise TorchProfError("Profiler is already enabled on this thread")
+    _begin(config, device_events)
+
+
+def disable_profiler_legacy(options: ProfilerDisableOptions | None = None) -> ThreadEventLists:
+    """Ends the profile of the calling thread, or what the options say, and returns its events: a list per thread.
+
+    The first list is that of the thread that enabled it and begins with the mark ``__start_profile``; the mark
+    ``__stop_profile`` ends that of the thread that asks. An end on another thread stands in its begin's list, and names the
+    other thread. Lists of other processes come last. What is open has a begin only; where the profile goes on
+    (``cleanup_tls_state=False``), it comes whole with the next call instead.
+
+    Raises:
+        TorchProfError: the thread is not being profiled.
+    """
+    chosen = options or ProfilerDisableOptions()
+    states = _states()
+    if not states:
+        raise TorchProfError("Can't disable profiler when it's not running")
+    state = states[-1]
+    if chosen.cleanup_tls_state:
+        states.pop()
+        if chosen.consolidate:
+            state.stop()
+        else:
+            state.leave_thread()
+    return state.consolidated() if chosen.consolidate else []
+
+
+def add_event_list(events: Iterable[LegacyEvent], from_node_id: int | None = None) -> None:
+    """Adds events that another process recorded to the profile of the calling thread, as a list of their own.
+
+    They are copied, marked as remote and with the node id, where one is given.
+
+    Raises:
+        TorchProfError: the thread is not being profiled.
+        ValueError: a local event has a device event and no device time: see ``set_cuda_us``.
+    """
+    states = _states()
+    if not states:
+        raise TorchProfError("Profiler must be enabled.")
+    states[-1].add_remote([event.from_node(from_node_id) for event in events])
+
+
+def wrap_propagate_state(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, so that wherever it runs it finds the profiles of the thread that wrapped it.
+
+    For work that is continued on another thread, which may then add events or consolidate. As torch's own: operators of a
+    thread that torch does not know of are not recorded by that.
+    """
+    carried = tuple(_states())
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        before, _on_thread.states = _on_thread.states, list(carried)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _on_thread.states = before
+
+    return wrapped
+
+
+class TLSLegacyProfilerGuard:
+    """Profiles a block, also inside another profile: that one gets nothing of the block, and goes on behind it.
+
+    Args:
+        config: what is recorded.
+        result_callback: called at the end with the lists; what it raises is logged, as torch does.
+        options: how it ends.
+        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        result_callback: Callable[[ThreadEventLists], object] | None = None,
+        options: ProfilerDisableOptions | None = None,
+        *,
+        device_events: DeviceEvents | None = None,
+    ) -> None:
+        self._config = config
+        self._callback = result_callback
+        self._options = options
+        self._device_events = device_events
+        self._state: _State | None = None
+
+    def __enter__(self) -> Self:
+        self._state = _begin(self._config, self._device_events)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        # A child that was forked within the block leaves it too: its parent records, not it.
+        if self._state is None or self._state.is_parents:
+            return
+        lists = disable_profiler_legacy(self._options)
+        self._state = None
+        if self._callback is None:
+            return
+        try:
+            self._callback(lists)
+        except Exception:  # the profiled program goes on
+            _logger.exception("Got error processing profiler events")

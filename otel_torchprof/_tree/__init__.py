@@ -1,0 +1,1 @@
+"""What the columns say: parents, self time, stacks, modules, memory, devices."""
