@@ -5,152 +5,250 @@ A bad value is warned of once and ignored, as OpenTelemetry requires of environm
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import math
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("otel_torchprof")
 
-OTEL_TORCHPROF_ENABLED = "OTEL_TORCHPROF_ENABLED"
-"""``false`` switches the package off: profiles record nothing, labels cost next to nothing. Default ``true``."""
 
-OTEL_TORCHPROF_BUILD_DIR = "OTEL_TORCHPROF_BUILD_DIR"
-"""Folder for the library that records torch's operators, instead of the user's cache folder (container images, read-only
-homes). Nothing is loaded from a folder that others can write to, or that has such a folder above it. Default: the
-user's cache folder."""
+@dataclass(frozen=True)
+class Setting:
+    """One thing that the environment may say: a variable, or a part of one.
 
-OTEL_TORCHPROF_CHROME_TRACE = "OTEL_TORCHPROF_CHROME_TRACE"
-"""File that ``ChromeTraceExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=chrome`` for one; ``{pid}`` in it
-is replaced by the process id, and a name that ends in ``.gz`` is compressed. Default ``trace-{pid}.json`` in the working
-directory."""
+    A variable with parts reads ``VALUE,key=value,key=value``, each of them optional. What stands between two keys is the value of the
+    first, commas and all.
+    """
 
-OTEL_TORCHPROF_CHROME_MAX_BYTES = "OTEL_TORCHPROF_CHROME_MAX_BYTES"
-"""Size on the disk, in bytes, ``K``, ``M`` or ``G``, up to which ``ChromeTraceExporter`` fills a file before it begins the
-next. Default: one file, of any size."""
+    variable: str
+    default: str
+    meaning: str
+    key: str = ""
+    """Of the part; empty for what stands before the first key, or for the whole variable."""
 
-OTEL_TORCHPROF_CHROME_STEPS_PER_FILE = "OTEL_TORCHPROF_CHROME_STEPS_PER_FILE"
-"""Steps after which it begins the next file. Default: any number."""
+    def __str__(self) -> str:
+        return f"{self.variable}: {self.key}" if self.key else self.variable
 
-OTEL_TORCHPROF_CHROME_MAX_FILES = "OTEL_TORCHPROF_CHROME_MAX_FILES"
-"""How many files it keeps, where it begins new ones; the oldest go. Default: all."""
 
-OTEL_TORCHPROF_MEMORY_LIMIT = "OTEL_TORCHPROF_MEMORY_LIMIT"
-"""Memory that one recording may hold in the recorder, in bytes, ``K``, ``M`` or ``G``. Default ``512M``."""
+ENABLED = Setting(
+    "OTEL_TORCHPROF_ENABLED",
+    "`true`",
+    "`false` switches the package off: profiles record nothing, labels cost next to nothing",
+)
+DETAIL = Setting(
+    "OTEL_TORCHPROF_DETAIL",
+    "`steps`",
+    "What `TorchInstrumentor` records: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
+)
+POLICY = "OTEL_TORCHPROF_POLICY"
+"""What ``SpanPolicy`` takes, where an instrumentation is given none."""
+SCHEDULE = {
+    "wait": Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait"),
+    "warmup": Setting(POLICY, "0", "Steps without detail after these", "warmup"),
+    "active": Setting(
+        POLICY, "all", "Steps in detail that end each cycle; has to be there where one of these five is", "active"
+    ),
+    "repeat": Setting(POLICY, "0", "Cycles; 0: without end", "repeat"),
+    "skip_first": Setting(POLICY, "0", "Steps before the first cycle", "skip_first"),
+}
+EVERY = Setting(POLICY, "1", "`n`: every n-th step is recorded in detail, from step 0 on", "every")
+RATIO = Setting(POLICY, "1", "Share of the steps that is, above 0, up to 1, chosen by trace id", "ratio")
+KEEP = Setting(
+    POLICY,
+    "`all`",
+    "Whose detail is kept: `all`, or `slow`: of steps that are slow, that failed, or that were asked for",
+    "keep",
+)
+SLOW_QUANTILE = Setting(POLICY, "0.95", "Quantile of recent durations above which a step is slow", "slow_quantile")
+SLOW_LIMIT = Setting(POLICY, "none", "Seconds from which on a step is slow", "slow_limit")
+MAX_SPANS = Setting(POLICY, "5000", "Spans in a trace, at most", "max_spans")
+MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Bytes of a trace, at most", "max_bytes")
+SHORT = Setting(
+    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be merged and folded", "short"
+)
+JOB_INTERVAL = Setting(
+    POLICY,
+    "600",
+    "Seconds after which the span of the job is ended and the next begun; 0: no such spans",
+    "job_interval",
+)
+FRAMES = "OTEL_TORCHPROF_FRAMES"
+"""What ``FrameFilter`` takes, where a profile or an instrumentation is given none."""
+INCLUDE = Setting(
+    FRAMES,
+    "all",
+    "Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas",
+    "include",
+)
+EXCLUDE = Setting(FRAMES, "none", "Which are not, in the same form", "exclude")
+MAX_DEPTH = Setting(
+    FRAMES, "any number", "How many recorded calls may be open around each other on a thread", "max_depth"
+)
+MIN_DURATION = Setting(FRAMES, "0", "Seconds; shorter calls are taken out", "min_duration")
+C_FUNCTIONS = Setting(FRAMES, "`true`", "`false`: calls of C functions are not recorded", "c_functions")
+MODULES_ONLY = Setting(
+    FRAMES, "`false`", "`true`: of all calls only those of `torch.nn.Module` objects", "modules_only"
+)
+LABELS = Setting(
+    "OTEL_TORCHPROF_LABELS",
+    "none",
+    "File that lists functions to be labelled, a dotted name in each line; read when the first recording starts",
+)
+METRICS = "OTEL_TORCHPROF_METRICS"
+OVERHEAD = Setting(
+    METRICS,
+    "0.01",
+    "Share of the time that `detail=metrics` may cost, above 0; with 1 every step is recorded",
+    "overhead",
+)
+MAX_OPERATORS = Setting(METRICS, "50", "How many operators have series of their own", "max_operators")
+DEVICE = Setting(
+    "OTEL_TORCHPROF_DEVICE", "none", "Type of device whose times `TorchInstrumentor` records, `cuda` for one"
+)
+DEVICE_EVENTS = Setting(DEVICE.variable, "`ops`", "For which events: `ops`, `leaves`, `labels` or `off`", "events")
+GPU_DEVICES = Setting(
+    "OTEL_TORCHPROF_GPU_DEVICES",
+    "`visible`",
+    "Which GPUs are watched: `visible`, those that CUDA shows to the process, `all` of the host, or `none`, where nobody asks for it "
+    "in code",
+)
+RANKS = Setting(
+    "OTEL_TORCHPROF_RANKS", "`apart`", "`apart`: a trace per step and rank; `together`: one per step for all ranks"
+)
+EXPORT_RANKS = Setting(
+    RANKS.variable,
+    "`all`",
+    "Which ranks record and export: `all`, `node`, `one`, or a share above 0, up to 1",
+    "export",
+)
+RUN_ID = Setting(
+    RANKS.variable,
+    "the launcher's, else one is made",
+    "What the run is called on all its ranks, instead of what the launcher says",
+    "run_id",
+)
+HIDDEN_ATTRIBUTES = Setting(
+    "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
+    "none",
+    "Attributes that spans are not to have, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
+)
+CHROME_TRACE = Setting(
+    "OTEL_TORCHPROF_CHROME_TRACE",
+    "`trace-{pid}.json` in the working directory",
+    "File that `ChromeTraceExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=chrome` for one; `{pid}` in it is replaced "
+    "by the process id, and a name that ends in `.gz` is compressed",
+)
+CHROME_MAX_BYTES = Setting(
+    CHROME_TRACE.variable,
+    "one file, of any size",
+    "Size on the disk, in bytes, `K`, `M` or `G`, up to which it fills a file before it begins the next",
+    "max_bytes",
+)
+CHROME_STEPS_PER_FILE = Setting(
+    CHROME_TRACE.variable, "any number", "Steps after which it begins the next file", "steps_per_file"
+)
+CHROME_MAX_FILES = Setting(
+    CHROME_TRACE.variable, "all", "How many files it keeps, where it begins new ones; the oldest go", "max_files"
+)
+OTLP_FILE = Setting(
+    "OTEL_TORCHPROF_OTLP_FILE",
+    "`trace-{pid}.otlp` in the working directory",
+    "File that `OTLPFileExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=otlp_file` for one; the name says the form, "
+    "see there",
+)
+MEMORY_LIMIT = Setting(
+    "OTEL_TORCHPROF_MEMORY_LIMIT",
+    "`512M`",
+    "Memory that one recording may hold in the recorder, in bytes, `K`, `M` or `G`",
+)
+MAX_QUEUE_BYTES = Setting(
+    "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
+    "`256M`",
+    "Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, `K`, `M` or `G`",
+)
+SIGTERM_TIMEOUT = Setting(
+    "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
+    "`5`",
+    "Seconds in which `TorchInstrumentor` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is left "
+    "alone",
+)
+BUILD_DIR = Setting(
+    "OTEL_TORCHPROF_BUILD_DIR",
+    "the user's cache folder",
+    "Folder for the library that records torch's operators (container images, read-only homes). Nothing is loaded from a folder that "
+    "others can write to, or that has such a folder above it",
+)
+NVTX_LIBRARY = Setting(
+    "OTEL_TORCHPROF_NVTX_LIBRARY",
+    "torch's own or an installed one",
+    "NVTX library that `emit_nvtx` uses instead of looking for one: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
+)
 
-OTEL_TORCHPROF_MAX_QUEUE_BYTES = "OTEL_TORCHPROF_MAX_QUEUE_BYTES"
-"""Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, ``K``, ``M`` or
-``G``. Default ``256M``."""
+SETTINGS: tuple[Setting, ...] = (
+    ENABLED,
+    DETAIL,
+    *SCHEDULE.values(),
+    EVERY,
+    RATIO,
+    KEEP,
+    SLOW_QUANTILE,
+    SLOW_LIMIT,
+    MAX_SPANS,
+    MAX_TRACE_BYTES,
+    SHORT,
+    JOB_INTERVAL,
+    INCLUDE,
+    EXCLUDE,
+    MAX_DEPTH,
+    MIN_DURATION,
+    C_FUNCTIONS,
+    MODULES_ONLY,
+    LABELS,
+    OVERHEAD,
+    MAX_OPERATORS,
+    DEVICE,
+    DEVICE_EVENTS,
+    GPU_DEVICES,
+    RANKS,
+    EXPORT_RANKS,
+    RUN_ID,
+    HIDDEN_ATTRIBUTES,
+    CHROME_TRACE,
+    CHROME_MAX_BYTES,
+    CHROME_STEPS_PER_FILE,
+    CHROME_MAX_FILES,
+    OTLP_FILE,
+    MEMORY_LIMIT,
+    MAX_QUEUE_BYTES,
+    SIGTERM_TIMEOUT,
+    BUILD_DIR,
+    NVTX_LIBRARY,
+)
+"""All of them, as the documentation has them; ``otel-torchprof doctor`` knows the variables from here."""
 
-OTEL_TORCHPROF_OTLP_FILE = "OTEL_TORCHPROF_OTLP_FILE"
-"""File that ``OTLPFileExporter`` writes when it is given no path, ``OTEL_TRACES_EXPORTER=otlp_file`` for one; the name says the
-form, see there. Default ``trace-{pid}.otlp`` in the working directory."""
+KEYS: Mapping[str, frozenset[str]] = {
+    variable: keys
+    for variable in dict.fromkeys(setting.variable for setting in SETTINGS)
+    if (keys := frozenset(setting.key for setting in SETTINGS if setting.variable == variable)) != {""}
+}
+"""Of the variables that have parts."""
 
-OTEL_TORCHPROF_DETAIL = "OTEL_TORCHPROF_DETAIL"
-"""What ``TorchInstrumentor`` records: ``off``, ``metrics``, ``steps``, ``modules``, ``ops`` or ``frames``. Default ``steps``."""
-
-OTEL_TORCHPROF_OVERHEAD = "OTEL_TORCHPROF_OVERHEAD"
-"""Share of the time that ``metrics`` may cost, above 0; with 1 every step is recorded. Default ``0.01``."""
-
-OTEL_TORCHPROF_MAX_OPERATORS = "OTEL_TORCHPROF_MAX_OPERATORS"
-"""How many operators have series of their own with ``metrics``. Default ``50``."""
-
-OTEL_TORCHPROF_HIDDEN_ATTRIBUTES = "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES"
-"""Attributes that spans are not to have, by name, separated by commas: ``code.file.path,torch.op.concrete_inputs``. Default: none."""
-
-OTEL_TORCHPROF_NVTX_LIBRARY = "OTEL_TORCHPROF_NVTX_LIBRARY"
-"""NVTX library that ``emit_nvtx`` uses instead of looking for one: a file with ``nvtxRangePushA``, ``nvtxRangePop`` and
-``nvtxMarkA``. Default: torch's own or an installed one."""
-
-OTEL_TORCHPROF_FRAMES_INCLUDE = "OTEL_TORCHPROF_FRAMES_INCLUDE"
-"""Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas. Default: all.
-
-This and the following are what ``FrameFilter`` takes, and count where a profile is given none."""
-
-OTEL_TORCHPROF_FRAMES_EXCLUDE = "OTEL_TORCHPROF_FRAMES_EXCLUDE"
-"""Which are not, in the same form. Default: none."""
-
-OTEL_TORCHPROF_FRAMES_MAX_DEPTH = "OTEL_TORCHPROF_FRAMES_MAX_DEPTH"
-"""How many recorded calls may be open around each other on a thread. Default: any number."""
-
-OTEL_TORCHPROF_FRAMES_MIN_DURATION = "OTEL_TORCHPROF_FRAMES_MIN_DURATION"
-"""Seconds; shorter calls are taken out. Default ``0``."""
-
-OTEL_TORCHPROF_FRAMES_C_FUNCTIONS = "OTEL_TORCHPROF_FRAMES_C_FUNCTIONS"
-"""``false``: calls of C functions are not recorded. Default ``true``."""
-
-OTEL_TORCHPROF_FRAMES_MODULES_ONLY = "OTEL_TORCHPROF_FRAMES_MODULES_ONLY"
-"""``true``: of all calls only those of ``torch.nn.Module`` objects. Default ``false``."""
-
-OTEL_TORCHPROF_LABELS = "OTEL_TORCHPROF_LABELS"
-"""File that lists functions to be labelled, a dotted name in each line; read when the first recording starts. Default: none."""
-
-OTEL_TORCHPROF_GPU_DEVICES = "OTEL_TORCHPROF_GPU_DEVICES"
-"""Which GPUs are watched: ``visible``, those that CUDA shows to the process, ``all`` of the host, or ``none``, where nobody asks
-for it in code. Default ``visible``."""
-
-OTEL_TORCHPROF_DEVICE = "OTEL_TORCHPROF_DEVICE"
-"""Type of device whose times ``TorchInstrumentor`` records, ``cuda`` for one. Default: none."""
-
-OTEL_TORCHPROF_DEVICE_EVENTS = "OTEL_TORCHPROF_DEVICE_EVENTS"
-"""For which events: ``ops``, ``leaves``, ``labels`` or ``off``. Default ``ops``."""
-
-OTEL_TORCHPROF_RUN_ID = "OTEL_TORCHPROF_RUN_ID"
-"""What the run is called on all its ranks, instead of what the launcher says. Default: the launcher's, else one is made."""
-
-OTEL_TORCHPROF_RANKS = "OTEL_TORCHPROF_RANKS"
-"""``apart``: a trace per step and rank; ``together``: one per step for all ranks. Default ``apart``."""
-
-OTEL_TORCHPROF_EXPORT_RANKS = "OTEL_TORCHPROF_EXPORT_RANKS"
-"""Which ranks record and export: ``all``, ``node``, ``one``, or a share above 0, up to 1. Default ``all``."""
-
-OTEL_TORCHPROF_SIGTERM_TIMEOUT = "OTEL_TORCHPROF_SIGTERM_TIMEOUT"
-"""Seconds in which ``TorchInstrumentor`` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is
-left alone. Default ``5``."""
-
-OTEL_TORCHPROF_SCHEDULE = "OTEL_TORCHPROF_SCHEDULE"
-"""Which steps are recorded in detail: ``wait=5,warmup=1,active=3,repeat=2``. Default: all.
-
-This and the following are what ``SpanPolicy`` takes, and count where an instrumentation is given none."""
-
-OTEL_TORCHPROF_EVERY = "OTEL_TORCHPROF_EVERY"
-"""``n``: every n-th step is, from step 0 on. Default ``1``."""
-
-OTEL_TORCHPROF_RATIO = "OTEL_TORCHPROF_RATIO"
-"""Share of the steps that is, above 0, up to 1, chosen by trace id. Default ``1``."""
-
-OTEL_TORCHPROF_KEEP = "OTEL_TORCHPROF_KEEP"
-"""Whose detail is kept: ``all``, or ``slow``: of steps that are slow, that failed, or that were asked for. Default ``all``."""
-
-OTEL_TORCHPROF_SLOW_QUANTILE = "OTEL_TORCHPROF_SLOW_QUANTILE"
-"""Quantile of recent durations above which a step is slow. Default ``0.95``."""
-
-OTEL_TORCHPROF_SLOW_LIMIT = "OTEL_TORCHPROF_SLOW_LIMIT"
-"""Seconds from which on a step is slow. Default: none."""
-
-OTEL_TORCHPROF_MAX_SPANS = "OTEL_TORCHPROF_MAX_SPANS"
-"""Spans in a trace, at most. Default ``5000``."""
-
-OTEL_TORCHPROF_MAX_TRACE_BYTES = "OTEL_TORCHPROF_MAX_TRACE_BYTES"
-"""Bytes of a trace, at most. Default ``4000000``."""
-
-OTEL_TORCHPROF_SHORT = "OTEL_TORCHPROF_SHORT"
-"""Seconds below which spans may be merged and folded. Default: a step's duration divided by the spans of a trace."""
-
-OTEL_TORCHPROF_JOB_INTERVAL = "OTEL_TORCHPROF_JOB_INTERVAL"
-"""Seconds after which the span of the job is ended and the next begun; 0: no such spans. Default ``600``."""
-
-GPU_DEVICES = ("visible", "all")
+GPU_CHOICES = ("visible", "all")
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_OTLP_FILE = "trace-{pid}.otlp"
 DEFAULT_MEMORY_LIMIT = 512 << 20
+_KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -162,20 +260,45 @@ def _warn_once(name: str, value: str, allowed: str) -> None:
 def forget_warnings() -> None:
     """Lets bad values be warned of again."""
     _warn_once.cache_clear()
+    _parts.cache_clear()
 
 
-def value_of(name: str, parse: Callable[[str], T]) -> T | None:
-    """What a variable says; None where it is not set, or badly.
+def text_of(setting: Setting, environ: Mapping[str, str] = os.environ) -> str:
+    """What the environment says of it, stripped; empty where it says nothing."""
+    text = environ.get(setting.variable, "").strip()
+    return _parts(setting.variable, text).get(setting.key, "") if setting.variable in KEYS else text
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(variable: str, text: str) -> Mapping[str, str]:
+    """By key. One that the variable does not have is warned of once and ignored."""
+    first, *rest = _KEY.split(text)
+    found = {"": first.strip()} | {key: value.strip() for key, value in zip(rest[::2], rest[1::2], strict=True)}
+    keys = KEYS[variable]
+    for key in sorted(found.keys() - keys):
+        if key or first.strip():
+            near = difflib.get_close_matches(key, keys, 1)
+            mean = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
+            )
+            _warn_once(variable, f"{key}={found[key]}" if key else first.strip(), mean)
+    return found
+
+
+def value_of(setting: Setting, parse: Callable[[str], T]) -> T | None:
+    """What the environment says of it; None where that is nothing, or bad.
 
     ``parse`` gets the text, and raises ValueError or TypeError saying what is allowed.
     """
-    text = os.environ.get(name, "").strip()
+    text = text_of(setting)
     if not text:
         return None
     try:
         return parse(text)
     except (TypeError, ValueError) as error:
-        _warn_once(name, text, str(error))
+        _warn_once(str(setting), text, str(error))
         return None
 
 
@@ -195,12 +318,12 @@ def switch(text: str) -> bool:
 
 def enabled() -> bool:
     """Whether the package may record at all."""
-    return value_of(OTEL_TORCHPROF_ENABLED, switch) is not False
+    return value_of(ENABLED, switch) is not False
 
 
 def memory_limit() -> int:
     """Bytes that a recording may hold when nobody says otherwise."""
-    return value_of(OTEL_TORCHPROF_MEMORY_LIMIT, byte_size) or DEFAULT_MEMORY_LIMIT
+    return value_of(MEMORY_LIMIT, byte_size) or DEFAULT_MEMORY_LIMIT
 
 
 def byte_size(value: object) -> int:
@@ -220,10 +343,10 @@ def byte_size(value: object) -> int:
 
 def detail(allowed: Sequence[str]) -> str:
     """What is recorded when nobody says otherwise."""
-    value = os.environ.get(OTEL_TORCHPROF_DETAIL, "").strip().lower()
+    value = text_of(DETAIL).lower()
     if value in {"", *allowed}:
         return value or "steps"
-    _warn_once(OTEL_TORCHPROF_DETAIL, value, f"allowed are {', '.join(allowed)}")
+    _warn_once(DETAIL.variable, value, f"allowed are {', '.join(allowed)}")
     return "steps"
 
 
@@ -285,43 +408,43 @@ def whole_number(value: object) -> int:
 
 def hidden_attributes() -> frozenset[str]:
     """Names of the attributes that spans are not to have."""
-    return frozenset(key.strip() for key in os.environ.get(OTEL_TORCHPROF_HIDDEN_ATTRIBUTES, "").split(","))
+    return frozenset(key.strip() for key in text_of(HIDDEN_ATTRIBUTES).split(","))
 
 
 def chrome_trace() -> str:
     """The file for a Chrome trace when nobody says otherwise; may hold ``{pid}``."""
-    value = os.environ.get(OTEL_TORCHPROF_CHROME_TRACE, "").strip()
+    value = text_of(CHROME_TRACE)
     return os.path.expanduser(value) or DEFAULT_CHROME_TRACE  # noqa: PTH111 - Path raises where there is no home
 
 
 def otlp_file() -> str:
     """The file for OTLP when nobody says otherwise; may hold ``{pid}``."""
-    value = os.environ.get(OTEL_TORCHPROF_OTLP_FILE, "").strip()
+    value = text_of(OTLP_FILE)
     return os.path.expanduser(value) or DEFAULT_OTLP_FILE  # noqa: PTH111 - Path raises where there is no home
 
 
 def build_dir() -> Path | None:
     """The folder that the environment names for the torch library, if any."""
-    value = os.environ.get(OTEL_TORCHPROF_BUILD_DIR, "").strip()
+    value = text_of(BUILD_DIR)
     return Path(value).expanduser() if value else None
 
 
 def nvtx_library() -> str | None:
     """The NVTX library that the environment names, if any; without a folder it is looked for as the system does."""
-    return os.environ.get(OTEL_TORCHPROF_NVTX_LIBRARY, "").strip() or None
+    return text_of(NVTX_LIBRARY) or None
 
 
 def labels_file() -> str | None:
     """The list of functions to be labelled that the environment names, if any."""
-    return os.environ.get(OTEL_TORCHPROF_LABELS, "").strip() or None
+    return text_of(LABELS) or None
 
 
 def gpu_devices() -> str:
-    """Which GPUs are watched when nobody says otherwise: one of ``GPU_DEVICES``, or ``none``."""
+    """Which GPUs are watched when nobody says otherwise: one of ``GPU_CHOICES``, or ``none``."""
 
     def one(text: str) -> str:
-        if text.lower() in {*GPU_DEVICES, "none"}:
+        if text.lower() in {*GPU_CHOICES, "none"}:
             return text.lower()
-        raise ValueError(f"allowed are {', '.join(GPU_DEVICES)} and none")
+        raise ValueError(f"allowed are {', '.join(GPU_CHOICES)} and none")
 
-    return value_of(OTEL_TORCHPROF_GPU_DEVICES, one) or "visible"
+    return value_of(GPU_DEVICES, one) or "visible"

@@ -22,11 +22,11 @@ def add_parser(commands: Any) -> None:
         help="build the library that records torch's operators, ahead of time",
         description="Builds the library that records operators of the installed torch, if it is not there yet, proves that it "
         "works, and prints its path. For container images: build with --dir, and set "
-        f"{config.OTEL_TORCHPROF_BUILD_DIR} to the same folder where the image runs.",
+        f"{config.BUILD_DIR} to the same folder where the image runs.",
     )
     parser.add_argument(
         "--dir",
-        help=f"folder to keep it in (default: ${config.OTEL_TORCHPROF_BUILD_DIR}, else the user's cache folder)",
+        help=f"folder to keep it in (default: ${config.BUILD_DIR}, else the user's cache folder)",
     )
 
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         TorchProfError: there is no torch, or the library cannot be had.
     """
     if options.dir is not None:
-        os.environ[config.OTEL_TORCHPROF_BUILD_DIR] = options.dir
+        os.environ[config.BUILD_DIR.variable] = options.dir
     torch = torch_library.installed_torch()
     if torch is None:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")

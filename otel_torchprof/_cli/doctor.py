@@ -81,12 +81,12 @@ def checks() -> Iterator[Check]:
 
 def _switches() -> Iterator[Check]:
     if not config.enabled():
-        name = config.OTEL_TORCHPROF_ENABLED
+        name = config.ENABLED
         yield Check("switch", PROBLEM, f"{name} is false: nothing is recorded", f"unset {name}")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield Check("switch", PROBLEM, "OTEL_SDK_DISABLED is true: there are no spans", "unset OTEL_SDK_DISABLED")
     if config.detail(("off", "metrics", *KINDS)) == "off":
-        name = config.OTEL_TORCHPROF_DETAIL
+        name = config.DETAIL
         yield Check("switch", PROBLEM, f"{name} is off: TorchInstrumentor records nothing", f"unset {name}")
 
 
@@ -102,7 +102,7 @@ def _torch() -> Iterator[Check]:
         return
     yield Check("torch", ON, f"{torch.__version__}, in {Path(torch.__file__).parent}")
     yield _library(torch)
-    wanted = config.value_of(config.OTEL_TORCHPROF_DEVICE, config.type_of_device)
+    wanted = config.value_of(config.DEVICE, config.type_of_device)
     if wanted is not None:
         yield _device(torch, wanted)
 
@@ -119,7 +119,7 @@ def _library(torch: Any) -> Check:
         return Check(name, PROBLEM, str(error), "see above, then: otel-torchprof build")
     place = next((each for each in (path.parent, *path.parent.parents) if each.exists()), path.parent)
     if not os.access(place, os.W_OK | os.X_OK):
-        way_out = f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can be written"
+        way_out = f"set {config.BUILD_DIR} to a folder that can be written"
         return Check(name, PROBLEM, f"the library is not built, and {path.parent} cannot be written", way_out)
     text = f"the library that records them is not built yet; the first use builds it with {compiler}, in some seconds"
     return Check(name, NOTE, text, "otel-torchprof build")
@@ -132,7 +132,7 @@ def _device(torch: Any, wanted: str) -> Check:
         there = bool(module is not None and module.is_available())
     if there:
         return Check("device", ON, f"torch has {wanted}")
-    name = config.OTEL_TORCHPROF_DEVICE
+    name = config.DEVICE
     return Check("device", PROBLEM, f"{name} is {wanted!r}, and torch has none of that here", f"unset {name}")
 
 
@@ -170,7 +170,7 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    known = [name for name in vars(config) if name.startswith(_OURS)]
+    known = [setting.variable for setting in config.SETTINGS]
     for name, value in sorted(os.environ.items()):
         if name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={shown(name, value)}")
@@ -230,13 +230,13 @@ _READERS: tuple[Callable[[], object], ...] = (
     config.memory_limit,
     config.gpu_devices,
     lambda: config.detail(("off", "metrics", *KINDS)),
-    lambda: config.value_of(config.OTEL_TORCHPROF_OVERHEAD, config.share),
-    lambda: config.value_of(config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number),
-    lambda: config.value_of(config.OTEL_TORCHPROF_DEVICE, config.type_of_device),
-    lambda: config.value_of(config.OTEL_TORCHPROF_DEVICE_EVENTS, checked_events),
+    lambda: config.value_of(config.OVERHEAD, config.share),
+    lambda: config.value_of(config.MAX_OPERATORS, config.whole_number),
+    lambda: config.value_of(config.DEVICE, config.type_of_device),
+    lambda: config.value_of(config.DEVICE_EVENTS, checked_events),
     lambda: checked_filter(None),
-    lambda: config.value_of(config.OTEL_TORCHPROF_EXPORT_RANKS, checked_choice),
-    lambda: config.value_of(config.OTEL_TORCHPROF_RANKS, checked_layout),
+    lambda: config.value_of(config.EXPORT_RANKS, checked_choice),
+    lambda: config.value_of(config.RANKS, checked_layout),
     SpanPolicy.from_environment,
     lambda: Rotation.of(None, None, None),
     Settings.from_environment,
@@ -253,9 +253,9 @@ def _exporters() -> Iterator[Check]:
     known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
     for name in names:
         if name == "chrome":
-            yield _file("chrome file", config.chrome_trace(), config.OTEL_TORCHPROF_CHROME_TRACE)
+            yield _file("chrome file", config.chrome_trace(), config.CHROME_TRACE)
         elif name == "otlp_file":
-            yield _file("otlp file", config.otlp_file(), config.OTEL_TORCHPROF_OTLP_FILE)
+            yield _file("otlp file", config.otlp_file(), config.OTLP_FILE)
         elif name.startswith("otlp"):
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:
@@ -280,7 +280,7 @@ def _receiver(*, asked: bool) -> Check:
         return Check("receiver", PROBLEM if asked else OFF, f"{where}: no connection: {reason}", fix)
 
 
-def _file(name: str, path: str, variable: str) -> Check:
+def _file(name: str, path: str, variable: config.Setting) -> Check:
     try:
         check_writable(path.replace("{pid}", str(os.getpid())))
     except ExportError as error:

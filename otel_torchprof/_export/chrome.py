@@ -121,9 +121,9 @@ class ChromeTraceExporter(SpanExporter):
         path: the file; ``{pid}`` in it is replaced by the process id, and a name that ends in ``.gz`` is compressed.
             Default: ``OTEL_TORCHPROF_CHROME_TRACE``, else ``trace-{pid}.json`` in the working directory.
         max_bytes: of a file on the disk, so compressed where it is, beyond which the next begins. A number, or ``"100M"``.
-            Default: ``OTEL_TORCHPROF_CHROME_MAX_BYTES``, else one file of any size.
-        steps_per_file: after which the next begins. Default: ``OTEL_TORCHPROF_CHROME_STEPS_PER_FILE``, else any number.
-        max_files: that are kept; the oldest go. Default: ``OTEL_TORCHPROF_CHROME_MAX_FILES``, else all.
+            Default: ``OTEL_TORCHPROF_CHROME_TRACE=PATH,max_bytes=...``, else one file of any size.
+        steps_per_file: after which the next begins. Default: its ``steps_per_file=``, else any number.
+        max_files: that are kept; the oldest go. Default: its ``max_files=``, else all.
 
     Raises:
         ExportError: ``path`` cannot be written, for instance because its folder does not exist. One from the environment is
@@ -159,9 +159,7 @@ class ChromeTraceExporter(SpanExporter):
         except ExportError as error:
             if path is not None:
                 raise
-            _log.warning(
-                "%s; until then spans are lost (%s names another file)", error, config.OTEL_TORCHPROF_CHROME_TRACE
-            )
+            _log.warning("%s; until then spans are lost (%s names another file)", error, config.CHROME_TRACE)
         self._trace = _TRACES.join(self, self._own_path(), self._rotation)
 
     @property

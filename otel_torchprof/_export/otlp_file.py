@@ -91,7 +91,7 @@ class OTLPFileExporter(SpanExporter):
         except ExportError as error:
             if path is not None:
                 raise
-            self._log.warning("%s; spans are lost (%s names another file)", error, config.OTEL_TORCHPROF_OTLP_FILE)
+            self._log.warning("%s; spans are lost (%s names another file)", error, config.OTLP_FILE)
         self._begin(self._own_path())
         fork.watch(self)
 

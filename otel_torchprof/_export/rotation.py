@@ -46,14 +46,14 @@ class Rotation:
             ValueError: a bad keyword; names it, its value and what is allowed.
         """
         return cls(
-            _setting("max_bytes", max_bytes, config.OTEL_TORCHPROF_CHROME_MAX_BYTES, config.byte_size),
+            _setting("max_bytes", max_bytes, config.CHROME_MAX_BYTES, config.byte_size),
             _setting(
                 "steps_per_file",
                 steps_per_file,
-                config.OTEL_TORCHPROF_CHROME_STEPS_PER_FILE,
+                config.CHROME_STEPS_PER_FILE,
                 config.whole_number,
             ),
-            _setting("max_files", max_files, config.OTEL_TORCHPROF_CHROME_MAX_FILES, config.whole_number),
+            _setting("max_files", max_files, config.CHROME_MAX_FILES, config.whole_number),
         )
 
     @property
@@ -62,8 +62,8 @@ class Rotation:
         return self.max_bytes is not None or self.steps_per_file is not None
 
 
-def _setting(name: str, value: object, variable: str, parse: Callable[[Any], int]) -> int | None:
-    return config.value_of(variable, parse) if value is None else keyword(name, value, parse)
+def _setting(name: str, value: object, setting: config.Setting, parse: Callable[[Any], int]) -> int | None:
+    return config.value_of(setting, parse) if value is None else keyword(name, value, parse)
 
 
 def part_path(path: str, part: int) -> str:

@@ -75,7 +75,7 @@ _TABLE = (
     _queue("max_queue_size", "MAX_QUEUE_SIZE", "`10000000`", "spans that may wait; beyond it the oldest are dropped"),
     Variable(
         "max_queue_bytes",
-        (config.OTEL_TORCHPROF_MAX_QUEUE_BYTES,),
+        (config.MAX_QUEUE_BYTES.variable,),
         "`256M`",
         "memory that spans may wait in, while the backend is down for one, with `K`, `M` or `G`; beyond it the oldest are dropped",
     ),

@@ -62,20 +62,20 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators;
       by default the global one, also when that is set later.
     - ``overhead``: share of the time that ``"metrics"`` may cost, above 0, up to 1, by which every step is recorded; by
-      default as ``OTEL_TORCHPROF_OVERHEAD`` says, else 0.01.
+      default as ``overhead=`` in ``OTEL_TORCHPROF_METRICS`` says, else 0.01.
     - ``max_operators``: how many operators have series of their own with ``"metrics"``; by default as
-      ``OTEL_TORCHPROF_MAX_OPERATORS`` says, else 50.
+      ``max_operators=`` in ``OTEL_TORCHPROF_METRICS`` says, else 50.
     - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"`` and ``"frames"``.
     - ``use_device``: the type of device whose times are recorded, ``"cuda"`` for one, from when the program first uses it
       (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
-    - ``device_events``: for which events, as for :class:`profile`; by default as ``OTEL_TORCHPROF_DEVICE_EVENTS`` says, else
+    - ``device_events``: for which events, as for :class:`profile`; by default as ``events=`` in ``OTEL_TORCHPROF_DEVICE`` says, else
       ``"ops"``.
     - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, where somebody reads them, unless
       ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
     - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
-      says (``OTEL_TORCHPROF_FRAMES_*``), else all.
+      says (``OTEL_TORCHPROF_FRAMES``), else all.
     - ``export_ranks``: which ranks of a distributed program record and export: ``"all"`` (default), ``"node"``, the first of each
-      node, ``"one"``, or a share above 0, up to 1; by default as ``OTEL_TORCHPROF_EXPORT_RANKS`` says. The others record
+      node, ``"one"``, or a share above 0, up to 1; by default as ``export=`` in ``OTEL_TORCHPROF_RANKS`` says. The others record
       nothing. ``"metrics"`` is not affected.
     - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
       ``OTEL_TORCHPROF_RANKS`` says.
@@ -163,7 +163,7 @@ class TorchInstrumentor(BaseInstrumentor):
     def _instrument(self, **kwargs: Any) -> None:
         options = checked_options(kwargs)
         if not config.enabled() or options.detail == "off":
-            self._stay_off("detail is 'off'" if config.enabled() else f"{config.OTEL_TORCHPROF_ENABLED} is false")
+            self._stay_off("detail is 'off'" if config.enabled() else f"{config.ENABLED} is false")
             return
         if options.detail == "metrics":
             self._start_metrics(options)

@@ -59,17 +59,14 @@ class Options:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, allowed))}")
         if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
             raise TypeError(f"meter_provider is {meter_provider!r}; it must be a MeterProvider")
-        self.overhead = _setting("overhead", overhead, config.OTEL_TORCHPROF_OVERHEAD, config.share) or _OVERHEAD
+        self.overhead = _setting("overhead", overhead, config.OVERHEAD, config.share) or _OVERHEAD
         self.max_operators = (
-            _setting("max_operators", max_operators, config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number)
-            or DEFAULT_OPERATORS
+            _setting("max_operators", max_operators, config.MAX_OPERATORS, config.whole_number) or DEFAULT_OPERATORS
         )
         self.device = device_choice(use_device, device_events)
-        self.export_ranks = (
-            _setting("export_ranks", export_ranks, config.OTEL_TORCHPROF_EXPORT_RANKS, checked_choice) or "all"
-        )
-        self.ranks = _setting("ranks", ranks, config.OTEL_TORCHPROF_RANKS, checked_layout) or APART
-        timeout = _setting("sigterm_timeout", sigterm_timeout, config.OTEL_TORCHPROF_SIGTERM_TIMEOUT, config.seconds)
+        self.export_ranks = _setting("export_ranks", export_ranks, config.EXPORT_RANKS, checked_choice) or "all"
+        self.ranks = _setting("ranks", ranks, config.RANKS, checked_layout) or APART
+        timeout = _setting("sigterm_timeout", sigterm_timeout, config.SIGTERM_TIMEOUT, config.seconds)
         self.sigterm_timeout = _SIGTERM_TIMEOUT if timeout is None else timeout
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
@@ -104,21 +101,21 @@ def device_choice(device: str | None, events: str | None) -> DeviceChoice | None
     """
     if device is not None and not isinstance(device, str):
         raise TypeError(f"use_device is {device!r}; it must be the name of a type of device, such as 'cuda', or None")
-    chosen = _setting("use_device", device, config.OTEL_TORCHPROF_DEVICE, config.type_of_device)
+    chosen = _setting("use_device", device, config.DEVICE, config.type_of_device)
     found = checked_device_events(events, 1)
     if events is None:
-        found = config.value_of(config.OTEL_TORCHPROF_DEVICE_EVENTS, checked_events) or found
+        found = config.value_of(config.DEVICE_EVENTS, checked_events) or found
     return DeviceChoice(chosen, found) if chosen else None
 
 
-def _setting(name: str, value: object, variable: str, parse: Callable[[Any], T]) -> T | None:
-    """The keyword, else the variable; None where there is neither.
+def _setting(name: str, value: object, setting: config.Setting, parse: Callable[[Any], T]) -> T | None:
+    """The keyword, else what the environment says; None where there is neither.
 
     Raises:
         ValueError: the keyword is wrong.
     """
     if value is None:
-        return config.value_of(variable, parse)
+        return config.value_of(setting, parse)
     try:
         return parse(value)
     except (TypeError, ValueError) as error:

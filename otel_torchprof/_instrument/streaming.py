@@ -90,7 +90,7 @@ class stream:  # noqa: N801 - beside profile
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
         self._off = "the SDK is switched off" if provider.disabled else ""
         if not config.enabled():
-            self._off = f"{config.OTEL_TORCHPROF_ENABLED} is false"
+            self._off = f"{config.ENABLED} is false"
         self._instrumentation = Instrumentation(
             provider,
             self._processor,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .gpu_metrics import Instruments
 
-_KILLED = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
+_KILLED = f"off: {config.ENABLED} is false"
 
 
 class GpuMetrics:
@@ -59,8 +59,8 @@ class GpuMetrics:
             raise TypeError(
                 f"meter_provider is {meter_provider!r}; allowed are meter providers, and None: the global one"
             )
-        if devices not in {None, *config.GPU_DEVICES}:
-            raise ValueError(f"devices is {devices!r}; allowed are {' and '.join(map(repr, config.GPU_DEVICES))}")
+        if devices not in {None, *config.GPU_CHOICES}:
+            raise ValueError(f"devices is {devices!r}; allowed are {' and '.join(map(repr, config.GPU_CHOICES))}")
         self._provider = meter_provider
         self._everything = (devices or config.gpu_devices()) == "all"
         self._clock = clock

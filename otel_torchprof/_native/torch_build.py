@@ -79,7 +79,7 @@ def folder() -> Path:
     except RuntimeError as error:  # a user id without a name, and no HOME: usual in containers
         raise TorchLibraryError(
             "there is no place to keep the library that records torch operators: neither HOME nor XDG_CACHE_HOME is set; set "
-            f"{config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can be written"
+            f"{config.BUILD_DIR} to a folder that can be written"
         ) from error
     return base / "otel_torchprof"
 
@@ -102,14 +102,14 @@ def _require_private(path: Path, found: os.stat_result, *, is_parent: bool) -> N
     if found.st_uid not in (_owners_of_parents() if is_parent else {os.geteuid(), 0}):
         raise TorchLibraryError(
             f"{path} belongs to user id {found.st_uid}, not to you ({os.geteuid()}) or root: nothing is loaded from it; "
-            f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
+            f"set {config.BUILD_DIR} to a folder of your own"
         )
     # Where the sticky bit is set, others can make files, but neither move nor remove ours.
     is_sticky = is_parent and found.st_mode & stat.S_ISVTX
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
         raise TorchLibraryError(
             f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): nothing is loaded from it; "
-            f"run `chmod go-w {path}` or set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder of your own"
+            f"run `chmod go-w {path}` or set {config.BUILD_DIR} to a folder of your own"
         )
 
 
@@ -172,7 +172,7 @@ def _make_folder(path: Path) -> None:
     except OSError as error:
         raise TorchLibraryError(
             f"the library that records torch operators is not built yet, and {path} cannot be written ({error.strerror}); "
-            f"set {config.OTEL_TORCHPROF_BUILD_DIR} to a folder that can, or build ahead of time with `otel-torchprof build`"
+            f"set {config.BUILD_DIR} to a folder that can, or build ahead of time with `otel-torchprof build`"
         ) from error
 
 
@@ -198,7 +198,7 @@ def compiler() -> str:
         "recording torch operators needs a C++ compiler once, to build a small library against the installed torch, and none "
         "of $CXX, c++, g++, clang++ was found. Install one (Debian: `apt install g++`, conda: `conda install cxx-compiler`), "
         "or build where there is one with `otel-torchprof build` and carry the folder here "
-        f"({config.OTEL_TORCHPROF_BUILD_DIR}). Labels work without it: profile(operators=False)."
+        f"({config.BUILD_DIR}). Labels work without it: profile(operators=False)."
     )
 
 

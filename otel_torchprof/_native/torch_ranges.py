@@ -134,9 +134,7 @@ def nvtx_functions() -> RangeFunctions:
         return ranges().of_torch(itt=False) or _installed_nvtx()
     opened = _try_nvtx(chosen)
     if isinstance(opened, str):
-        raise TorchProfError(
-            f"{config.OTEL_TORCHPROF_NVTX_LIBRARY}={chosen!r} is no NVTX library that can be used: {opened}"
-        )
+        raise TorchProfError(f"{config.NVTX_LIBRARY}={chosen!r} is no NVTX library that can be used: {opened}")
     return opened
 
 
@@ -158,7 +156,7 @@ def _installed_nvtx() -> RangeFunctions:
     raise TorchProfError(
         "there is no NVTX library: torch was built without, and none of these could be loaded: "
         f"{'; '.join(tried)}. Install one with `pip install nvidia-nvtx-cu12`, or name one in "
-        f"{config.OTEL_TORCHPROF_NVTX_LIBRARY}"
+        f"{config.NVTX_LIBRARY}"
     )
 
 

@@ -54,7 +54,7 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
     if batch.memory is None and not config.enabled():
         # A program that is switched off from outside goes on as if it were not.
         batch = replace(batch, memory={column.name: np.empty(0, column.dtype) for column in MEMORY_COLUMNS})
-        notes.append(f"nothing was recorded: {config.OTEL_TORCHPROF_ENABLED} is false")
+        notes.append(f"nothing was recorded: {config.ENABLED} is false")
     if batch.memory is None:
         raise TorchProfError("the profile has recorded no memory: use profile(profile_memory=True)")
     path, chosen = os.fspath(path), str(device or _default_device(used_device))

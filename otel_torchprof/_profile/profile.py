@@ -75,7 +75,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             installed; False: labels alone.
         memory_limit: bytes that may be held in the recorder, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``), by each
             cycle of a schedule. What comes after is dropped and counted: see :attr:`health`.
-        frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES_*``),
+        frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES``),
             else all.
         device_events: for which events the device's time is measured, each at the cost of two events of its own, some
             microseconds: ``"ops"`` (operators, labels and modules; default), ``"leaves"`` (operators with no other

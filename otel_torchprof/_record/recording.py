@@ -56,7 +56,7 @@ def checked_memory_limit(given: int | None) -> int:
 
 _logger = logging.getLogger("otel_torchprof")
 
-_OFF_BY_SWITCH = f"off: {config.OTEL_TORCHPROF_ENABLED} is false"
+_OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,15 @@ class SpanPolicy:
 
     @classmethod
     def from_environment(cls) -> SpanPolicy:
-        """As the variables of ``OTEL_TORCHPROF_*`` say; a bad one is warned of once and ignored."""
+        """As ``OTEL_TORCHPROF_POLICY`` says; what is bad in it is warned of once and ignored."""
         found: dict[str, Any] = {}
-        for name, (setting, _) in _VARIABLES.items():
-            value = config.value_of(name, functools.partial(_read, setting))
+        for name, (setting, _) in _SETTINGS.items():
+            value = config.value_of(setting, functools.partial(_read, name))
             if value is not None:
-                found[setting] = value
+                found[name] = value
+        for setting in filter(config.text_of, config.SCHEDULE.values()):  # any of them stands for all
+            found["schedule"] = config.value_of(setting, lambda _: _schedule_of_environment())
+            break
         return cls(**found)
 
     def choice(self) -> StepChoice:
@@ -172,16 +175,20 @@ def _schedule(text: str) -> Callable[[int], Any]:
     return plan(**found)
 
 
-_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    config.OTEL_TORCHPROF_SCHEDULE: ("schedule", _schedule),
-    config.OTEL_TORCHPROF_EVERY: ("every", int),
-    config.OTEL_TORCHPROF_RATIO: ("ratio", float),
-    config.OTEL_TORCHPROF_KEEP: ("keep", str.lower),
-    config.OTEL_TORCHPROF_SLOW_QUANTILE: ("slow_quantile", float),
-    config.OTEL_TORCHPROF_SLOW_LIMIT: ("slow_limit", float),
-    config.OTEL_TORCHPROF_MAX_SPANS: ("max_spans", int),
-    config.OTEL_TORCHPROF_MAX_TRACE_BYTES: ("max_bytes", int),
-    config.OTEL_TORCHPROF_SHORT: ("short", float),
-    config.OTEL_TORCHPROF_JOB_INTERVAL: ("job_interval", float),
+def _schedule_of_environment() -> Callable[[int], Any]:
+    texts = {key: config.text_of(setting) for key, setting in config.SCHEDULE.items()}
+    return _schedule(",".join(f"{key}={text}" for key, text in texts.items() if text))
+
+
+_SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
+    "every": (config.EVERY, int),
+    "ratio": (config.RATIO, float),
+    "keep": (config.KEEP, str.lower),
+    "slow_quantile": (config.SLOW_QUANTILE, float),
+    "slow_limit": (config.SLOW_LIMIT, float),
+    "max_spans": (config.MAX_SPANS, int),
+    "max_bytes": (config.MAX_TRACE_BYTES, int),
+    "short": (config.SHORT, float),
+    "job_interval": (config.JOB_INTERVAL, float),
 }
-_PARSERS = dict(_VARIABLES.values())
+_PARSERS = {"schedule": _schedule, **{name: parse for name, (_, parse) in _SETTINGS.items()}}

@@ -86,16 +86,16 @@ class FrameFilter:
 
     @classmethod
     def from_environment(cls) -> FrameFilter:
-        """As the variables ``OTEL_TORCHPROF_FRAMES_*`` say; a bad one is warned of once and ignored."""
+        """As ``OTEL_TORCHPROF_FRAMES`` says; what is bad in it is warned of once and ignored."""
         found: dict[str, Any] = {}
-        for name, (setting, parse) in _VARIABLES.items():
+        for name, (setting, parse) in _SETTINGS.items():
 
-            def checked(text: str, setting: str = setting, parse: Callable[[str], Any] = parse) -> Any:
-                return getattr(cls(**{setting: parse(text)}), setting)
+            def checked(text: str, name: str = name, parse: Callable[[str], Any] = parse) -> Any:
+                return getattr(cls(**{name: parse(text)}), name)
 
-            value = config.value_of(name, checked)
+            value = config.value_of(setting, checked)
             if value is not None:
-                found[setting] = value
+                found[name] = value
         return cls(**found)
 
 
@@ -199,15 +199,15 @@ def _seconds(text: str) -> float:
         raise ValueError("allowed is a number of seconds, 0 or more") from None
 
 
-_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    config.OTEL_TORCHPROF_FRAMES_INCLUDE: ("include", _listed),
-    config.OTEL_TORCHPROF_FRAMES_EXCLUDE: ("exclude", _listed),
-    config.OTEL_TORCHPROF_FRAMES_MAX_DEPTH: ("max_depth", _whole),
-    config.OTEL_TORCHPROF_FRAMES_MIN_DURATION: ("min_duration", _seconds),
-    config.OTEL_TORCHPROF_FRAMES_C_FUNCTIONS: ("c_functions", config.switch),
-    config.OTEL_TORCHPROF_FRAMES_MODULES_ONLY: ("modules_only", config.switch),
+_SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
+    "include": (config.INCLUDE, _listed),
+    "exclude": (config.EXCLUDE, _listed),
+    "max_depth": (config.MAX_DEPTH, _whole),
+    "min_duration": (config.MIN_DURATION, _seconds),
+    "c_functions": (config.C_FUNCTIONS, config.switch),
+    "modules_only": (config.MODULES_ONLY, config.switch),
 }
-"""Which setting each variable is for, and how it is read."""
+"""How each is read from the environment."""
 
 ALL_FRAMES = FrameFilter()
 """Leaves nothing out."""

@@ -234,10 +234,10 @@ def label_by_environment(*, is_early: bool = False) -> None:
     except (OSError, ValueError) as unreadable:
         is_missing = isinstance(unreadable, FileNotFoundError)
         why = "there is no such file, seen from the working directory" if is_missing else unreadable
-        _warn_once(f"{config.OTEL_TORCHPROF_LABELS}={path!r} is ignored: {why}")
+        _warn_once(f"{config.LABELS}={path!r} is ignored: {why}")
         lines, errors = [], []
     for error in errors:
-        _warn_once(f"{config.OTEL_TORCHPROF_LABELS}: {error}; it is ignored")
+        _warn_once(f"{config.LABELS}: {error}; it is ignored")
     _of_environment[path] = FunctionLabels(lines, is_strict=False, is_early=is_early)
 
 

@@ -163,8 +163,7 @@ def test_gpu_metrics_come_with_a_meter_provider(simulated, nvml):
 def test_environment(simulated, monkeypatch):
     """The variables name the device and what is timed; a bad one is ignored."""
     a = tensor(4, 4)
-    monkeypatch.setenv("OTEL_TORCHPROF_DEVICE", DEVICE)
-    monkeypatch.setenv("OTEL_TORCHPROF_DEVICE_EVENTS", "labels")
+    monkeypatch.setenv("OTEL_TORCHPROF_DEVICE", f"{DEVICE},events=labels")
     service = Instrumented()
     with service.on("ops"):
         with otp.record_function("label"):

@@ -112,7 +112,7 @@ def test_a_filter_and_its_variables(model, monkeypatch):
             return {span.name.rpartition(": ")[2] for span in bench.spans() if "code.function.name" in span.attributes}
 
     assert calls(frames=mine) == {"handled", "fails"}
-    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES_INCLUDE", __name__)
+    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES", f"include={__name__}")
     assert calls() == {"handled", "fails"}
     with pytest.raises(TypeError, match="frames is 'all'; it must be a FrameFilter"):
         otp.TorchInstrumentor().instrument(detail="frames", frames="all")

@@ -338,17 +338,15 @@ def test_without_the_library(step, monkeypatch, caplog):
 def test_settings_of_the_environment(step, monkeypatch, caplog):
     """Detail, share and number of operators are variables too; bad ones are warned of and ignored."""
     monkeypatch.setenv("OTEL_TORCHPROF_DETAIL", "metrics")
-    monkeypatch.setenv("OTEL_TORCHPROF_OVERHEAD", "1")
-    monkeypatch.setenv("OTEL_TORCHPROF_MAX_OPERATORS", "5")
+    monkeypatch.setenv("OTEL_TORCHPROF_METRICS", "overhead=1,max_operators=5")
     with instrumented(detail=None) as reader:
         step()
         assert len(calls(reader)) == 6
-    monkeypatch.setenv("OTEL_TORCHPROF_OVERHEAD", "5")
-    monkeypatch.setenv("OTEL_TORCHPROF_MAX_OPERATORS", "many")
+    monkeypatch.setenv("OTEL_TORCHPROF_METRICS", "overhead=5,max_operators=many")
     with caplog.at_level(logging.WARNING, "otel_torchprof"), instrumented():
         assert otp.TorchInstrumentor()._running._overhead == 0.01
-    assert "OTEL_TORCHPROF_OVERHEAD='5' is ignored: allowed is a number above 0, up to 1" in caplog.text
-    assert "OTEL_TORCHPROF_MAX_OPERATORS='many' is ignored" in caplog.text
+    assert "OTEL_TORCHPROF_METRICS: overhead='5' is ignored: allowed is a number above 0, up to 1" in caplog.text
+    assert "OTEL_TORCHPROF_METRICS: max_operators='many' is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(

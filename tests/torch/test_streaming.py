@@ -101,7 +101,7 @@ def test_a_script_of_which_some_steps_are_told(tmp_path):
     )
     options = ["-o", "t.jsonl", "--schedule", "wait=1,active=2", "--every", "2"]
     command = [sys.executable, "-m", "otel_torchprof", "run", *options, "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_EVERY": "3"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_POLICY": "every=3"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
     sums, _ = read(str(tmp_path / "t.jsonl"))
     steps = [step for step in sums.steps if not step.is_unfinished]

@@ -91,19 +91,19 @@ def test_no_secret_is_printed(capsys, monkeypatch, receiver):
 
 def test_bad_values_are_told(capsys, monkeypatch):
     """What a program would warn of and ignore is a problem, every time one asks."""
-    monkeypatch.setenv("OTEL_TORCHPROF_OVERHEAD", "7")
+    monkeypatch.setenv("OTEL_TORCHPROF_METRICS", "overhead=7")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "many")
-    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_MAX_FILES", "0")
-    monkeypatch.setenv("OTEL_TORCHPROF_EVERY", "other")
+    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", "t.json,max_files=0")
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", "every=other")
     monkeypatch.setenv("OTEL_TORCHPROF_DETIAL", "ops")
     for _ in range(2):
         status, found, _ = doctor(capsys)
         assert status == 1
-        assert [text.partition("=")[0].partition(" ")[0] for text in problems(found)] == [
+        assert [text.partition("=")[0].partition(" is")[0] for text in problems(found)] == [
             "OTEL_TORCHPROF_DETIAL",
-            "OTEL_TORCHPROF_OVERHEAD",
-            "OTEL_TORCHPROF_EVERY",
-            "OTEL_TORCHPROF_CHROME_MAX_FILES",
+            "OTEL_TORCHPROF_METRICS: overhead",
+            "OTEL_TORCHPROF_POLICY: every",
+            "OTEL_TORCHPROF_CHROME_TRACE: max_files",
             "OTEL_BSP_MAX_QUEUE_SIZE",
         ]
         assert "did you mean OTEL_TORCHPROF_DETAIL?" in {check["fix"] for check in found["variable"]}

@@ -12,7 +12,7 @@ from otel_torchprof import config
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    config._warn_once.cache_clear()
+    config.forget_warnings()
 
 
 @pytest.mark.parametrize(

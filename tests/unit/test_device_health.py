@@ -50,7 +50,7 @@ def test_a_device_that_is_not_there():
 
 def test_switched_off(monkeypatch):
     """With the package switched off, energy that was asked for is off for that reason."""
-    monkeypatch.setenv(config.OTEL_TORCHPROF_ENABLED, "false")
+    monkeypatch.setenv(config.ENABLED.variable, "false")
     with otp.profile(energy=True) as prof:
         pass
     assert prof.health.energy == "off: OTEL_TORCHPROF_ENABLED is false"
@@ -88,20 +88,20 @@ def test_arguments_of_instrument(instrumentor, arguments, error, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "parse", "value"),
+    ("setting", "parse", "value"),
     [
-        (config.OTEL_TORCHPROF_OVERHEAD, config.share, "much"),
-        (config.OTEL_TORCHPROF_MAX_OPERATORS, config.whole_number, "many"),
-        (config.OTEL_TORCHPROF_DEVICE, config.type_of_device, "cuda:1"),
+        (config.OVERHEAD, config.share, "much"),
+        (config.MAX_OPERATORS, config.whole_number, "many"),
+        (config.DEVICE, config.type_of_device, "cuda:1"),
     ],
 )
-def test_variables(name, parse, value, monkeypatch, caplog):
+def test_variables(setting, parse, value, monkeypatch, caplog):
     """A variable that is wrong is ignored, and the warning says what is allowed."""
-    monkeypatch.setenv(name, value)
-    config._warn_once.cache_clear()
+    monkeypatch.setenv(setting.variable, f"{setting.key}={value}" if setting.key else value)
+    config.forget_warnings()
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        assert config.value_of(name, parse) is None
-    assert f"{name}={value!r} is ignored: allowed is" in caplog.text
+        assert config.value_of(setting, parse) is None
+    assert f"{setting}={value!r} is ignored: allowed is" in caplog.text
 
 
 def test_gpus_of_an_instrumented_program(nvml, instrumentor):
@@ -160,7 +160,7 @@ def test_why_nothing_is_recorded(instrumentor, monkeypatch, variables, options, 
 @pytest.mark.parametrize("name", ["t.html", "t.json", "t.raw.json.gz"])
 def test_a_timeline_of_what_is_switched_off(monkeypatch, tmp_path, caplog, name):
     """A program that is switched off from outside writes an empty timeline where it would have written one, and does not fail."""
-    monkeypatch.setenv(config.OTEL_TORCHPROF_ENABLED, "false")
+    monkeypatch.setenv(config.ENABLED.variable, "false")
     with otp.profile(record_shapes=True, profile_memory=True, with_stack=True) as prof:
         pass
     with pytest.warns(FutureWarning), caplog.at_level(logging.WARNING, "otel_torchprof"):

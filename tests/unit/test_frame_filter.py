@@ -25,7 +25,7 @@ def code_in(path):
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    config._warn_once.cache_clear()
+    config.forget_warnings()
 
 
 LINEAR = ("/env/lib/site-packages/torch/nn/modules/linear.py", "torch.nn.modules.linear")
@@ -145,24 +145,23 @@ def test_a_profile_with_no_filter(enabled):
 # ---- the environment ----
 
 
-def filter_of(monkeypatch, **variables):
-    """What a profile is told by some variables."""
-    for name, value in variables.items():
-        monkeypatch.setenv(f"OTEL_TORCHPROF_FRAMES_{name}", value)
+def filter_of(monkeypatch, **parts):
+    """What a profile is told by parts of the variable."""
+    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES", ",".join(f"{name}={value}" for name, value in parts.items()))
     return otp.profile(operators=False, with_stack=True)._stretches._wanted.frame_filter
 
 
 def test_settings_from_the_environment(monkeypatch):
-    """Each variable is a setting of the filter of a profile that is given none; one that is given one has that alone."""
+    """Each part of the variable is a setting of the filter of a profile that is given none; one that is given one has that alone."""
     assert filter_of(monkeypatch) == FrameFilter()
     found = filter_of(
         monkeypatch,
-        INCLUDE=" torch.nn , src/*.py,",
-        EXCLUDE="numpy",
-        MAX_DEPTH="7",
-        MIN_DURATION="1e-5",
-        C_FUNCTIONS="No",
-        MODULES_ONLY="1",
+        include=" torch.nn , src/*.py,",
+        exclude="numpy",
+        max_depth="7",
+        min_duration="1e-5",
+        c_functions="No",
+        modules_only="1",
     )
     assert found == FrameFilter(("torch.nn", "src/*.py"), ("numpy",), 7, 1e-5, False, True)
     given = otp.profile(operators=False, with_stack=True, frames=FrameFilter())
@@ -172,30 +171,30 @@ def test_settings_from_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("INCLUDE", "torch,a b", "allowed are module names"),
-        ("EXCLUDE", "..", "allowed are module names"),
-        ("MAX_DEPTH", "0", "must be at least 1"),
-        ("MAX_DEPTH", "deep", "allowed is a whole number of calls"),
-        ("MIN_DURATION", "1ms", "allowed is a number of seconds"),
-        ("MIN_DURATION", "-1", "0 or more"),
-        ("C_FUNCTIONS", "some", "allowed are true and false"),
-        ("MODULES_ONLY", "some", "allowed are true and false"),
+        ("include", "torch,a b", "allowed are module names"),
+        ("exclude", "..", "allowed are module names"),
+        ("max_depth", "0", "must be at least 1"),
+        ("max_depth", "deep", "allowed is a whole number of calls"),
+        ("min_duration", "1ms", "allowed is a number of seconds"),
+        ("min_duration", "-1", "0 or more"),
+        ("c_functions", "some", "allowed are true and false"),
+        ("modules_only", "some", "allowed are true and false"),
     ],
 )
 def test_a_bad_variable_is_warned_of_once(monkeypatch, caplog, name, value, allowed):
     """A bad value is ignored, with one warning that names variable, value and what is allowed; the others count."""
-    other = "MAX_DEPTH" if name != "MAX_DEPTH" else "MIN_DURATION"
+    other = "max_depth" if name != "max_depth" else "min_duration"
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         found = [filter_of(monkeypatch, **{name: value, other: "3"}) for _ in range(2)]
-    assert found == [FrameFilter(**{other.lower(): 3})] * 2
+    assert found == [FrameFilter(**{other: 3})] * 2
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"OTEL_TORCHPROF_FRAMES_{name}={value!r} is ignored: ")
+    assert record.getMessage().startswith(f"OTEL_TORCHPROF_FRAMES: {name}={value!r} is ignored: ")
     assert allowed in record.getMessage()
 
 
 def test_variables_are_not_looked_at_without_calls(monkeypatch, caplog):
     """A profile that records no calls says nothing of variables about them."""
-    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES_MAX_DEPTH", "deep")
+    monkeypatch.setenv("OTEL_TORCHPROF_FRAMES", "max_depth=deep")
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         otp.profile(operators=False)
     assert caplog.records == []

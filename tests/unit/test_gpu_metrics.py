@@ -165,7 +165,7 @@ def test_bad_values_are_told(monkeypatch, caplog):
     with pytest.raises(TypeError, match="meter_provider is 3; allowed are meter providers"):
         otp.GpuMetrics(3)
     monkeypatch.setenv("OTEL_TORCHPROF_GPU_DEVICES", "some")
-    config._warn_once.cache_clear()
+    config.forget_warnings()
     otp.GpuMetrics()
     otp.GpuMetrics()
     assert [record.getMessage() for record in caplog.records] == [

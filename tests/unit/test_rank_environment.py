@@ -67,7 +67,7 @@ def test_a_batch_script_is_no_rank(step):
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"OTEL_TORCHPROF_RUN_ID": " mine "} | SLURM, RunName("mine", True, True)),
+        ({"OTEL_TORCHPROF_RANKS": "together, run_id= mine "} | SLURM, RunName("mine", True, True)),
         (TORCHRUN, None),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "exp-4"}, RunName("exp-4", True, False)),
         (TORCHRUN | {"SLURM_JOB_ID": "77"}, RunName("77", True, False)),

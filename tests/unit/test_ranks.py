@@ -144,7 +144,7 @@ def test_a_second_recording_of_a_process_has_other_ids():
     [
         ({}, False),
         ({"TORCHELASTIC_RUN_ID": "again"}, False),
-        ({"OTEL_TORCHPROF_RUN_ID": "unique"}, True),
+        ({"OTEL_TORCHPROF_RANKS": "run_id=unique"}, True),
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, True),
     ],
 )
@@ -307,7 +307,7 @@ def test_a_rank_that_does_not_export_records_nothing(monkeypatch):
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(processor)
     instrumentor = otp.TorchInstrumentor()
-    monkeypatch.setenv("OTEL_TORCHPROF_EXPORT_RANKS", "one")
+    monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "export=one")
     instrumentor.instrument(tracer_provider=provider, skip_dep_check=True)
     try:
         assert instrumentor.health.sources == {"recording": "off: rank 1 of 2 does not export: export_ranks is 'one'"}

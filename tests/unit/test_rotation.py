@@ -161,11 +161,9 @@ def test_a_file_that_cannot_be_deleted_is_said(tmp_path, caplog):
 
 def test_settings_come_from_the_environment_too(tmp_path, monkeypatch, caplog):
     """A keyword counts before its variable; a bad variable is warned of, a bad keyword an error that names it."""
-    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_MAX_BYTES", "2K")
-    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_STEPS_PER_FILE", "3")
-    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_MAX_FILES", "none of them")
+    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", "max_bytes=2K, steps_per_file=3,max_files=none of them")
     exporter = ChromeTraceExporter(tmp_path / "t.json", steps_per_file=1)
-    assert "OTEL_TORCHPROF_CHROME_MAX_FILES='none of them' is ignored: allowed is a whole number" in caplog.text
+    assert "OTEL_TORCHPROF_CHROME_TRACE: max_files='none of them' is ignored: allowed is a whole number" in caplog.text
     exporter.export(steps(0, 2))
     exporter.shutdown()
     assert len(exporter.files) == 2

@@ -14,18 +14,20 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from policy_jobs import Whole, job
 
 import otel_torchprof as otp
+from otel_torchprof import config
 
-VARIABLES = {
-    "OTEL_TORCHPROF_SCHEDULE": ("wait=1,active=1", "active=0"),
-    "OTEL_TORCHPROF_EVERY": ("3", "0"),
-    "OTEL_TORCHPROF_RATIO": ("0.5", "2"),
-    "OTEL_TORCHPROF_KEEP": ("slow", "fast"),
-    "OTEL_TORCHPROF_SLOW_QUANTILE": ("0.5", "1"),
-    "OTEL_TORCHPROF_SLOW_LIMIT": ("0.5", "-1"),
-    "OTEL_TORCHPROF_MAX_SPANS": ("100", "1"),
-    "OTEL_TORCHPROF_MAX_TRACE_BYTES": ("100000", "1"),
-    "OTEL_TORCHPROF_SHORT": ("0.001", "-1"),
-    "OTEL_TORCHPROF_JOB_INTERVAL": ("60", "-1"),
+SETTINGS = {
+    "wait": ("1,active=1", "1"),
+    "active": ("2,wait=1", "0"),
+    "every": ("3", "0"),
+    "ratio": ("0.5", "2"),
+    "keep": ("slow", "fast"),
+    "slow_quantile": ("0.5", "1"),
+    "slow_limit": ("0.5", "-1"),
+    "max_spans": ("100", "1"),
+    "max_bytes": ("100000", "1"),
+    "short": ("0.001", "-1"),
+    "job_interval": ("60", "-1"),
 }
 
 
@@ -287,15 +289,26 @@ def test_no_job_where_nobody_wants_one():
     assert [len(s.links) for s in spans if s.name == "torch.step"][:2] == [0, 1]
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_variables(monkeypatch, caplog, name):
-    """Each setting is read from its variable; a bad value is warned of by name, and the default holds."""
-    good, bad = VARIABLES[name]
-    monkeypatch.setenv(name, good)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_variable(monkeypatch, caplog, name):
+    """Each setting is read from its part of the variable; a bad one is warned of by name, and the default holds."""
+    config.forget_warnings()
+    good, bad = SETTINGS[name]
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", f"{name}={good}")
     assert otp.SpanPolicy.from_environment() != otp.SpanPolicy()
-    monkeypatch.setenv(name, bad)
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", f"{name}={bad}")
     assert otp.SpanPolicy.from_environment() == otp.SpanPolicy()
-    assert f"{name}={bad!r}" in caplog.text
+    assert f"OTEL_TORCHPROF_POLICY: {name}={bad!r} is ignored" in caplog.text
+
+
+def test_the_other_parts_of_the_variable_count(monkeypatch, caplog):
+    """A part that is bad, one that there is not, and text that belongs to none are each warned of, and the others are read."""
+    config.forget_warnings()
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", "slow, every=3 ,maxspans=7,ratio=2,keep=slow")
+    assert otp.SpanPolicy.from_environment() == otp.SpanPolicy(every=3, keep="slow")
+    assert "OTEL_TORCHPROF_POLICY='maxspans=7' is ignored: did you mean max_spans?" in caplog.text
+    assert "OTEL_TORCHPROF_POLICY='slow' is ignored: allowed are active=, every=, " in caplog.text
+    assert "OTEL_TORCHPROF_POLICY: ratio='2' is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
