@@ -253,13 +253,18 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @functools.cache
-def _warn_once(name: str, value: str, allowed: str) -> None:
-    _logger.warning("%s=%r is ignored: %s", name, value, allowed)
+def warn_once(message: str) -> None:
+    """Logs a warning that has not been logged before."""
+    _logger.warning("%s", message)
+
+
+def _ignored(name: str, value: str, allowed: str) -> None:
+    warn_once(f"{name}={value!r} is ignored: {allowed}")
 
 
 def forget_warnings() -> None:
     """Lets bad values be warned of again."""
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     _parts.cache_clear()
 
 
@@ -283,7 +288,7 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
                 if near
                 else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
             )
-            _warn_once(variable, f"{key}={found[key]}" if key else first.strip(), mean)
+            _ignored(variable, f"{key}={found[key]}" if key else first.strip(), mean)
     return found
 
 
@@ -298,7 +303,7 @@ def value_of(setting: Setting, parse: Callable[[str], T]) -> T | None:
     try:
         return parse(text)
     except (TypeError, ValueError) as error:
-        _warn_once(str(setting), text, str(error))
+        _ignored(str(setting), text, str(error))
         return None
 
 
@@ -346,7 +351,7 @@ def detail(allowed: Sequence[str]) -> str:
     value = text_of(DETAIL).lower()
     if value in {"", *allowed}:
         return value or "steps"
-    _warn_once(DETAIL.variable, value, f"allowed are {', '.join(allowed)}")
+    _ignored(DETAIL.variable, value, f"allowed are {', '.join(allowed)}")
     return "steps"
 
 

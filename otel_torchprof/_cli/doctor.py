@@ -25,7 +25,7 @@ from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.rotation import Rotation
 from otel_torchprof._export.settings import HTTP, QueueSettings, Settings
-from otel_torchprof._export.variables import warn_once, without_credentials
+from otel_torchprof._export.variables import without_credentials
 from otel_torchprof._instrument.live_recording import KINDS
 from otel_torchprof._native import frames, torch_build, torch_library
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -198,7 +198,6 @@ def _warnings() -> list[str]:
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     config.forget_warnings()
-    warn_once.cache_clear()
     try:
         for read in _READERS:
             handler.messages += _failure(read)

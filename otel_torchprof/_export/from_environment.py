@@ -7,10 +7,11 @@ import os
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from otel_torchprof import config
+
 from .chrome import ChromeTraceExporter
 from .otlp import OTLPExporter
 from .otlp_file import OTLPFileExporter
-from .variables import warn_once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -31,7 +32,7 @@ def exporters_from_environment() -> list[SpanExporter]:
     counts once, as in the SDK.
     """
     if file := os.environ.get(OTEL_CONFIG_FILE):
-        warn_once(
+        config.warn_once(
             f"{OTEL_CONFIG_FILE}={file}: sampler, limits and resource are the file's, but torch's spans do not go to its "
             f"exporters: they go to those that {OTEL_TRACES_EXPORTER} names, or to a TorchSpanProcessor of your own"
         )

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 
+from otel_torchprof import config
 from otel_torchprof._encode.process_resource import of_this_process
 from otel_torchprof.errors import ExportError
 from otel_torchprof.version import __version__
-
-from .variables import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +148,7 @@ def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     if is_disabled():
-        warn_once(f"{OTEL_SDK_DISABLED} is true: spans are not handed to exporters")
+        config.warn_once(f"{OTEL_SDK_DISABLED} is true: spans are not handed to exporters")
         return 0
     if getattr(exporter, "takes_span_lists", False):
         batch_size = max(len(spans), 1)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from otel_torchprof import config
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
 from otel_torchprof.config import byte_size
 
-from .variables import VARIABLES, keyword, read, warn_once, without_credentials
+from .variables import VARIABLES, keyword, read, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,7 +218,7 @@ class _Source:
         variable = next((name for name in VARIABLES["headers"].names if self._environ.get(name, "").strip()), "")
         headers, problems = _headers(self._environ.get(variable, ""), names)
         for problem in problems:
-            warn_once(f"{variable}: {problem}; it is left out")
+            config.warn_once(f"{variable}: {problem}; it is left out")
         given, problems = _headers(value or "", names)
         if problems:
             raise ValueError(f"headers is not allowed: {problems[0]}")
@@ -231,7 +232,7 @@ class _Source:
             return found, found_key
         if key:
             raise ValueError(f"client_key_file is {os.fspath(key)!r}, but there is no client_certificate_file to it")
-        warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
+        config.warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
         return None, None
 
 

@@ -5,7 +5,6 @@ A bad value is warned of once and counts as not set, as OpenTelemetry requires. 
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def read(environ: Mapping[str, str], names: tuple[str, ...], parse: Callable[[st
         try:
             return parse(text)
         except ValueError as error:
-            warn_once(f"{name}={shown(text)} is ignored: {error}")
+            config.warn_once(f"{name}={shown(text)} is ignored: {error}")
     return None
 
 
@@ -119,12 +118,6 @@ def keyword(name: str, value: object, parse: Callable[[Any], T]) -> T:
         return parse(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} is {shown(value)}; {error}") from None
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Logs a warning that has not been logged before."""
-    _logger.warning("%s", message)
 
 
 def shown(value: object) -> str:

@@ -161,7 +161,7 @@ class FunctionLabels:
         if self._errors is not None:
             self._errors.append(error)
         else:
-            _warn_once(f"{error}; it is ignored")
+            config.warn_once(f"{error}; it is ignored")
 
 
 class _Entry:
@@ -206,11 +206,6 @@ _entries: dict[tuple[int, str], _Entry] = {}
 _lock = threading.RLock()
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    _logger.warning("%s", message)
-
-
 # ---- the file that the environment names ----
 
 
@@ -234,10 +229,10 @@ def label_by_environment(*, is_early: bool = False) -> None:
     except (OSError, ValueError) as unreadable:
         is_missing = isinstance(unreadable, FileNotFoundError)
         why = "there is no such file, seen from the working directory" if is_missing else unreadable
-        _warn_once(f"{config.LABELS}={path!r} is ignored: {why}")
+        config.warn_once(f"{config.LABELS}={path!r} is ignored: {why}")
         lines, errors = [], []
     for error in errors:
-        _warn_once(f"{config.LABELS}: {error}; it is ignored")
+        config.warn_once(f"{config.LABELS}: {error}; it is ignored")
     _of_environment[path] = FunctionLabels(lines, is_strict=False, is_early=is_early)
 
 

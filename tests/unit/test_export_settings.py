@@ -12,6 +12,7 @@ from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompressio
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpPeer
 from opentelemetry.util.re import parse_env_headers
 
+from otel_torchprof import config
 from otel_torchprof._export import variables
 from otel_torchprof._export.settings import QueueSettings, Settings
 
@@ -21,7 +22,7 @@ PREFIX = "OTEL_EXPORTER_OTLP_"
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    variables.warn_once.cache_clear()
+    config.forget_warnings()
 
 
 def otlp(**named):

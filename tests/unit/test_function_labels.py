@@ -18,6 +18,7 @@ import pytest
 from label_trees import tree
 
 import otel_torchprof as otp
+from otel_torchprof import config
 from otel_torchprof._process import after_import
 from otel_torchprof._sources import function_labels
 from otel_torchprof._sources.labels import record_function
@@ -78,7 +79,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _said_nothing():
-    function_labels._warn_once.cache_clear()
+    config.forget_warnings()
     yield
     assert function_labels._entries == {}
 

@@ -1,11 +1,12 @@
 /* The C boundary of the recorder. Everything that records (the torch library, the Python labels) and everything that
  * reads (the cffi wrapper) goes through this header; nothing else of the core is visible.
  *
- * Who calls what:
- *   sources   (recording threads)   otp_api: begin, end, end_elsewhere, ...   no lock, no allocation, no system call on
- * the fast path; never call into Python control   (any thread)          otp_session_*                             take
- * the registry's lock for microseconds readers   (any one thread)      otp_session_drain, otp_batch_*            decode
- * outside the lock
+ * The functions and their callers:
+ *
+ * - Sources, on recording threads: otp_api (begin, end, end_elsewhere, ...). No lock, no allocation, no system call on
+ *   the fast path; they never call into Python.
+ * - Control, on any thread: otp_session_*. Hold the registry's lock for microseconds.
+ * - Readers, one thread at a time: otp_session_drain, otp_batch_*. Decode outside the lock.
  *
  * Functions that can fail return 0 or a negative otp_status; nothing throws across this boundary.
  * After a fork the child's recorder is off and empty; sessions of the parent answer OTP_E_FORKED there.
