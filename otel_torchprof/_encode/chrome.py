@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, Kind
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 from otel_torchprof._tree.flows import forward_backward
 from otel_torchprof._tree.modules import module_hierarchy
+from otel_torchprof._tree.nesting import not_nested
 
 from . import chrome_memory, chrome_power
 from .chrome_devices import DeviceTimeline
@@ -40,7 +42,6 @@ from .chrome_json import (
     metadata_event,
     microseconds,
     new_buffer,
-    pointer,
     valid,
 )
 
@@ -250,43 +251,8 @@ def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Dra
 
 def _drawn(batch: Batch) -> _Drawn:
     tids = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
-    detached = _detached(batch, tids)
+    detached = not_nested(batch).astype(np.uint8)
     return _Drawn(tids, detached, _flow_ends(batch, detached))
-
-
-def _detached(batch: Batch, tids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """1 for the rows that are written as asynchronous pairs: what ended on another thread, and what crosses another one.
-
-    A label that is begun by one call and ended by another crosses the first, from the inside. There the call gives way: the
-    label is what people look for on the thread's track.
-    """
-    given = ((batch["flags"] & Flag.ASYNC) != 0) | (batch["thread"] != batch["end_thread"])
-    is_frame = batch["kind"] == Kind.FRAME
-    detached = _with_crossing(batch, tids, given)
-    gives_way = np.flatnonzero((detached != 0) & ~given & ~is_frame)
-    if not len(gives_way) or not is_frame.any():
-        return detached
-    parent, end = batch["parent"], batch["end"]
-    for row in gives_way:
-        around = parent[row]
-        while around >= 0 and is_frame[around] and end[around] < end[row]:
-            given[around] = True
-            around = parent[around]
-    return _with_crossing(batch, tids, given)
-
-
-def _with_crossing(batch: Batch, tids: npt.NDArray[np.int64], given: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """Those given, and what crosses one of its thread that began earlier and is none of them."""
-    detached = given.astype(np.uint8)
-    track = tids[batch["thread"]]
-    start, end = (np.ascontiguousarray(batch[name], dtype=np.int64) for name in ("start", "end"))
-    order = np.lexsort((start, track)).astype(np.int64, copy=False)
-    checked(
-        lib.otp_chrome_detach_overlapping(
-            len(batch), pointer(order), pointer(track), pointer(start), pointer(end), pointer(detached)
-        )
-    )
-    return detached
 
 
 def _flow_ends(batch: Batch, detached: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:

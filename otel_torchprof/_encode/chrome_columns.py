@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 from otel_torchprof._spans.span_tables import narrowed
 from otel_torchprof._tree.units import AttributeType
 
-from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, pointer, valid
+from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, valid
 from .chrome_objects import ANNOTATION, OPERATOR, category_of
 from .chrome_tracks import Outlines
 from .lent_spans import LentSpans

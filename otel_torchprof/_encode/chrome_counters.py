@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 from otel_torchprof._tree.memory_totals import Total, totals_over_time
 
-from .chrome_json import PIECE_SIZE, checked, new_buffer, pointer
+from .chrome_json import PIECE_SIZE, checked, new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

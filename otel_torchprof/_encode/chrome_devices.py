@@ -16,9 +16,10 @@ import numpy as np
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 from otel_torchprof._tree.device_slices import device_slices
 
-from .chrome_json import LARGEST_TID, PIECE_SIZE, checked, escaped_names, metadata_event, new_buffer, pointer
+from .chrome_json import LARGEST_TID, PIECE_SIZE, checked, escaped_names, metadata_event, new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from otel_torchprof._columns.batch import Names
 
 PIECE_SIZE = 1 << 20
@@ -57,14 +56,6 @@ def escaped_names(names: Names) -> tuple[dict[str, Any], object]:
     buffer = new_buffer()
     checked(lib.otp_json_escape_names(ffi.new("otp_names *", raw), buffer, pointer(ends)))
     return {"data": buffer.data, "ends": pointer(ends), "count": len(ends)}, (buffer, ends)
-
-
-_C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t *" for sign in "iu" for size in (1, 4, 8)}
-
-
-def pointer(array: npt.NDArray[Any]) -> Any:
-    """The C pointer to a contiguous array, valid while the array lives."""
-    return ffi.cast(_C_TYPES[array.dtype], array.ctypes.data)
 
 
 def new_buffer() -> Any:

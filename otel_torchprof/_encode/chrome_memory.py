@@ -8,9 +8,10 @@ import numpy as np
 
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
 from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import pointer
 
 from . import chrome_counters
-from .chrome_json import PIECE_SIZE, checked, new_buffer, pointer
+from .chrome_json import PIECE_SIZE, checked, new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

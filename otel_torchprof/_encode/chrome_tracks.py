@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._native.ffi import lib
+from otel_torchprof._native.loops import pointer
 
-from .chrome_json import LARGEST_TID, checked, metadata_event, pointer, valid
+from .chrome_json import LARGEST_TID, checked, metadata_event, valid
 from .chrome_lanes import Lanes
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import device_lanes, fit_device_slices
 
 from .devices import _nearest
 
@@ -82,7 +82,7 @@ def device_slices(batch: Batch) -> DeviceSlices | None:
     outer = _fit(batch, row, stream, start, duration)
     order = np.lexsort((row, -duration, start, stream))
     start += _delay(order, stream, start, duration, batch["start"][row])
-    lane = _lanes(order, stream, outer, start, duration)
+    lane = device_lanes(order, stream, outer, start, duration)
     return DeviceSlices(row[order], start[order], duration[order], stream[order], lane[order], streams)
 
 
@@ -119,11 +119,7 @@ def _fit(batch: Batch, row: Array, stream: Numbers, start: Numbers, duration: Nu
     outer[free] = -1
     line = np.where(free, -1, thread.astype(np.int64) * (int(stream.max()) + 1) + stream)
     outer = np.ascontiguousarray(outer, dtype=np.int64)
-    _checked(
-        lib.otp_fit_device_slices(
-            len(row), *map(_pointer, (outer, line)), int(line.max()) + 1, *map(_pointer, (start, duration))
-        )
-    )
+    fit_device_slices(outer, line, start, duration)
     return outer
 
 
@@ -149,19 +145,3 @@ def _delay_on_stream(start: Numbers, end: Numbers, early: Numbers) -> Numbers:
     before = np.cumsum(length) - length
     moved = np.maximum.accumulate(begin + needed - before) + before
     return np.repeat(moved - begin, np.diff(np.append(first, len(start))))
-
-
-def _lanes(order: Numbers, stream: Numbers, outer: Numbers, start: Numbers, duration: Numbers) -> Numbers:
-    lane = np.zeros(len(order), dtype=np.int64)
-    columns = (order, stream, outer, start, duration, lane)
-    _checked(lib.otp_device_lanes(len(order), *map(_pointer, columns)))
-    return lane
-
-
-def _pointer(array: Numbers) -> Any:
-    return ffi.cast("int64_t *", array.ctypes.data)
-
-
-def _checked(result: int) -> None:
-    if result < 0:
-        raise MemoryError("no memory left to lay out the times of devices; read fewer events at a time")

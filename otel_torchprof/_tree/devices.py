@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import add_to_parents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,17 +75,7 @@ def times_of(batch: Batch, timed: Timed, duration: Array) -> DeviceTimes:
     own[rows] = duration[pair[rows]]
     inside = around >= 0
     np.subtract.at(own, around[inside], duration[pair[rows[inside]]])
-    return DeviceTimes(pair, own, added_up(batch["parent"], own))
-
-
-def added_up(parent: Array, values: Array) -> npt.NDArray[np.int64]:
-    """The values, to each of which all that is below it is added. A parent comes before its children."""
-    total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
-    above = np.ascontiguousarray(parent, dtype=np.int32)
-    lib.otp_add_to_parents(
-        len(total), ffi.cast("int32_t *", above.ctypes.data), ffi.cast("int64_t *", total.ctypes.data)
-    )
-    return total
+    return DeviceTimes(pair, own, add_to_parents(batch["parent"], own))
 
 
 def _pairs(batch: Batch, devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:

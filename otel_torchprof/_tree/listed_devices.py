@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
+from otel_torchprof._native.loops import add_to_parents
 
-from .devices import DeviceTimes, added_up, device_times
+from .devices import DeviceTimes, device_times
 from .memory import places
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def listed_times(view: TreeView, times: DeviceTimes | None = None) -> ListedTime
     shown = _shown(view, found.own)
     # Only times that are given know of children that are in no row.
     before = 0 if times is None else _shown(view, _left_over(view.batch, times))
-    return ListedTimes(shown, added_up(view.parent, shown + before))
+    return ListedTimes(shown, add_to_parents(view.parent, shown + before))
 
 
 def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:

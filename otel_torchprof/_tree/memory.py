@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, MemoryFlag
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import add_to_parents
 
 from .tree import hidden_rows
 from .units import extend_names
@@ -123,11 +123,7 @@ def _summed(parent: Array, place: Array, size: Array, counted: Array) -> npt.NDA
     values = np.zeros(len(parent), dtype=np.int64)
     inside = np.flatnonzero(counted & (place >= 0))
     np.add.at(values, place[inside], size[inside])
-    above = np.ascontiguousarray(parent, dtype=np.int32)
-    lib.otp_add_to_parents(
-        len(values), ffi.cast("int32_t *", above.ctypes.data), ffi.cast("int64_t *", values.ctypes.data)
-    )
-    return values
+    return add_to_parents(parent, values)
 
 
 def _inclusive(view: TreeView, memory: Mapping[str, Array], place: Array, counted: Array) -> npt.NDArray[np.int64]:

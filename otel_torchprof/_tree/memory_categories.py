@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind, Scope
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import memory_categories, outermost
 
 from .input_words import InputPart, decoded, has_inputs, numbered
 from .memory_blocks import GRADIENT, PARAMETER, STATE, Blocks, blocks_of
@@ -83,25 +83,12 @@ class _Operators:
                 self._does[number, : len(answer)] = [_WRITTEN if is_written else _READ for is_written in answer]
         is_node = np.array([answer is not None for answer in answers])[self._number]
         is_node |= batch["scope"] == Scope.BACKWARD_FUNCTION
-        self.node = _outermost(batch["parent"], is_node)
+        self.node = outermost(batch["parent"], is_node)
 
     def does(self, row: Array, argument: Array) -> npt.NDArray[np.uint8]:
         """What rows do to one of their inputs each."""
         found: npt.NDArray[np.uint8] = self._does[self._number[row], np.minimum(argument, self._does.shape[1] - 1)]
         return found
-
-
-def _outermost(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
-    found = np.empty(len(parent), dtype=np.int32)
-    parent, flags = np.ascontiguousarray(parent, dtype=np.int32), np.ascontiguousarray(flags, dtype=np.uint8)
-    lib.otp_outermost(
-        len(parent), _lent("int32_t *", parent), _lent("uint8_t *", flags), ffi.cast("int32_t *", found.ctypes.data)
-    )
-    return found
-
-
-def _lent(kind: str, array: Array) -> Any:
-    return ffi.cast(kind, array.ctypes.data)
 
 
 class _Nodes:
@@ -211,16 +198,16 @@ def _categories(
     of_block[blocks.is_known[PARAMETER]] = Category.PARAMETER
     of_state = np.full(int(states.first[-1]), Category.UNKNOWN, dtype=np.uint8)
     first_edge = np.searchsorted(edges.node, np.arange(nodes.count + 1)).astype(np.int64)
-    block, is_state = edges.block.astype(np.int32), blocks.is_known[STATE].astype(np.uint8)
-    flow = ffi.new("otp_memory_flow *")
-    flow.node_count, flow.block_count, flow.state_count = nodes.count, blocks.count, len(of_state)
-    flow.first_edge, flow.is_backward = _lent("int64_t *", first_edge), _lent("uint8_t *", nodes.is_backward)
-    flow.block, flow.first_state = _lent("int32_t *", block), _lent("int32_t *", states.first)
-    flow.reads, flow.writes = _lent("int32_t *", states.reads), _lent("int32_t *", states.writes)
-    flow.is_optimizer_state = _lent("uint8_t *", is_state)
-    flow.of_block, flow.of_state = _lent("uint8_t *", of_block), _lent("uint8_t *", of_state)
-    if lib.otp_memory_categories(flow) != 0:
-        raise MemoryError("no memory to tell what memory was used for")
+    columns: dict[str, Array] = {
+        "first_edge": first_edge,
+        "is_backward": nodes.is_backward,
+        "block": edges.block.astype(np.int32),
+        "first_state": states.first,
+        "reads": states.reads,
+        "writes": states.writes,
+        "is_optimizer_state": blocks.is_known[STATE].astype(np.uint8),
+    }
+    memory_categories((nodes.count, blocks.count), columns, of_block, of_state)
     brief = np.flatnonzero(states.is_temporary & (of_block == Category.UNKNOWN))
     of_state[states.first[brief]] = Category.TEMPORARY
     return of_state

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Flag, MemoryFlag
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.loops import max_to_parents
 
 from .memory import CPU_TYPES, DEVICE_TYPES
 
@@ -114,11 +114,7 @@ def _highest(parent: Array, place: Array, memory: Mapping[str, Array], counted: 
     peaks = np.full(len(parent), NO_PEAK, dtype=np.int64)
     inside = np.flatnonzero(counted & (place >= 0))
     np.maximum.at(peaks, place[inside], memory["total_allocated"][inside])
-    above = np.ascontiguousarray(parent, dtype=np.int32)
-    lib.otp_max_to_parents(
-        len(peaks), ffi.cast("int32_t *", above.ctypes.data), ffi.cast("int64_t *", peaks.ctypes.data)
-    )
-    return peaks
+    return max_to_parents(parent, peaks)
 
 
 def _handed_out(memory: Mapping[str, Array], types: tuple[int, ...]) -> npt.NDArray[np.bool_]:

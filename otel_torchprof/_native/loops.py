@@ -1,0 +1,108 @@
+"""Loops over columns that numpy has no operation for, as functions of arrays. Thread-safe; none holds the GIL.
+
+A column is a contiguous array with an entry per row; ``parent`` has the row of each row's parent, -1 for none, and every parent comes
+before its children.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .ffi import ffi, lib
+
+Array = npt.NDArray[Any]
+_C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t *" for sign in "iu" for size in (1, 4, 8)}
+
+
+def pointer(array: Array) -> Any:
+    """The C pointer to a contiguous array of integers, valid while the array lives."""
+    return ffi.cast(_C_TYPES[array.dtype], array.ctypes.data)
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        raise MemoryError("no memory left for the events; read fewer at a time")
+
+
+def add_to_parents(parent: Array, values: Array) -> npt.NDArray[np.int64]:
+    """The values, to each of which those of all rows below are added."""
+    total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
+    above = np.ascontiguousarray(parent, dtype=np.int32)
+    lib.otp_add_to_parents(len(total), pointer(above), pointer(total))
+    return total
+
+
+def max_to_parents(parent: Array, values: Array) -> npt.NDArray[np.int64]:
+    """The highest value of each row and of all rows below it."""
+    highest: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
+    above = np.ascontiguousarray(parent, dtype=np.int32)
+    lib.otp_max_to_parents(len(highest), pointer(above), pointer(highest))
+    return highest
+
+
+def outermost(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
+    """The outermost row, of each row and those above it, that has a flag; see ``otp_outermost`` in ``model.h``."""
+    found = np.empty(len(parent), dtype=np.int32)
+    parent, flags = np.ascontiguousarray(parent, dtype=np.int32), np.ascontiguousarray(flags, dtype=np.uint8)
+    lib.otp_outermost(len(parent), pointer(parent), pointer(flags), pointer(found))
+    return found
+
+
+def device_lanes(order: Array, stream: Array, outer: Array, start: Array, duration: Array) -> npt.NDArray[np.int64]:
+    """The lane of each slice of a device, int64 all: see ``otp_device_lanes`` in ``model.h``.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    lane = np.zeros(len(order), dtype=np.int64)
+    _checked(lib.otp_device_lanes(len(order), *map(pointer, (order, stream, outer, start, duration, lane))))
+    return lane
+
+
+def fit_device_slices(outer: Array, line: Array, start: Array, duration: Array) -> None:
+    """Puts slices of devices in the order of their line, in place; int64 all: see ``otp_fit_device_slices`` in ``model.h``.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    lines = int(line.max()) + 1
+    _checked(
+        lib.otp_fit_device_slices(len(outer), *map(pointer, (outer, line)), lines, *map(pointer, (start, duration)))
+    )
+
+
+def with_crossing(given: npt.NDArray[np.bool_], track: Array, start: Array, end: Array) -> npt.NDArray[np.bool_]:
+    """Those given, and each row that crosses one of its track, int64 as the times, that began earlier and is none of them.
+
+    Costs a sort.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    found = given.astype(np.uint8)
+    start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
+    order = np.lexsort((start, track)).astype(np.int64, copy=False)
+    _checked(
+        lib.otp_chrome_detach_overlapping(
+            len(found), pointer(order), pointer(track), pointer(start), pointer(end), pointer(found)
+        )
+    )
+    return found.astype(np.bool_)
+
+
+def memory_categories(counts: tuple[int, int], columns: dict[str, Array], of_block: Array, of_state: Array) -> None:
+    """Writes the categories of blocks and of their states, uint8, in place, by the flow of data: ``otp_memory_flow`` in ``model.h``.
+
+    ``counts``: of nodes and of blocks. ``columns``: the other arrays of that struct, by name.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    nodes, blocks = counts
+    flow = ffi.new("otp_memory_flow *", {name: pointer(array) for name, array in columns.items()})
+    flow.node_count, flow.block_count, flow.state_count = nodes, blocks, len(of_state)
+    flow.of_block, flow.of_state = pointer(of_block), pointer(of_state)
+    _checked(lib.otp_memory_categories(flow))
