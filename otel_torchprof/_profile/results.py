@@ -11,8 +11,9 @@ import numpy as np
 
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._encode import chrome, otlp, otlp_json
+from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.formats import FORMATS, Recorded
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.shown_activities import shown_devices, shown_events
@@ -266,15 +267,41 @@ class ProfileResults:
             ExportError: the file cannot be written; a file that was there before is still whole.
             ValueError: metadata that is no JSON.
         """
+        self.export_as(path, "chrome", metadata=metadata)
+
+    def export_as(
+        self,
+        path: Path,
+        format_name: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        resource: Resource | None = None,
+        detail: str = "ops",
+    ) -> None:
+        """Writes a file in one of the formats ``chrome``, ``otlp`` and ``otlp_json``, gzipped where the name ends in ``.gz``.
+
+        Streamed: memory does not grow with the file. ``metadata`` as in :meth:`export_chrome_trace`, ``resource`` and ``detail`` as in
+        :meth:`export_otlp`; a format that has no use for one ignores it.
+
+        Raises:
+            ExportError: the file cannot be written; a file that was there before is still whole.
+            ValueError: another format or detail, or metadata that is no JSON.
+        """
+        if format_name not in FORMATS:
+            raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
         batch = self._batch()
-        shown = shown_events(batch, self.activity_filters)
-        devices_of = shown_devices(batch, self.activity_filters)
-        # With a schedule the steps are labels among the events.
-        steps = [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()]
-        entries = {**self._metadata.entries, **(metadata or {})}
-        verbose = bool(of_config(self.experimental_config, "verbose"))
-        pieces = chrome.encode(shown, steps=steps, metadata=entries, call_stacks=verbose, devices_of=devices_of)
-        file.write(path, pieces)
+        recorded = Recorded(
+            shown_events(batch, self.activity_filters),
+            # With a schedule the steps are labels among the events.
+            [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()],
+            lambda: self._span_table(detail),
+            lambda: resource or sdk.current_resource(),
+            sdk.instrumentation_scope,
+            shown_devices(batch, self.activity_filters),
+            {**self._metadata.entries, **(metadata or {})},
+            bool(of_config(self.experimental_config, "verbose")),
+        )
+        file.write(path, FORMATS[format_name](recorded))
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, or as lines of OTLP/JSON where the name ends in ``.json`` or ``.jsonl``.
@@ -286,12 +313,8 @@ class ProfileResults:
             ExportError: the file cannot be written.
             ValueError: another detail.
         """
-        if otlp_json.is_json(os.fspath(path)):
-            found, scope = resource or sdk.current_resource(), sdk.instrumentation_scope()
-            lines = otlp_json.encode_counted(self._span_table(detail), resource=found, scope=scope)
-            file.write(path, (line for line, _ in lines))
-            return
-        file.write(path, self.to_otlp(resource=resource, detail=detail))
+        format_name = "otlp_json" if otlp_json.is_json(os.fspath(path)) else "otlp"
+        self.export_as(path, format_name, resource=resource, detail=detail)
 
     def to_otlp(
         self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES, detail: str = "ops"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 
 import pytest
 
 import otel_torchprof as otp
+from otel_torchprof._encode.formats import FORMATS
 from otel_torchprof._process.profiler_flag import profiler_flag
 from otel_torchprof._profile.options import say_once
 
@@ -155,6 +157,29 @@ def test_what_cannot_be_written(write, path):
     with pytest.raises(otp.ExportError, match=path):
         getattr(prof, write)(path)
     assert len(prof.events()) == 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_by_name(name, tmp_path):
+    """Every format is written by its name, compressed where the path says so, as the method of that format writes it."""
+    prof = recorded()
+    prof.export_as(tmp_path / "trace", name)
+    prof.export_as(tmp_path / "trace.gz", name)
+    assert gzip.decompress((tmp_path / "trace.gz").read_bytes()) == (tmp_path / "trace").read_bytes()
+    write, path = {
+        "chrome": (prof.export_chrome_trace, tmp_path / "again.json"),
+        "otlp": (prof.export_otlp, tmp_path / "again.otlp"),
+        "otlp_json": (prof.export_otlp, tmp_path / "again.json"),
+    }[name]
+    write(path)
+    assert path.read_bytes() == (tmp_path / "trace").read_bytes()
+
+
+def test_an_unknown_format(tmp_path):
+    """Another format is refused with those that there are, and no file is made."""
+    with pytest.raises(ValueError, match="the format is 'svg'; it must be one of 'chrome', 'otlp', 'otlp_json'"):
+        recorded().export_as(tmp_path / "trace", "svg")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
