@@ -103,7 +103,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Random stretches of the text, and the same stretches one letter on."""
+        """Random parts of the text, and the same parts one letter on."""
         length = self.shape.context
         starts = torch.randint(len(self.text) - length, (self.shape.batch,))
         rows = torch.stack([self.text[start : start + length + 1] for start in starts.tolist()])

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from ._native import ffi as _ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
 
 # isort: split
-from ._columns.frame_facts import (
-    FunctionFacts,
-    ModuleFacts,
-    OptimizerFacts,
-    ParameterFacts,
-    ParameterGroupFacts,
-    TensorFacts,
+from ._columns.frame_info import (
+    FunctionInfo,
+    ModuleInfo,
+    OptimizerInfo,
+    ParameterGroupInfo,
+    ParameterInfo,
+    TensorInfo,
 )
 from ._events.activities import ProfilerActivity, kineto_available, supported_activities
 from ._events.event_metadata import EventMetadata
@@ -62,7 +62,7 @@ __all__ = [
     "FrameFilter",
     "FunctionEvent",
     "FunctionEventAvg",
-    "FunctionFacts",
+    "FunctionInfo",
     "FunctionLabels",
     "GpuHealth",
     "GpuMetrics",
@@ -71,20 +71,20 @@ __all__ = [
     "Kernel",
     "KinetoStepTracker",
     "MemRecordsAcc",
-    "ModuleFacts",
+    "ModuleInfo",
     "NativeError",
     "OTLPExporter",
     "OTLPFileExporter",
-    "OptimizerFacts",
-    "ParameterFacts",
-    "ParameterGroupFacts",
+    "OptimizerInfo",
+    "ParameterGroupInfo",
+    "ParameterInfo",
     "ProcessorHealth",
     "ProfilerAction",
     "ProfilerActivity",
     "ProfilerStats",
     "SpanPolicy",
     "StringTable",
-    "TensorFacts",
+    "TensorInfo",
     "TorchInstrumentor",
     "TorchLibraryError",
     "TorchProfError",

@@ -19,7 +19,7 @@ _NOT_ASKED = (f"off: {NO_DEVICE}", "off: not asked for")
 class ProfilerStats:
     """How long the parts of a profile took; the names are torch's.
 
-    Those of the last stretch that was recorded, as torch has them.
+    Those of the last segment that was recorded, as torch has them.
     """
 
     profiling_window_duration_sec: float = 0.0

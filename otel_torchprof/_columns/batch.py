@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, NEVER, OPTIONAL
 
 if TYPE_CHECKING:
-    from .frame_facts import FrameFacts
+    from .frame_info import FrameInfo
 
 Array = npt.NDArray[Any]
 
@@ -258,7 +258,7 @@ class Batch:
     """... and the ids of these parents."""
     opens: OpenEvents = field(default_factory=OpenEvents)
     """What was open when it was made."""
-    frame_facts: FrameFacts | None = None
+    frame_info: FrameInfo | None = None
     """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .batch import Batch, Names, Thread
-from .frame_facts import FrameFacts
+from .frame_info import FrameInfo
 from .schema import (
     COLLECTIVE_COLUMNS,
     COLUMNS,
@@ -75,7 +75,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         energy=_one_after_another([batch.energy for batch in batches], ENERGY_COLUMNS),
         collectives=_one_after_another([batch.collectives for batch in batches], COLLECTIVE_COLUMNS),
         dropped=dict(dropped),
-        frame_facts=FrameFacts.joined([batch.frame_facts for batch in batches if batch.frame_facts is not None]),
+        frame_info=FrameInfo.joined([batch.frame_info for batch in batches if batch.frame_info is not None]),
     )
     return _by_thread(whole)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._columns.frame_facts import FunctionFacts
+    from otel_torchprof._columns.frame_info import FunctionInfo
     from otel_torchprof._tree.units import AttributeType, SpanTable
 
 Array = npt.NDArray[Any]
@@ -86,10 +86,10 @@ class Source:
         return names
 
     @cached_property
-    def functions(self) -> tuple[list[FunctionFacts], npt.NDArray[np.int64]] | None:
+    def functions(self) -> tuple[list[FunctionInfo], npt.NDArray[np.int64]] | None:
         """The Python functions that spans are calls of, or stand in directly: all of them, and per span which, -1 for none."""
-        facts = self.batch.frame_facts
-        if facts is None or (self.frames is None and self._callers is None):
+        info = self.batch.frame_info
+        if info is None or (self.frames is None and self._callers is None):
             return None
         name = np.zeros(len(self.table), dtype=np.int64)
         if self._callers is not None:
@@ -97,11 +97,11 @@ class Source:
         if self.frames is not None:
             name[self.frames] = self.frame_names(self.frames)
         used, which = distinct(np.where(self.is_event, name, 0))
-        known = np.array([index in facts.functions for index in used.tolist()], dtype=np.bool_)
+        known = np.array([index in info.functions for index in used.tolist()], dtype=np.bool_)
         if not known.any():
             return None
         number = np.where(known, np.cumsum(known) - 1, -1)
-        return [facts.functions[index] for index in used[known].tolist()], number[which]
+        return [info.functions[index] for index in used[known].tolist()], number[which]
 
     @cached_property
     def device_times(self) -> DeviceTimes | None:

@@ -147,7 +147,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.frame.identity",
         _INT64,
-        "which generator, coroutine or optimizer ran: all stretches of one have the same number",
+        "which generator, coroutine or optimizer ran: all segments of one have the same number",
         "on calls of these",
         frames.identity,
     ),

@@ -2,7 +2,7 @@
 
 The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's
 schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``,
-``unfinished``, ``async``, ``lost before``, ``inputs cut``, ``label args`` and ``Python identity`` (the same for all stretches of
+``unfinished``, ``async``, ``lost before``, ``inputs cut``, ``label args`` and ``Python identity`` (the same for all segments of
 a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
 Python's calls, and ``threading.get_ident()`` of it).
 

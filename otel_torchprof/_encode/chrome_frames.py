@@ -32,7 +32,7 @@ def frame_threads(batch: Batch) -> list[int]:
 
 def with_called_modules(batch: Batch, around: Hierarchy) -> Hierarchy:
     """The modules around events, and of the call of a module that module: ``GPT.blocks.0.attn``, where it is known."""
-    modules = {} if batch.frame_facts is None else batch.frame_facts.modules
+    modules = {} if batch.frame_info is None else batch.frame_info.modules
     if not modules:
         return around
     texts, by_name = list(around.texts), np.zeros(len(batch.names), dtype=np.uint32)

@@ -12,7 +12,7 @@ from otel_torchprof._tree.frames import distinct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_torchprof._columns.frame_facts import FunctionFacts
+    from otel_torchprof._columns.frame_info import FunctionInfo
 
     from .attribute_source import Source, Values
 
@@ -23,15 +23,15 @@ UNKNOWN_ERROR = "_OTHER"
 """What OpenTelemetry's conventions have for an error whose class nobody knows."""
 
 
-def function(value_of: Callable[[FunctionFacts], Any], *, is_text: bool) -> Callable[[Source], Values | None]:
+def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[Source], Values | None]:
     """Something of the function that a span is a call of, or was called by."""
 
     def compute(source: Source) -> Values | None:
         found = source.functions
         if found is None:
             return None
-        facts, which = found
-        values = [value_of(fact) for fact in facts]
+        info, which = found
+        values = [value_of(fact) for fact in info]
         column = source.add(values) if is_text else np.array(values, dtype=np.int64)
         return np.append(column, column[:1])[which], which >= 0
 
@@ -42,11 +42,11 @@ def module(source: Source) -> Values:
     """The full names of modules: the events' own names, of calls what is known of them."""
     is_module = (source.column("kind") == Kind.MODULE) & source.is_event
     values = np.where(is_module, source.table.name, np.uint32(0))
-    facts = source.batch.frame_facts
-    if facts is None or source.frames is None:
+    info = source.batch.frame_info
+    if info is None or source.frames is None:
         return values, is_module
     present = is_module.copy()
-    parts = facts.recordings or (facts,)
+    parts = info.recordings or (info,)
     since = np.array([part.since for part in parts], dtype=np.int64)
     part_of = np.maximum(np.searchsorted(since, source.table.start[source.frames], side="right") - 1, 0)
     for number, part in enumerate(parts):

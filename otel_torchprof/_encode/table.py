@@ -79,7 +79,7 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Info:
     """What the table has to know of all events: which columns there are, how wide, and the sums (µs) behind percentages."""
 
     self_cpu_total: float
@@ -123,32 +123,32 @@ def build_table(
     """
     if not events:
         return ""
-    return format_table(facts_of(events), chosen(events, sort_by, options.top_level_events_only), options, row_limit)
+    return format_table(info_of(events), chosen(events, sort_by, options.top_level_events_only), options, row_limit)
 
 
-def format_table(facts: Facts, rows: Iterable[Any], options: TableOptions, row_limit: int | None = 100) -> str:
+def format_table(info: Info, rows: Iterable[Any], options: TableOptions, row_limit: int | None = 100) -> str:
     """Writes the table: ``rows`` are the events to print, in order, of which no more than ``row_limit`` are taken."""
-    if facts.has_device_time and not facts.use_device:
+    if info.has_device_time and not info.use_device:
         raise TorchProfError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
     _check_number("row_limit", row_limit, "all rows")
-    columns = _columns(facts, options)
+    columns = _columns(info, options)
     rule = "".join("-" * column.width + _GAP for column in columns)
     lines = [*_title(columns, options), rule, _line(columns, (column.title for column in columns)), rule]
     for event in _limited(rows, row_limit):
         lines.append(_line(_as_filled(columns), (column.cell(event) for column in _as_filled(columns))))
-        if facts.longest_frame is not None:
-            lines += _stack_lines(columns, event, facts, options)
-    lines += [rule, f"Self CPU time total: {options.time(facts.self_cpu_total)}"]
-    if facts.has_device_time:
-        lines.append(f"Self {_device(facts)} time total: {options.time(facts.self_device_total)}")
+        if info.longest_frame is not None:
+            lines += _stack_lines(columns, event, info, options)
+    lines += [rule, f"Self CPU time total: {options.time(info.self_cpu_total)}"]
+    if info.has_device_time:
+        lines.append(f"Self {_device(info)} time total: {options.time(info.self_device_total)}")
     return "\n".join(lines) + "\n"
 
 
-def facts_of(events: Sequence[Any]) -> Facts:
+def info_of(events: Sequence[Any]) -> Info:
     """Collects the facts from the events themselves, which must not be none."""
     frames = [len(frame) for event in events for frame in event.stack or ()]
     flops = [event.flops for event in events if (event.flops or 0) > 0]
-    return Facts(
+    return Info(
         self_cpu_total=sum(event.self_cpu_time_total for event in events),
         longest_key=max(len(event.key) for event in events),
         longest_shapes=max(len(str(event.input_shapes)) for event in events),
@@ -237,44 +237,44 @@ def _has_device_total(event: Any) -> bool:
     return device in _DEVICES_WITH_TOTALS and not event.is_user_annotation
 
 
-def _device(facts: Facts) -> str:
-    return "None" if facts.use_device is None else facts.use_device.upper()
+def _device(info: Info) -> str:
+    return "None" if info.use_device is None else info.use_device.upper()
 
 
 def _fitting(longest: int, limit: int | None) -> int:
     return longest + 4 if limit is None else min(longest + 4, limit)
 
 
-def _columns(facts: Facts, options: TableOptions) -> list[_Column]:
+def _columns(info: Info, options: TableOptions) -> list[_Column]:
     """Every column of the table, in order of the headings."""
-    width = _fitting(facts.longest_key, options.max_name_column_width)
+    width = _fitting(info.longest_key, options.max_name_column_width)
     columns = [_Column("Name", lambda event: options.name(event.key), width)]
-    if facts.has_overloads:
+    if info.has_overloads:
         columns.append(_Column("Overload Name", lambda event: options.name(event.overload_name), width))
-    columns += _cpu_columns(facts, options)
-    if facts.has_device_time:
-        columns += _device_columns(facts, options)
+    columns += _cpu_columns(info, options)
+    if info.has_device_time:
+        columns += _device_columns(info, options)
     if options.profile_memory:
-        columns += _memory_columns(facts)
+        columns += _memory_columns(info)
     columns.append(_Column("# of Calls", lambda event: event.count))
-    if facts.has_node_ids:
+    if info.has_node_ids:
         columns.append(_Column("Node ID", lambda event: event.node_id))
-    if facts.has_shapes:
-        shapes = _fitting(facts.longest_shapes, options.max_shapes_column_width)
+    if info.has_shapes:
+        shapes = _fitting(info.longest_shapes, options.max_shapes_column_width)
         columns.append(_Column("Input Shapes", lambda event: str(event.input_shapes)[:shapes], shapes))
-    if facts.longest_frame is not None:
-        columns.append(_source_column(facts.longest_frame, options))
-    if options.with_flops and facts.smallest_flops is not None:
-        columns.append(_flops_column(facts.smallest_flops))
+    if info.longest_frame is not None:
+        columns.append(_source_column(info.longest_frame, options))
+    if options.with_flops and info.smallest_flops is not None:
+        columns.append(_flops_column(info.smallest_flops))
     return columns
 
 
-def _cpu_columns(facts: Facts, options: TableOptions) -> list[_Column]:
+def _cpu_columns(info: Info, options: TableOptions) -> list[_Column]:
     def total_share(event: Any) -> object:
-        return 0 if event.is_async else format_share(event.cpu_time_total, facts.self_cpu_total)
+        return 0 if event.is_async else format_share(event.cpu_time_total, info.self_cpu_total)
 
     return [
-        _Column("Self CPU %", lambda event: format_share(event.self_cpu_time_total, facts.self_cpu_total)),
+        _Column("Self CPU %", lambda event: format_share(event.self_cpu_time_total, info.self_cpu_total)),
         _Column("Self CPU", lambda event: options.time(event.self_cpu_time_total)),
         _Column("CPU total %", total_share),
         _Column("CPU total", lambda event: options.time(event.cpu_time_total)),
@@ -282,23 +282,23 @@ def _cpu_columns(facts: Facts, options: TableOptions) -> list[_Column]:
     ]
 
 
-def _device_columns(facts: Facts, options: TableOptions) -> list[_Column]:
-    device = _device(facts)
+def _device_columns(info: Info, options: TableOptions) -> list[_Column]:
+    device = _device(info)
     return [
         _Column(f"Self {device}", lambda event: options.time(event.self_device_time_total)),
-        _Column(f"Self {device} %", lambda event: format_share(event.self_device_time_total, facts.self_device_total)),
+        _Column(f"Self {device} %", lambda event: format_share(event.self_device_time_total, info.self_device_total)),
         _Column(f"{device} total", lambda event: options.time(event.device_time_total)),
         _Column(f"{device} time avg", lambda event: options.time(event.device_time)),
     ]
 
 
-def _memory_columns(facts: Facts) -> list[_Column]:
+def _memory_columns(info: Info) -> list[_Column]:
     columns = [
         _Column("CPU Mem", lambda event: format_memory(event.cpu_memory_usage)),
         _Column("Self CPU Mem", lambda event: format_memory(event.self_cpu_memory_usage)),
     ]
-    if facts.use_device and facts.has_device_memory:
-        device = _device(facts)
+    if info.use_device and info.has_device_memory:
+        device = _device(info)
         columns += [
             _Column(f"{device} Mem", lambda event: format_memory(event.device_memory_usage)),
             _Column(f"Self {device} Mem", lambda event: format_memory(event.self_device_memory_usage)),
@@ -345,9 +345,9 @@ def _line(columns: Iterable[_Column], values: Iterable[object]) -> str:
     return "".join(column.aligned(value) for column, value in zip(columns, values, strict=True))
 
 
-def _stack_lines(columns: list[_Column], event: Any, facts: Facts, options: TableOptions) -> list[str]:
+def _stack_lines(columns: list[_Column], event: Any, info: Info, options: TableOptions) -> list[str]:
     """The rest of an event's stack in the last column, and an empty row that ends it."""
-    width = _fitting(facts.longest_frame or 0, options.max_src_column_width)
+    width = _fitting(info.longest_frame or 0, options.max_src_column_width)
     entries = [_tail(frame, width) for frame in (event.stack or ())[1:]]
     return [_line(columns, [""] * (len(columns) - 1) + [entry]) for entry in (*entries, "")]
 

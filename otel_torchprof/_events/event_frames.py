@@ -11,7 +11,7 @@ from otel_torchprof._tree.flows import numbered_rows
 from otel_torchprof._tree.inputs import shape_keys
 from otel_torchprof._tree.tree import listed_name
 
-from .event_facts import AMOUNTS, DEVICE_TIMES, PEAKS
+from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-    from .event_facts import Values
+    from .event_info import Values
     from .recorded_events import EventSource
 
     Array = npt.NDArray[Any]
@@ -61,10 +61,10 @@ def of_columns(source: EventSource) -> pd.DataFrame:
         "is_python_function": batch["kind"][rows] == Kind.FRAME,
     }
     for name in DEVICE_TIMES:
-        times = source.facts.device_time(name)
+        times = source.info.device_time(name)
         if times is not None and times.any():
             columns[name] = times / _NS_PER_US
-    numbers = source.facts.amounts() | source.facts.peaks()
+    numbers = source.info.amounts() | source.info.peaks()
     columns |= {name: column for name, column in numbers.items() if column.any()}
     return pandas.DataFrame(columns | _texts(pandas, source))
 
@@ -114,7 +114,7 @@ def _texts(pandas: Any, source: EventSource) -> dict[str, Any]:
     """The columns of :data:`_TEXTS_IF_ANY` of recorded events."""
     keys, shapes = shape_keys(source.batch)
     coded: dict[str, tuple[Array, Values]] = {"input_shapes": (keys[source.view.rows], shapes)}
-    overloads, stacks = source.facts.overload_codes, source.facts.stack_codes
+    overloads, stacks = source.info.overload_codes, source.info.stack_codes
     if overloads is not None:
         coded["overload_name"] = overloads
     if stacks is not None:

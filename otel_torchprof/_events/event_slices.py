@@ -24,7 +24,7 @@ _NO_ARGUMENTS = '"args": {}}'
 
 def slices_of_columns(source: EventSource) -> Iterator[str]:
     """The slices of recorded events, many at a time; makes none of the events. Memory is none of them."""
-    batch, times = source.batch, source.facts.device_time("device_time_total")
+    batch, times = source.batch, source.info.device_time("device_time_total")
     chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # which has no name in a trace, as in torch
     rows = source.view.rows[chosen]
     launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0

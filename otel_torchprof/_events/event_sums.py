@@ -9,12 +9,12 @@ import numpy as np
 
 from otel_torchprof._averages.averages import Averages
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._encode.table import SORT_KEYS, Facts, attribute_of
+from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
 from otel_torchprof._tree.inputs import shape_keys
 from otel_torchprof._tree.tree import listed_name
 
-from .event_facts import AMOUNTS, DEVICE_TIMES, PEAKS
+from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def averages(
     splits: list[Array] = []
     if by_shapes:
         splits.append(shape_keys(source.batch)[0][source.view.rows])
-    if by_overload and source.facts.overload_codes is not None:
-        splits.append(source.facts.overload_codes.codes)
-    stacks = source.facts.stack_codes if stack_n > 0 else None
+    if by_overload and source.info.overload_codes is not None:
+        splits.append(source.info.overload_codes.codes)
+    stacks = source.info.stack_codes if stack_n > 0 else None
     if stacks is not None:
         splits.append(stacks.values.innermost(stack_n)[stacks.codes])
-    sums = Averages.of(source.view, splits, _added_up(source), source.facts.peaks())
+    sums = Averages.of(source.view, splits, _added_up(source), source.info.peaks())
     columns = (sums.first, sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
     amounts = {name: column.tolist() for name, column in (*sums.amounts.items(), *sums.peaks.items())}
     for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -54,13 +54,13 @@ def total(source: EventSource) -> FunctionEventAvg:
         return FunctionEventAvg()
     total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
     rest = {name: column.sum().item() for name, column in _added_up(source).items()}
-    rest |= {name: column.max().item() for name, column in source.facts.peaks().items()}
+    rest |= {name: column.max().item() for name, column in source.info.peaks().items()}
     return _average(source.event(len(source) - 1), len(source), total, own, rest)
 
 
 def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:
     """The text of the stack, and whole microseconds, of every event that has both; ``attribute`` is a self time."""
-    stacks, times = source.facts.stack_codes, _self_times(source, attribute)
+    stacks, times = source.info.stack_codes, _self_times(source, attribute)
     if stacks is None or times is None:
         return
     values = times // _NS_PER_US
@@ -78,7 +78,7 @@ def merged_values(
     times = _self_times(source, attribute)
     if times is None:
         return
-    batch, rows, stacks = source.batch, source.view.rows, source.facts.stack_codes
+    batch, rows, stacks = source.batch, source.view.rows, source.info.stack_codes
     codes = np.zeros(len(rows), dtype=np.int64) if stacks is None else stacks.codes.astype(np.int64)
     # The call's own name, 0 for what is no call.
     own = np.where(batch["kind"][rows] == Kind.FRAME, batch["name"][rows].astype(np.int64) + 1, 0)
@@ -95,23 +95,23 @@ def merged_values(
     yield from ((text, value // _NS_PER_US) for text, value in merged.items() if value >= _NS_PER_US)
 
 
-def table_facts(source: EventSource) -> Facts:
+def table_info(source: EventSource) -> Info:
     """What a table of these events has to know."""
-    names, view, facts = source.batch.names, source.view, source.facts
+    names, view, info = source.batch.names, source.view, source.info
     used = np.unique(source.batch["name"][view.rows]).tolist()
     keys, texts = shape_keys(source.batch)
     shapes = [texts[key] for key in np.unique(keys[view.rows]).tolist()]
-    frames = () if facts.stack_codes is None else facts.stack_codes.values.entries(facts.stack_codes.codes)
-    flops = None if facts.flops is None else facts.flops[facts.flops > 0]
-    on_device = facts.device_time("self_device_time_total")
-    return Facts(
+    frames = () if info.stack_codes is None else info.stack_codes.values.entries(info.stack_codes.codes)
+    flops = None if info.flops is None else info.flops[info.flops > 0]
+    on_device = info.device_time("self_device_time_total")
+    return Info(
         self_cpu_total=source.self_cpu_total(),
         longest_key=max(len(listed_name(names[name])) for name in used),
         longest_shapes=max(len(text) for text in shapes),
         has_shapes=shapes != ["[]"],
-        has_overloads=facts.overload_codes is not None and any(facts.overload_codes.used()),
+        has_overloads=info.overload_codes is not None and any(info.overload_codes.used()),
         has_device_time=on_device is not None and bool((on_device > 0).any()),
-        has_device_memory=facts.self_device_memory is not None and bool((facts.self_device_memory > 0).any()),
+        has_device_memory=info.self_device_memory is not None and bool((info.self_device_memory > 0).any()),
         longest_frame=max(map(len, frames), default=None),
         smallest_flops=flops.min().item() if flops is not None and flops.size else None,
         self_device_total=0 if on_device is None else int(on_device.sum()) / _NS_PER_US,
@@ -144,20 +144,20 @@ def _sorted_by(source: EventSource, attribute: str) -> Array | None:
         return source.view.self_time
     attribute = "device_time_total" if attribute == "device_time" else attribute
     if attribute in DEVICE_TIMES:
-        return source.facts.device_time(attribute)
-    return source.facts.amount(attribute) if attribute in AMOUNTS or attribute in PEAKS else None
+        return source.info.device_time(attribute)
+    return source.info.amount(attribute) if attribute in AMOUNTS or attribute in PEAKS else None
 
 
 def _self_times(source: EventSource, attribute: str) -> Array | None:
     """A self time of all events, ns; None where no device has told of any."""
-    return source.view.self_time if attribute == "self_cpu_time_total" else source.facts.device_time(attribute)
+    return source.view.self_time if attribute == "self_cpu_time_total" else source.info.device_time(attribute)
 
 
 def _added_up(source: EventSource) -> dict[str, Array]:
     """Every column that averages add up besides the times of the CPU."""
-    facts = source.facts
-    times = {name: facts.device_time(name) for name in DEVICE_TIMES}
-    return facts.amounts() | {name: column for name, column in times.items() if column is not None}
+    info = source.info
+    times = {name: info.device_time(name) for name in DEVICE_TIMES}
+    return info.amounts() | {name: column for name, column in times.items() if column is not None}
 
 
 def _average(

@@ -129,7 +129,7 @@ class EventList(list[Any]):
         if source is None or not len(self):
             return build_table(self, options, sort_by=sort_by, row_limit=row_limit)
         return format_table(
-            event_sums.table_facts(source),
+            event_sums.table_info(source),
             event_sums.chosen(source, sort_by, top_level_events_only),
             options,
             row_limit,

@@ -16,7 +16,7 @@ from otel_torchprof._encode.table import format_time
 from .event_metadata import EventMetadata
 
 if TYPE_CHECKING:
-    from otel_torchprof._columns.frame_facts import FunctionFacts, ModuleFacts, OptimizerFacts
+    from otel_torchprof._columns.frame_info import FunctionInfo, ModuleInfo, OptimizerInfo
 
 
 class DeviceType(enum.IntEnum):
@@ -223,11 +223,11 @@ class FunctionEvent(FormattedTimesMixin):
 
     module_hierarchy: str = field(default="", init=False)
     """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
-    function: FunctionFacts | None = field(default=None, init=False)
+    function: FunctionInfo | None = field(default=None, init=False)
     """With ``with_stack``, of a call of a Python function: what it is, and where it stands."""
-    module: ModuleFacts | None = field(default=None, init=False)
+    module: ModuleInfo | None = field(default=None, init=False)
     """With ``with_stack``, of a call of a ``torch.nn.Module``: its full name, class and parameters."""
-    optimizer: OptimizerFacts | None = field(default=None, init=False)
+    optimizer: OptimizerInfo | None = field(default=None, init=False)
     """With ``with_stack``, of the call that ends an optimizer's step: its class, groups of parameters and their state."""
     device_work: DeviceWork | None = field(default=None, init=False)
     """Where and how long a device worked for it, where it has marks of its own on a stream; events inside may have others."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
-from otel_torchprof._columns.frame_facts import FrameFacts
+from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from otel_torchprof._tree import inputs
 from otel_torchprof._tree.devices import timed_rows
@@ -20,7 +20,7 @@ from otel_torchprof._tree.memory import with_memory_events
 from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
 from otel_torchprof._tree.tree import listed_name, torch_view
 
-from .event_facts import Coded, EventFacts
+from .event_info import Coded, EventInfo
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class EventSource:
     def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
         self.batch = with_memory_events(batch)
         self.view = torch_view(self.batch)
-        self.facts = EventFacts(self.view, with_flops=with_flops, with_devices=bool(use_device))
+        self.info = EventInfo(self.view, with_flops=with_flops, with_devices=bool(use_device))
         self.use_device = use_device
         self.slots: list[RecordedEvent | None] = []
         self.missing = len(self.view)
@@ -154,7 +154,7 @@ class EventSource:
 
     def coded(self, fact: str, index: int) -> Any:
         """The value of a fact that is kept as codes; None where it was not recorded."""
-        coded: Coded | None = getattr(self.facts, fact)
+        coded: Coded | None = getattr(self.info, fact)
         return None if coded is None else coded.values[coded.codes.item(index)]
 
     def stack(self, index: int) -> list[str]:
@@ -170,16 +170,16 @@ class EventSource:
         ids = self._python_ids
         return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
 
-    def call_facts(self, index: int) -> FrameFacts:
+    def call_info(self, index: int) -> FrameInfo:
         """What is known of the calls of an event's recording; nothing where the event is none."""
-        facts = self.batch.frame_facts
-        if facts is None or self.value("kind", index) != Kind.FRAME:
-            return FrameFacts()
-        return facts.at(self.value("start", index))
+        info = self.batch.frame_info
+        if info is None or self.value("kind", index) != Kind.FRAME:
+            return FrameInfo()
+        return info.at(self.value("start", index))
 
     def device_time(self, name: str, index: int) -> float:
         """A time of devices by torch's name, us."""
-        column = self.facts.device_time(name)
+        column = self.info.device_time(name)
         return 0 if column is None else column.item(index) / _NS_PER_US
 
     @cached_property
@@ -212,7 +212,7 @@ class EventSource:
 
     def amount(self, name: str, index: int) -> Any:
         """The value of an attribute that averages add up or compare; 0 where it was not recorded."""
-        column = self.facts.amount(name)
+        column = self.info.amount(name)
         return 0 if column is None else column.item(index)
 
 
@@ -312,13 +312,13 @@ class RecordedEvent(FunctionEvent):
     kernels = _on_demand(EventSource.kernels)
     device_work = _on_demand(EventSource.device_work)
     # What torch calls so is an event of the CPU that tells of the device's time, where kernels are no events themselves.
-    is_legacy = _on_demand(lambda source, _: source.facts.device_times is not None)
+    is_legacy = _on_demand(lambda source, _: source.info.device_times is not None)
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)
-    function = _on_demand(lambda source, index: source.call_facts(index).functions.get(source.value("name", index)))
-    module = _on_demand(lambda source, index: source.call_facts(index).modules.get(source.value("name", index)))
+    function = _on_demand(lambda source, index: source.call_info(index).functions.get(source.value("name", index)))
+    module = _on_demand(lambda source, index: source.call_info(index).modules.get(source.value("name", index)))
     optimizer = _on_demand(
-        lambda source, index: source.call_facts(index).optimizers.get(source.value("fwd_thread", index))
+        lambda source, index: source.call_info(index).optimizers.get(source.value("fwd_thread", index))
     )
 
     def __init__(self, source: EventSource, index: int) -> None:

@@ -49,7 +49,7 @@ _logger = logging.getLogger("otel_torchprof")
 
 
 class Instrumentation:
-    """One stretch from ``instrument()`` to ``uninstrument()``, in one process.
+    """One segment from ``instrument()`` to ``uninstrument()``, in one process.
 
     :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch.
 

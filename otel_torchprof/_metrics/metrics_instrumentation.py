@@ -61,7 +61,7 @@ _MOST_DURATIONS = 100_000
 
 
 class MetricsInstrumentation:
-    """One stretch from ``instrument()`` to ``uninstrument()``, in one process.
+    """One segment from ``instrument()`` to ``uninstrument()``, in one process.
 
     :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch. Between
     what is recorded torch has no callback of it but the one for optimizers, which takes a microsecond.
@@ -121,7 +121,7 @@ class MetricsInstrumentation:
         self._thinned = ThinnedDurations(self._metrics.durations, share, now)
         self._sampler = Sampler(self._overhead, now, self._switch)
         # It follows contexts, of which nobody tells it, so as to be muted: other recordings have observers of their own,
-        # which would bring it what runs between its stretches.
+        # which would bring it what runs between its segments.
         self._session = Session(
             self._memory_limit,
             keep_newest=True,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NEVER = math.inf
 
 _NEAR = 3
-"""Steps before and after a recorded stretch that it is compared with."""
+"""Steps before and after a recorded segment that it is compared with."""
 _COMPARED = 15
 """Comparisons whose median counts."""
 _ENOUGH = 5
@@ -25,11 +25,11 @@ _COLD = 5.0
 """How many times dearer an event may be inside a model than in a loop of nothing else: what counts until it was seen."""
 _SOME_TIME = 10.0
 """Seconds over which what is spent all the time is averaged."""
-_STRETCH = 0.02
-"""Seconds that a stretch of steps has at least: reading it out costs the same for one short step as for many."""
+_SEGMENT = 0.02
+"""Seconds that a segment of steps has at least: reading it out costs the same for one short step as for many."""
 _PATIENCE = 10.0
 _PATIENT_STEPS = 20
-"""A stretch is broken off when a step takes longer than both, and then there are taken to be no steps any more."""
+"""A segment is broken off when a step takes longer than both, and then there are taken to be no steps any more."""
 
 
 class Allowance:
@@ -116,11 +116,11 @@ class Comparison:
 class Sampler:
     """Says when recording begins and ends. For one thread at a time.
 
-    Recorded are stretches: a step, or as many short ones as make 20 ms; where there are no steps, windows. What a stretch
+    Recorded are segments: a step, or as many short ones as make 20 ms; where there are no steps, windows. What a segment
     cost is what its events cost and what reading them out took. An event costs what was measured in a loop of nothing
-    else, or more where the comparison of steps says so; the higher of the two counts. The next stretch begins when the
+    else, or more where the comparison of steps says so; the higher of the two counts. The next segment begins when the
     share that is allowed has paid for it, less what is spent all the time (noting the ends of steps, looking after things); with steps so short
-    that this is most of what is allowed, a quarter of the share still goes to stretches.
+    that this is most of what is allowed, a quarter of the share still goes to segments.
     A step at least lies between two, to compare with.
 
     Args:
@@ -150,7 +150,7 @@ class Sampler:
         self._on_since = self._off_since = -NEVER
         self._recorded_time = self._charged_time = 0.0
         self._is_read_out = True
-        self._stretch = [0, 0]
+        self._segment = [0, 0]
         self._events_per_step = 0.0
 
     def begin(self, event_cost: float, now: float) -> None:
@@ -174,7 +174,7 @@ class Sampler:
             return None, recorded
         self._durations.append(now - begin)
         if recorded:
-            self._stretch[1] += 1
+            self._segment[1] += 1
         # One that was recorded in part is neither.
         if not self.always and (recorded or not (self.is_on or self._off_since > begin)):
             self._comparison.add(now - begin, recorded=recorded)
@@ -185,10 +185,10 @@ class Sampler:
         if self.always or self._event_cost is None:
             return
         if self.is_on:
-            if now - self._on_since >= _STRETCH:
+            if now - self._on_since >= _SEGMENT:
                 self._off(now)
         elif self._may_begin(now) and self._durations:
-            self._on(now, now + _STRETCH)
+            self._on(now, now + _SEGMENT)
 
     def window_may_begin(self, now: float, *, expects_steps: bool) -> bool:
         """Whether to record for some time, whatever runs: there are no steps, or none any more."""
@@ -223,27 +223,27 @@ class Sampler:
 
     @property
     def wants_reading(self) -> bool:
-        """Whether a stretch waits for :meth:`read_out`."""
+        """Whether a segment waits for :meth:`read_out`."""
         return not self._is_read_out
 
     def read_out(self, events: int, seconds: float, now: float, *, whole: bool) -> None:
         """So many events were taken from the recorder, which took so long, in a thread's own time.
 
-        ``whole``: recording was off before they were taken, so that nothing of the last stretch is left.
+        ``whole``: recording was off before they were taken, so that nothing of the last segment is left.
         """
         # What was recorded cannot have cost more than the time that it took, whatever disturbed steps say of an event.
         recorded, _ = self.times(now)
         cost = min(events * self.event_cost, recorded - self._charged_time) + seconds
         self._charged_time = recorded
         self._allowance.spend(cost, now, less=self._standing.rate(now))
-        self._stretch[0] += events
+        self._segment[0] += events
         if self.is_on or not whole:
             return
         self._is_read_out = True
-        events, steps = self._stretch
+        events, steps = self._segment
         if steps:
             self._events_per_step = events / steps
-        self._stretch = [0, 0]
+        self._segment = [0, 0]
         if self._event_cost is not None and not self.always:
             self.ask_at = self._allowance.free_at
 

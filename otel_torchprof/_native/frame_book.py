@@ -8,13 +8,13 @@ from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.frame_facts import (
-    FrameFacts,
-    FunctionFacts,
+from otel_torchprof._columns.frame_info import (
+    FrameInfo,
+    FunctionInfo,
     MadeOnRead,
-    ModuleFacts,
-    OptimizerFacts,
-    ParameterGroupFacts,
+    ModuleInfo,
+    OptimizerInfo,
+    ParameterGroupInfo,
 )
 
 from .module_names import ModuleNames, held, held_items
@@ -35,8 +35,8 @@ class _ModuleNote(NamedTuple):
     type: str
     parameters: tuple[ParameterNote, ...]
 
-    def facts(self) -> ModuleFacts:
-        return ModuleFacts(self.name, self.root, self.type, tuple(note.facts() for note in self.parameters))
+    def info(self) -> ModuleInfo:
+        return ModuleInfo(self.name, self.root, self.type, tuple(note.info() for note in self.parameters))
 
 
 class _GroupNote(NamedTuple):
@@ -51,11 +51,11 @@ class _OptimizerNote(NamedTuple):
     type: str
     groups: tuple[_GroupNote, ...]
 
-    def facts(self) -> OptimizerFacts:
+    def info(self) -> OptimizerInfo:
         groups = (
-            ParameterGroupFacts(g.hyperparameters, tuple(note.facts() for note in g.parameters)) for g in self.groups
+            ParameterGroupInfo(g.hyperparameters, tuple(note.info() for note in g.parameters)) for g in self.groups
         )
-        return OptimizerFacts(self.type, tuple(groups))
+        return OptimizerInfo(self.type, tuple(groups))
 
 
 def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class Book:
         with suppress(Exception):  # no optimizer as torch makes them; the program is to go on
             self._optimizers[identity] = _Entry(optimizer, self._note_of_optimizer(optimizer))
 
-    def finish(self) -> FrameFacts:
+    def finish(self) -> FrameInfo:
         """What is known at the end of a recording, completed by another look at what this thread called and lives still.
 
         Others may go on with the same book. Costs about a microsecond per function, and per parameter without a gradient.
@@ -126,9 +126,9 @@ class Book:
             _complete(entry, self._note_again)
         for entry in list(self._optimizers.values()):
             _complete(entry, self._optimizer_again)
-        return self.facts()
+        return self.info()
 
-    def facts(self) -> FrameFacts:
+    def info(self) -> FrameInfo:
         """What is known so far: plain data."""
         with suppress(IndexError):  # another thread may take the last one
             while True:
@@ -136,10 +136,10 @@ class Book:
         # Copies, which take one step: a list of items makes tuples, hence collections of garbage, whose finalizers may call a module.
         modules = {number: entry.note for number, entry in self._modules.copy().items()}
         optimizers = {number: entry.note for number, entry in self._optimizers.copy().items()}
-        return FrameFacts(
-            MadeOnRead(dict(self._functions), _function_facts),
-            MadeOnRead(modules, _ModuleNote.facts),
-            MadeOnRead(optimizers, _OptimizerNote.facts),
+        return FrameInfo(
+            MadeOnRead(dict(self._functions), _function_info),
+            MadeOnRead(modules, _ModuleNote.info),
+            MadeOnRead(optimizers, _OptimizerNote.info),
         )
 
     def _note_function(self, name_id: int, code: CodeType, module_name: str | None) -> None:
@@ -221,6 +221,6 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or (kind is tuple and all(type(item) in _PLAIN for item in value))
 
 
-def _function_facts(noted: tuple[str | None, str, str, int]) -> FunctionFacts:
+def _function_info(noted: tuple[str | None, str, str, int]) -> FunctionInfo:
     module_name, name, path, line = noted
-    return FunctionFacts(f"{module_name}.{name}" if module_name else name, path, line)
+    return FunctionInfo(f"{module_name}.{name}" if module_name else name, path, line)

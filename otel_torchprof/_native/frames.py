@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_torchprof._columns.frame_facts import FrameFacts
+from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.waiting import WaitingStack
 
 from .ffi import python_sources
@@ -112,7 +112,7 @@ class Tracing:
         self._consumer = session.consumer
         self._begun = False
         self._book: Book | None = _shared_book()
-        self._facts = FrameFacts()
+        self._info = FrameInfo()
         self.new_threads_tool = ""
         """What profiles the threads that start from now on, where that is another tool; it keeps them."""
         self.passed_over = 0
@@ -151,13 +151,13 @@ class Tracing:
             _leave_new_threads({self._consumer})
             self._begun = False
         if self._book is not None:
-            self._facts = self._book.finish()
+            self._info = self._book.finish()
             self._book = None
 
-    def facts(self) -> FrameFacts:
+    def info(self) -> FrameInfo:
         """What is known of what was called: so far, or at the stop."""
         book = self._book
-        return self._facts if book is None else book.facts()
+        return self._info if book is None else book.info()
 
 
 class Filtering(Protocol):

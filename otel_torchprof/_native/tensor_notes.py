@@ -6,7 +6,7 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.frame_facts import ParameterFacts, TensorFacts
+from otel_torchprof._columns.frame_info import ParameterInfo, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,12 +40,12 @@ class ParameterNote(NamedTuple):
             state={**later.state, **self.state},
         )
 
-    def facts(self) -> ParameterFacts:
+    def info(self) -> ParameterInfo:
         """What the note says."""
-        state = {key: fact for key, note in self.state.items() if (fact := _tensor_facts(note)) is not None}
-        tensor, gradient = _tensor_facts(self.tensor), _tensor_facts(self.gradient)
+        state = {key: fact for key, note in self.state.items() if (fact := _tensor_info(note)) is not None}
+        tensor, gradient = _tensor_info(self.tensor), _tensor_info(self.gradient)
         late = self.has_late_gradient
-        return ParameterFacts(self.name, self.type, self.requires_grad, tensor, gradient, state, late)
+        return ParameterInfo(self.name, self.type, self.requires_grad, tensor, gradient, state, late)
 
 
 class TensorNotes:
@@ -114,8 +114,8 @@ def _address(tensor: Any) -> int:
     return first and first - tensor.storage_offset() * tensor.element_size()
 
 
-def _tensor_facts(note: Note | None) -> TensorFacts | None:
+def _tensor_info(note: Note | None) -> TensorInfo | None:
     if note is None:
         return None
     (itself, shape, dtype, layout, device), strides, data = note
-    return TensorFacts(tuple(shape), tuple(strides), str(dtype), str(layout), str(device), data, itself)
+    return TensorInfo(tuple(shape), tuple(strides), str(dtype), str(layout), str(device), data, itself)

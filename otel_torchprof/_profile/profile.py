@@ -12,7 +12,7 @@ from otel_torchprof._export import sdk
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.caller_warnings import warn_caller_once
 from otel_torchprof._record.recording import Wanted
-from otel_torchprof._record.stretches import Stretches
+from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
@@ -130,7 +130,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         events = checked_device_events(device_events, device_events_every)
         self._device_steps = TimedSteps(device_events_every)
         if not enabled:
-            super().__init__(Stretches(Wanted(operators=False)))
+            super().__init__(Segments(Wanted(operators=False)))
             self.enabled, self._cycles = False, Cycles(always, self._do)
             return
         options.check_timeout(post_processing_timeout_s)
@@ -151,7 +151,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         )
         config = options.checked_config(experimental_config, with_stack=with_stack)
         super().__init__(
-            Stretches(
+            Segments(
                 Wanted(
                     operators=operators,
                     inputs=record_shapes or with_flops,
@@ -193,7 +193,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         traceback: types.TracebackType | None,
     ) -> None:
         # A child that was forked within the block leaves it too, with sys.exit() perhaps: its parent records, not it.
-        if self._stretches.is_parents:
+        if self._segments.is_parents:
             return
         try:
             self.stop()
@@ -225,7 +225,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         """
         if not self.enabled:
             return
-        lock: Any = self._stretches.stopping
+        lock: Any = self._segments.stopping
         if lock._is_owned():  # noqa: SLF001 - as threading.Condition asks. What is called when a trace is ready stops it
             return
         with lock:
@@ -249,7 +249,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._end_step_label()
         self._cycles.advance()
         if self.enabled:
-            self._device_steps.choose(self.step_num, self._stretches.time_devices)
+            self._device_steps.choose(self.step_num, self._segments.time_devices)
             self._marks.mark(self.step_num, now_ns())
             self._kineto_steps.step()
             self._begin_step_label()
@@ -271,7 +271,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._forget_results()
         self._parent = sdk.ambient_span()
         begun = perf_counter_ns()
-        began = self._stretches.begin() if self.use_cpu else now_ns()
+        began = self._segments.begin() if self.use_cpu else now_ns()
         self._note(profiler_enable_call_duration_us=us_since(begun))
         self._device_steps.begin(self.step_num)
         self._marks.open(self.step_num, began)
@@ -294,7 +294,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         finally:
             begun = perf_counter_ns()
             self._tracing = False
-            self._marks.close(self._stretches.end() if self._stretches.running else now_ns())
+            self._marks.close(self._segments.end() if self._segments.running else now_ns())
             self._note(
                 profiler_disable_call_duration_us=us_since(begun),
                 profiling_window_duration_sec=(begun - self._window) / 1e9,
@@ -309,11 +309,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         if not self._tracing or ProfilerActivity.CPU not in map(options.as_activity, activities):
             return
         if not enable:
-            self._stretches.end()
-        elif not self._stretches.running:
+            self._segments.end()
+        elif not self._segments.running:
             self._forget_results()
-            self._stretches.begin()
-            self._device_steps.choose(self.step_num, self._stretches.time_devices)
+            self._segments.begin()
+            self._device_steps.choose(self.step_num, self._segments.time_devices)
 
     # ---- where it is ----
 
@@ -340,7 +340,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
     @property
     def health(self) -> Health:
         """What was on, what was off and why, what was dropped, how long its parts took; at any time."""
-        return replace(self._stretches.health(), stats=self._figures)
+        return replace(self._segments.health(), stats=self._figures)
 
     def _stats(self) -> ProfilerStats:
         """As ``health.stats``, under the name that torch.profiler has for it."""
@@ -382,10 +382,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                 "reported. To keep events across cycles, set acc_events=True."
             )
             self._forget_results()
-            self._stretches.clear()
+            self._segments.clear()
             self._marks.clear()
         self.trace_id = self._new_trace_id()
-        self._stretches.prepare()
+        self._segments.prepare()
         self._prepared = True
         self._note(profiler_prepare_call_duration_us=us_since(begun))
 

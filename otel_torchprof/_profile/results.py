@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof._columns.batch import Array, Batch, Names, Thread
-    from otel_torchprof._columns.frame_facts import ModuleFacts, OptimizerFacts
+    from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
     from otel_torchprof._events.activities import ProfilerActivity
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
-    from otel_torchprof._record.stretches import Stretches
+    from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
 
 Path = str | os.PathLike[str]
@@ -54,7 +54,7 @@ Path = str | os.PathLike[str]
 class ProfileResults:
     """The half of :class:`profile` that reads. Thread-safe once the recording has stopped."""
 
-    def __init__(self, stretches: Stretches) -> None:
+    def __init__(self, segments: Segments) -> None:
         self.enabled = True
         self.record_shapes = False
         self.profile_memory = False
@@ -66,7 +66,7 @@ class ProfileResults:
         self.activities: frozenset[ProfilerActivity] = frozenset()
         self.activity_filters: Mapping[ProfilerActivity, set[str]] = {}
         self.trace_id = ""
-        self._stretches = stretches
+        self._segments = segments
         self._marks = StepMarks()
         self._metadata = TraceMetadata()
         self._labels_steps = False
@@ -124,16 +124,16 @@ class ProfileResults:
         return self._batch().collectives
 
     @property
-    def modules(self) -> tuple[ModuleFacts, ...]:
+    def modules(self) -> tuple[ModuleInfo, ...]:
         """The modules that were called, by first call: names, classes, parameters. Of ``with_stack``; empty without it."""
-        facts = self._batch().frame_facts
-        return () if facts is None else facts.all_modules()
+        info = self._batch().frame_info
+        return () if info is None else info.all_modules()
 
     @property
-    def optimizers(self) -> tuple[OptimizerFacts, ...]:
+    def optimizers(self) -> tuple[OptimizerInfo, ...]:
         """The optimizers that made steps, by first step: groups of parameters, state. Of ``with_stack``; empty without it."""
-        facts = self._batch().frame_facts
-        return () if facts is None else facts.all_optimizers()
+        info = self._batch().frame_info
+        return () if info is None else info.all_optimizers()
 
     def events(self) -> EventList:
         """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
@@ -146,7 +146,7 @@ class ProfileResults:
                 "events() is not available when trace_only=True in ExperimentalConfig. "
                 "Use export_chrome_trace() instead."
             )
-        with self._stretches.reading:
+        with self._segments.reading:
             if self._events is None:
                 self._events = self._made_events()
             return self._events
@@ -384,7 +384,7 @@ class ProfileResults:
 
     def _batch(self) -> Batch:
         if not self.enabled:
-            return self._stretches.batch()
+            return self._segments.batch()
         if not self._prepared:
             raise TorchProfError(self._why_nothing())
         if self._tracing:
@@ -392,7 +392,7 @@ class ProfileResults:
                 "Profiler didn't finish running: it is still recording; read it after its `with` block, or after stop()"
             )
         begun = perf_counter_ns()
-        batch = self._stretches.batch()
+        batch = self._segments.batch()
         if not self._figures.parse_kineto_call_duration_us:
             self._note(parse_kineto_call_duration_us=us_since(begun))
         return batch
@@ -401,7 +401,7 @@ class ProfileResults:
         self._figures = replace(self._figures, **figures)
 
     def _made_events(self) -> EventList:
-        batch, (start, _) = self._batch(), self._stretches.times()
+        batch, (start, _) = self._batch(), self._segments.times()
         begun = perf_counter_ns()
         events = EventList.of(
             batch,
@@ -415,7 +415,7 @@ class ProfileResults:
 
     def _forget_results(self) -> None:
         """What was read no longer is all that there is."""
-        with self._stretches.reading:
+        with self._segments.reading:
             self._events, self._spans, self._ids = None, {}, sdk.SameIds()
 
     def _steps(self) -> list[Step]:
@@ -425,7 +425,7 @@ class ProfileResults:
         if detail not in DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
         # The ids are made here: two threads that read at the same time have to get the same ones.
-        with self._stretches.reading:
+        with self._segments.reading:
             if detail not in self._spans:
                 self._spans[detail] = self._made_span_table(detail)
             return self._spans[detail]
@@ -433,7 +433,7 @@ class ProfileResults:
     def _made_span_table(self, detail: str) -> SpanTable:
         whole = self._batch()
         batch, callers = shown(without(whole, self._step_labels()), detail)
-        start, stop = self._stretches.times()
+        start, stop = self._segments.times()
         trace_ids, span_ids = self._ids.again()
         table = span_table(
             batch,

@@ -26,7 +26,7 @@ from otel_torchprof._sources.energy_source import EnergySource
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.source import Calls, Memory, Modules, Operators, Source, Sources
-from otel_torchprof._tree.frames import ShortFrames, with_facts
+from otel_torchprof._tree.frames import ShortFrames, with_info
 from otel_torchprof._tree.input_words import InputKept, kept
 from otel_torchprof._tree.waiting import with_waiting
 from otel_torchprof.errors import NativeError, TorchProfError
@@ -99,7 +99,7 @@ class Wanted:
             found.append(Kind.FRAME)
         return tuple(found)
 
-    def facts(self) -> Wants:
+    def info(self) -> Wants:
         """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
 
         With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
@@ -117,9 +117,7 @@ class Wanted:
 
     def asks(self) -> Wants:
         """What torch is asked for with each operator: those facts, and what tells on which device it works."""
-        return self.facts() | (
-            Wants.DEVICES if self.device is not None and self.device_events != "labels" else Wants(0)
-        )
+        return self.info() | (Wants.DEVICES if self.device is not None and self.device_events != "labels" else Wants(0))
 
 
 class Recording:
@@ -193,7 +191,7 @@ class Recording:
         session = Session(
             self._limit,
             all_threads=self.wanted.all_threads,
-            inputs=self.wanted.facts() != 0,
+            inputs=self.wanted.info() != 0,
             memory=self.wanted.memory,
             devices=self.wanted.device is not None,
             kinds=self.wanted.kinds(),
@@ -280,14 +278,14 @@ class Recording:
             if self._batch is None:
                 drained = self._sources.decorated(self._sources.session.final_batch())
                 whole = with_waiting(drained, self._waiting, self.times())
-                self._batch = self._with_own_facts(kept(whole, InputKept(int(self.wanted.facts()))))
+                self._batch = self._with_own_info(kept(whole, InputKept(int(self.wanted.info()))))
             return self._batch
 
-    def _with_own_facts(self, batch: Batch) -> Batch:
+    def _with_own_info(self, batch: Batch) -> Batch:
         """Without short calls, and with the facts of those that are in it."""
         left = self._short_frames.without(batch)
-        facts = left.frame_facts
-        return left if facts is None else with_facts(left, replace(facts, since=self.times()[0]))
+        info = left.frame_info
+        return left if info is None else with_info(left, replace(info, since=self.times()[0]))
 
     def drain(self) -> Batch:
         """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
@@ -299,7 +297,7 @@ class Recording:
         """
         if self._sources is None:
             return Batch.of({"start": []}, [""])
-        return self._with_own_facts(self._sources.drain())
+        return self._with_own_info(self._sources.drain())
 
     def times(self) -> tuple[int, int]:
         """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""

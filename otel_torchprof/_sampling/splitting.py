@@ -59,8 +59,8 @@ def split(
     """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
 
     ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``home`` and every other one may have. What is
-    cut is the order in which each span comes after its parent, so a trace has a stretch of it. All go to new traces unless the
-    first stretch ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
+    cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
+    first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
     there and links to its parent, save where that is ``home``, to which the roots link.
     """
     tree = SpanTree(table, _row_of(table, home))

@@ -1,4 +1,4 @@
-"""What GPUs consume: their counters, read cheaply, and a series of readings from which any stretch of time gets its joules."""
+"""What GPUs consume: their counters, read cheaply, and a series of readings from which any segment of time gets its joules."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ _BEGAN_ANEW = 0.5
 
 
 class EnergySeries:
-    """Readings of one energy counter, from which stretches of time get their joules. Safe to use from any thread.
+    """Readings of one energy counter, from which segments of time get their joules. Safe to use from any thread.
 
     Between two readings the power is taken to be even. A card brings its counter up to date only every so
-    often: the joules of a shorter stretch are those of its surroundings.
+    often: the joules of a shorter segment are those of its surroundings.
 
     Args:
         limit: most readings that are kept; the oldest go.
@@ -148,7 +148,7 @@ class EnergySeries:
             self._arrays = None
 
     def forget(self, before_ns: int) -> None:
-        """Drops what no stretch that begins at or after this time needs."""
+        """Drops what no segment that begins at or after this time needs."""
         with self._lock:
             later = bisect_right(self._samples, (before_ns, float("inf")))
             del self._samples[: max(0, later - 1)]

@@ -56,7 +56,7 @@ class EnergySource(Source):
         """``on``, or ``off: `` and the reason."""
         if devices and not self._series and self.state == ON:
             self.state = _UNORDERED
-        # Many are made and never started, by a profile for its next stretch for one.
+        # Many are made and never started, by a profile for its next segment for one.
         self._close = weakref.finalize(self, self._counters.close)
         self._close.atexit = False
         if self.state != ON:

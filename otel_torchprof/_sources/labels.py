@@ -1,4 +1,4 @@
-"""Labels: named stretches of the program's own, in the same tree as torch's operators."""
+"""Labels: named segments of the program's own, in the same tree as torch's operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class record_function(Label):  # noqa: N801 - torch's name
-    """Labels a stretch of code: a context manager and a decorator, as torch's ``record_function``.
+    """Labels a segment of code: a context manager and a decorator, as torch's ``record_function``.
 
     Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own. Writes straight to the
     recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
@@ -102,11 +102,11 @@ def _plain(label: record_function, function: Callable[..., Any]) -> Callable[...
 def _drive(label: record_function, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """Runs a coroutine step by step inside a label that leaves the stack of parents whenever the coroutine waits."""
     with label:
-        result = yield from _stretches(label, coroutine)
+        result = yield from _segments(label, coroutine)
     return result
 
 
-def _stretches(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
+def _segments(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
     """Passes everything through to ``inner``, as ``yield from`` does (PEP 380), with the label suspended at every yield."""
     send, throw = inner.send, inner.throw
     try:
@@ -146,7 +146,7 @@ def _generator(label: record_function, function: Callable[..., Any]) -> Callable
     def wrapped(*positional: Any, **keywords: Any) -> Generator[Any, Any, Any]:
         own = record_function(name, args)
         with own:
-            return (yield from _stretches(own, function(*positional, **keywords)))
+            return (yield from _segments(own, function(*positional, **keywords)))
 
     return wrapped
 
@@ -188,7 +188,7 @@ async def _async_step(label: record_function, step: Awaitable[Any]) -> Any:
 
 @types.coroutine
 def _awaiting(label: record_function, step: Awaitable[Any]) -> Generator[Any, Any, Any]:
-    return (yield from _stretches(label, _Steps(step.__await__())))
+    return (yield from _segments(label, _Steps(step.__await__())))
 
 
 class _Steps:

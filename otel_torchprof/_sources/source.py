@@ -233,7 +233,7 @@ class Calls(Source):
 
     def decorate(self, batch: Batch) -> Batch:
         """With what is known of the functions, modules and optimizers that were called so far."""
-        return batch if self._tracing is None else replace(batch, frame_facts=self._tracing.facts())
+        return batch if self._tracing is None else replace(batch, frame_info=self._tracing.info())
 
     def states(self) -> dict[str, str]:
         """Under ``frames``."""
@@ -249,7 +249,7 @@ class Calls(Source):
             notes.append(f"frames off on threads that start later: {tracing.new_threads_tool} profiles them")
         if tracing.passed_over:
             notes.append(f"frames off on {tracing.passed_over} threads that another tool profiles")
-        if self._stopped and self._filter.include and not self._filter.modules_only and not tracing.facts().functions:
+        if self._stopped and self._filter.include and not self._filter.modules_only and not tracing.info().functions:
             notes.append(
                 f"no function was called that include={list(self._filter.include)} names; those of the script itself are in "
                 "the module __main__"

@@ -106,11 +106,11 @@ def _told_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
 
 def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
     """By row, the name of the nearest event around it, C functions left aside, where that is a Python function."""
-    facts = batch.frame_facts
-    if facts is None or not facts.functions:
+    info = batch.frame_info
+    if info is None or not info.functions:
         return None
     used, which = distinct(batch["name"])
-    is_function = is_frame & np.array([name in facts.functions for name in used.tolist()], dtype=np.bool_)[which]
+    is_function = is_frame & np.array([name in info.functions for name in used.tolist()], dtype=np.bool_)[which]
     around = lifted(batch["parent"], is_frame & ~is_function)
     found = np.where((around >= 0) & is_function[around], batch["name"][around], np.uint32(0))
     return found.astype(np.uint32, copy=False)

@@ -337,5 +337,5 @@ def _with_parents(batch: Batch, trees: Forest) -> Batch:
         devices=batch.devices,
         collectives=batch.collectives,
         dropped=batch.dropped,
-        frame_facts=batch.frame_facts,
+        frame_info=batch.frame_info,
     )

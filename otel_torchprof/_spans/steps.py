@@ -1,6 +1,6 @@
 """Steps as they come: which one a moment belongs to, and the spans that stand for it.
 
-A step is a stretch of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
+A step is a segment of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
 any context that span is the root of a trace and links to the one before; inside a span of the application it is its child.
 """
 

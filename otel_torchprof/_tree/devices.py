@@ -100,10 +100,10 @@ def not_before(batch: Batch, devices: Mapping[str, Array] | None) -> dict[str, A
 
 
 def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.int64]:
-    """Ns that devices worked for what began in each stretch (Unix ns), one stretch after another: each stream's once.
+    """Ns that devices worked for what began in each segment (Unix ns), one segment after another: each stream's once.
 
     A label's pair lies around those of its operators, and around what other threads did on the stream: the time that several
-    pairs cover counts once. Stretches of the same begin share nothing: the first one has it all.
+    pairs cover counts once. Segments of the same begin share nothing: the first one has it all.
     """
     found = np.zeros(len(starts), dtype=np.int64)
     devices = batch.devices

@@ -1,4 +1,4 @@
-"""What devices consumed in a stretch of time, from readings of their energy counters."""
+"""What devices consumed in a segment of time, from readings of their energy counters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = npt.NDArray[Any]
 
 
 def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64] | None:
-    """Joules that the devices of a batch consumed in each stretch (Unix ns); None where no counter was read.
+    """Joules that the devices of a batch consumed in each segment (Unix ns); None where no counter was read.
 
     Of the devices that the batch has times of; of all whose counters were read where it has none. NaN where readings do not
-    reach around the stretch. Between two readings the power is taken to be even. Costs some 100 ns per stretch and device.
+    reach around the segment. Between two readings the power is taken to be even. Costs some 100 ns per segment and device.
     """
     if batch.energy is None or not len(batch.energy["time"]):
         return None
@@ -40,7 +40,7 @@ def curves_of(energy: Mapping[str, Array]) -> Iterator[tuple[int, tuple[Array, A
 
 
 def interpolated(times: Array, joules: Array, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Joules in each stretch, along one curve of readings; NaN where it does not reach, or the stretch ends before it starts."""
+    """Joules in each segment, along one curve of readings; NaN where it does not reach, or the segment ends before it starts."""
     if len(times) == 0:
         return np.full(np.broadcast(starts, ends).shape, np.nan)
     # Relative to the first: doubles do not hold today's Unix time in ns to the last one.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.frame_facts import FrameFacts
+from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Flag, Kind
 
@@ -96,15 +96,15 @@ def levels(around: Array) -> list[Array]:
     return np.split(order, np.cumsum(np.bincount(depth))[:-1])
 
 
-def with_facts(batch: Batch, facts: FrameFacts) -> Batch:
+def with_info(batch: Batch, info: FrameInfo) -> Batch:
     """The batch with the facts of what is called in it, out of those of all that was called since the tracer came."""
     is_frame = frames_of(batch)
     if is_frame is None:
-        return replace(batch, frame_facts=FrameFacts(since=facts.since))
+        return replace(batch, frame_info=FrameInfo(since=info.since))
     names, identities = batch["name"][is_frame], batch["fwd_thread"][is_frame]
     numbers = set(distinct(names)[0].tolist())
-    steps = {number for number in facts.optimizers if (identities == number).any()}
-    return replace(batch, frame_facts=facts.chosen(numbers, steps))
+    steps = {number for number in info.optimizers if (identities == number).any()}
+    return replace(batch, frame_info=info.chosen(numbers, steps))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._columns.frame_facts import FrameFacts, ParameterFacts, TensorFacts
+    from otel_torchprof._columns.frame_info import FrameInfo, ParameterInfo, TensorInfo
 
 Array = npt.NDArray[Any]
 
@@ -195,11 +195,11 @@ def _found(lives: _Lives, placed: list[tuple[Known, int, bool]]) -> dict[int, np
 
 
 def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[Known]:
-    facts = batch.frame_facts
-    if facts is None:
+    info = batch.frame_info
+    if info is None:
         return
     rows = np.flatnonzero(batch["kind"] == Kind.FRAME)
-    for part, begin, end in _recordings(facts):
+    for part, begin, end in _recordings(info):
         inside = rows[(batch["start"][rows] >= begin) & (batch["start"][rows] < end)]
         calls = _first_calls(batch, inside, "name", np.fromiter(part.modules, dtype=np.int64))
         steps = _first_calls(batch, inside, "fwd_thread", np.fromiter(part.optimizers, dtype=np.int64))
@@ -212,9 +212,9 @@ def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[Known]:
                     yield from _of_parameter(parameter, (time, end), device_type)
 
 
-def _recordings(facts: FrameFacts) -> Iterator[tuple[FrameFacts, int, int]]:
+def _recordings(info: FrameInfo) -> Iterator[tuple[FrameInfo, int, int]]:
     """The facts of each recording, and from when to when they hold."""
-    parts = facts.recordings or (facts,)
+    parts = info.recordings or (info,)
     ends = [*(part.since for part in parts[1:]), np.iinfo(np.int64).max]
     for number, (part, end) in enumerate(zip(parts, ends, strict=True)):
         yield part, part.since if number else np.iinfo(np.int64).min, end
@@ -229,7 +229,7 @@ def _first_calls(batch: Batch, rows: Array, column: str, numbers: Array) -> dict
 
 
 def _of_parameter(
-    parameter: ParameterFacts, times: tuple[int, int], device_type: Callable[[str], int]
+    parameter: ParameterInfo, times: tuple[int, int], device_type: Callable[[str], int]
 ) -> Iterator[Known]:
     tensors = [(PARAMETER, False, parameter.tensor), (GRADIENT, parameter.has_late_gradient, parameter.gradient)]
     for role, is_late, tensor in (*tensors, *((STATE, True, kept) for kept in parameter.state.values())):
@@ -239,7 +239,7 @@ def _of_parameter(
             yield Known(role, *times, is_late, tensor.storage_data_ptr, _bytes(tensor), device)
 
 
-def _bytes(tensor: TensorFacts) -> int:
+def _bytes(tensor: TensorInfo) -> int:
     """What a tensor takes, up to its last element; ``torch.float32`` and the like say how many bits one has."""
     if 0 in tensor.shape:
         return 0

@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 MOST_SAMPLES = 100_000
 """Samples of one quantity that are kept all; of more, those that a picture of it is made of."""
-_KEPT_OF_EACH_STRETCH = 4
+_KEPT_OF_EACH_SEGMENT = 4
 
 
 class Total(NamedTuple):
@@ -55,18 +55,18 @@ def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> I
 
 
 def thinned(time: Array, value: Array, most: int) -> tuple[Array, Array]:
-    """The samples, or if they are more than ``most`` the first, lowest, highest and last of each of ``most / 4`` stretches.
+    """The samples, or if they are more than ``most`` the first, lowest, highest and last of each of ``most / 4`` segments.
 
-    A stretch is so many samples in a row: where much happens there are many. No peak is lost, and nothing is invented.
+    A segment is so many samples in a row: where much happens there are many. No peak is lost, and nothing is invented.
     """
     count = len(time)
     if count <= most:
         return time, value
-    width = -(-count // (most // _KEPT_OF_EACH_STRETCH))
-    stretches = -(-count // width)
-    padded = np.full(stretches * width, value[-1], dtype=value.dtype)
+    width = -(-count // (most // _KEPT_OF_EACH_SEGMENT))
+    segments = -(-count // width)
+    padded = np.full(segments * width, value[-1], dtype=value.dtype)
     padded[:count] = value
-    grid, begin = padded.reshape(stretches, width), np.arange(stretches) * width
+    grid, begin = padded.reshape(segments, width), np.arange(segments) * width
     ends = (begin, begin + grid.argmin(axis=1), begin + grid.argmax(axis=1), begin + width - 1)
     kept = np.unique(np.minimum(np.concatenate(ends), count - 1))
     return time[kept], value[kept]

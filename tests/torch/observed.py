@@ -53,7 +53,7 @@ def inside(events: Any) -> list[Any]:
     return found
 
 
-def facts(events: Any, *, shapes: bool = False) -> list[tuple[Any, ...]]:
+def info(events: Any, *, shapes: bool = False) -> list[tuple[Any, ...]]:
     """One line per event inside the marked step."""
     found = []
     for event in inside(events):

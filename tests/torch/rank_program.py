@@ -67,20 +67,20 @@ def main() -> None:
     random.seed(0)  # as training scripts do, alike on all ranks
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
-    facts: dict[str, object] = {}
+    info: dict[str, object] = {}
 
     def join() -> None:
         dist.init_process_group("gloo")
         train(DistributedDataParallel(model), STEPS)
 
-    facts["before"] = recorded(folder, "before", join)
+    info["before"] = recorded(folder, "before", join)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallel = DistributedDataParallel(model)
     for phase in ("apart", "together", "one"):
-        facts[phase] = recorded(folder, phase, lambda: train(parallel, STEPS))
-    facts["sampled"] = recorded(folder, "sampled", lambda: train(parallel, SAMPLED_STEPS))
-    facts["after"] = dist.distributed_c10d._update_default_pg.__module__
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(facts))
+        info[phase] = recorded(folder, phase, lambda: train(parallel, STEPS))
+    info["sampled"] = recorded(folder, "sampled", lambda: train(parallel, SAMPLED_STEPS))
+    info["after"] = dist.distributed_c10d._update_default_pg.__module__
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(info))
     assert mesh is not None
     dist.destroy_process_group()
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from observed import facts, run, torchs  # noqa: E402
+from observed import info, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -74,7 +74,7 @@ def test_as_torch(body):
     body()
     with otp.profile() as ours, torchs() as theirs:
         run(body)
-    assert facts(ours.events()) == facts(theirs.events())
+    assert info(ours.events()) == info(theirs.events())
 
 
 def test_an_end_on_another_thread_says_where():

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from observed import facts, recorded_names, run, torchs  # noqa: E402
+from observed import info, recorded_names, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -27,7 +27,7 @@ def step():
 
 
 def names(events):
-    return sorted(line[1] for line in facts(events))
+    return sorted(line[1] for line in info(events))
 
 
 @pytest.fixture(scope="module")

@@ -341,7 +341,7 @@ def test_uninstrument_takes_everything_back(model, monkeypatch):
 
 
 def test_it_can_be_switched_on_again(model, monkeypatch):
-    """A processor outlives an uninstrument: after the next instrument it goes on, with sums over both stretches."""
+    """A processor outlives an uninstrument: after the next instrument it goes on, with sums over both segments."""
     no_optimizers(monkeypatch)
     bench = Bench(detail="modules")
     instrumentor = otp.TorchInstrumentor()

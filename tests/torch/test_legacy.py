@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from at_rest import wait_until_at_rest  # noqa: E402
-from observed import STEP, facts, run  # noqa: E402
+from observed import STEP, info, run  # noqa: E402
 from torch.autograd import profiler_legacy as torch_legacy  # noqa: E402
 
 from otel_torchprof import legacy  # noqa: E402
@@ -152,8 +152,8 @@ def test_jit_fork():
 def test_the_events(body, shapes):
     """The same tree of function events, without the operators that only hand on."""
     ours, theirs = both(body, record_shapes=shapes)
-    assert facts(ours, shapes=shapes) == facts(theirs, shapes=shapes)
-    assert facts(ours)
+    assert info(ours, shapes=shapes) == info(theirs, shapes=shapes)
+    assert info(ours)
 
 
 def test_an_end_on_a_thread_that_torch_does_not_know():

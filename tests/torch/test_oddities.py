@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from observed import facts, recorded_names, run, torchs  # noqa: E402
+from observed import info, recorded_names, run, torchs  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
@@ -105,7 +105,7 @@ def test_as_torch(body):
     body()
     with otp.profile(record_shapes=True) as ours, torchs(shapes=True) as theirs:
         run(body)
-    assert facts(ours.events(), shapes=True) == facts(theirs.events(), shapes=True)
+    assert info(ours.events(), shapes=True) == info(theirs.events(), shapes=True)
     assert len(recorded_names(ours)) > 1
 
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 import models  # noqa: E402 - needs torch
-from observed import counts, facts, run, torchs  # noqa: E402
+from observed import counts, info, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -30,8 +30,8 @@ def test_ours_inside_torchs(step):
     """Ours, inside torch's profiler: both see one and the same tree."""
     with torchs() as theirs, otp.profile() as ours:
         run(step)
-    assert facts(ours.events()) == facts(theirs.events())
-    assert len(facts(ours.events())) > 3
+    assert info(ours.events()) == info(theirs.events())
+    assert len(info(ours.events())) > 3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -39,7 +39,7 @@ def test_torchs_inside_ours(step):
     """Torch's profiler inside ours: both see one and the same tree, with the same shapes and counts."""
     with otp.profile(record_shapes=True) as ours, torchs(shapes=True) as theirs:
         run(step)
-    assert facts(ours.events(), shapes=True) == facts(theirs.events(), shapes=True)
+    assert info(ours.events(), shapes=True) == info(theirs.events(), shapes=True)
     grouped = counts(ours.key_averages(group_by_input_shape=True), shapes=True)
     assert grouped == counts(theirs.key_averages(group_by_input_shape=True), shapes=True)
 
@@ -51,5 +51,5 @@ def test_one_after_the_other(step):
         run(step)
     with otp.profile() as ours:
         run(step)
-    assert [line[1] for line in facts(ours.events())] == [line[1] for line in facts(theirs.events())]
+    assert [line[1] for line in info(ours.events())] == [line[1] for line in info(theirs.events())]
     assert counts(ours.key_averages()) == counts(theirs.key_averages())

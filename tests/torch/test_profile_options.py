@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 
 import torch.autograd.profiler as autograd_profiler  # noqa: E402
 import torch.profiler as torch_profiler  # noqa: E402
-from observed import counts, facts, run, succeeds  # noqa: E402
+from observed import counts, info, run, succeeds  # noqa: E402
 from torch._C._profiler import _ExperimentalConfig  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -127,9 +127,9 @@ def test_the_same_events(options):
     with autograd_profiler.profile(**options) as theirs:
         step()
     shapes = ours.record_shapes or ours.with_flops
-    assert facts(ours.events(), shapes=shapes)
+    assert info(ours.events(), shapes=shapes)
     mine, torchs = (
-        [line[1:2] + line[4:] for line in facts(prof.function_events, shapes=shapes)] for prof in (ours, theirs)
+        [line[1:2] + line[4:] for line in info(prof.function_events, shapes=shapes)] for prof in (ours, theirs)
     )
     assert sorted(mine, key=str) == sorted(torchs, key=str)
     assert {row.key for row in ours.key_averages()} == {row.key for row in theirs.key_averages()}
@@ -139,9 +139,9 @@ def test_the_same_events(options):
 def test_the_experimental_configuration():
     """What torch's configuration hides but pickles is found: other threads and overloads are recorded."""
     config = _ExperimentalConfig(profile_all_threads=True, capture_overload_names=True)
-    wanted = otp.profile(experimental_config=config)._stretches._wanted
+    wanted = otp.profile(experimental_config=config)._segments._wanted
     assert (wanted.all_threads, wanted.overloads) == (True, True)
-    wanted = otp.profile(experimental_config=_ExperimentalConfig(verbose=True))._stretches._wanted
+    wanted = otp.profile(experimental_config=_ExperimentalConfig(verbose=True))._segments._wanted
     assert (wanted.all_threads, wanted.overloads) == (False, False)
 
 

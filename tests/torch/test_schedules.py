@@ -158,16 +158,16 @@ def test_nothing_is_registered_between_cycles():
     seen = []
     with otp.profile(schedule=otp.schedule(wait=1, warmup=1, active=1, repeat=1)) as prof:
         for _ in range(4):
-            seen.append(prof._stretches.running)
+            seen.append(prof._segments.running)
             prof.step()
     assert seen == [False, False, True, False]
 
 
 def test_entered_again():
-    """Entered again the profile has the events of both stretches: averages, columns and spans; torch's would refuse."""
+    """Entered again the profile has the events of both segments: averages, columns and spans; torch's would refuse."""
     with otp.profile(record_shapes=True) as prof:
         (X * 2).neg()
-        assert len(prof._stretches._recordings) == 1
+        assert len(prof._segments._recordings) == 1
     before = len(prof.events())
     with prof:
         torch.ones(2, 2).neg()

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from at_rest import wait_until_at_rest  # noqa: E402
-from observed import callbacks, facts, recorded_names, run, torchs  # noqa: E402
+from observed import callbacks, info, recorded_names, run, torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
@@ -100,7 +100,7 @@ def test_jit_fork_is_seen_as_torch_sees_it(forks):
     """What torch.jit.fork carries to another thread is in the profile, thread and flags as in torch's."""
     with otp.profile() as ours, torchs() as theirs:
         run(lambda: (forks(X, 2), wait_until_at_rest()))
-    assert facts(ours.events()) == facts(theirs.events())
+    assert info(ours.events()) == info(theirs.events())
     assert "<forked function>" in recorded_names(ours)
 
 

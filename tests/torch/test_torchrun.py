@@ -40,7 +40,7 @@ def steps_of(spans: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return {span["attributes"]["torch.step"]: span for span in spans if span["name"] == "torch.step"}
 
 
-def facts_of(folder: Path) -> list[dict[str, Any]]:
+def info_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in RANKS]
 
 
@@ -80,7 +80,7 @@ def test_any_rank_can_name_the_span_of_another(folder):
     """step_context(2, 1), asked on every rank, is the span that rank 2 has sent of its step 1, in both layouts."""
     for phase in ("apart", "together"):
         step = steps_of(spans_of(folder, phase)[2])[1]
-        assert {tuple(facts[phase]["context"]) for facts in facts_of(folder)} == {(step["trace"], step["span"])}
+        assert {tuple(info[phase]["context"]) for info in info_of(folder)} == {(step["trace"], step["span"])}
 
 
 def test_together_a_step_of_all_ranks_is_one_trace(folder):
@@ -99,11 +99,11 @@ def test_together_a_step_of_all_ranks_is_one_trace(folder):
 def test_ranks_that_do_not_export_record_nothing(folder):
     """With export_ranks="one" only rank 0 has sent anything; the others say why, and have put nothing into torch."""
     assert list(spans_of(folder, "one")) == [0]
-    first, *others = [facts["one"] for facts in facts_of(folder)]
+    first, *others = [info["one"] for info in info_of(folder)]
     assert first["sources"]["recording"] == "on"
-    for rank, facts in enumerate(others, 1):
-        assert facts["sources"] == {"recording": f"off: rank {rank} of 4 does not export: export_ranks is 'one'"}
-        assert facts["hooks"] == "torch.distributed.distributed_c10d"
+    for rank, info in enumerate(others, 1):
+        assert info["sources"] == {"recording": f"off: rank {rank} of 4 does not export: export_ranks is 'one'"}
+        assert info["hooks"] == "torch.distributed.distributed_c10d"
 
 
 def test_resources_tell_ranks_apart(folder):
@@ -124,7 +124,7 @@ def test_resources_tell_ranks_apart(folder):
         }
         groups = [f"mesh_dp:{rank % 2},{rank % 2 + 2}", f"mesh_tp:{rank // 2 * 2}-{rank // 2 * 2 + 1}"]
         assert resource == {"service.name": "ranks", **expected, "torch.distributed.groups": groups}
-        assert facts_of(folder)[rank]["apart"]["resource"] == expected
+        assert info_of(folder)[rank]["apart"]["resource"] == expected
 
 
 def test_a_process_group_that_comes_later_counts_from_the_first_step(folder):
@@ -150,7 +150,7 @@ def test_a_sampler_by_trace_id_decides_alike_on_all_ranks(folder):
 
 def test_nothing_is_left_in_torch(folder):
     """After uninstrument() the function that sets the process group is torch's own again."""
-    for facts in facts_of(folder):
-        assert facts["apart"]["hooks"] == "otel_torchprof._distributed.ranks"
-        assert facts["after"] == "torch.distributed.distributed_c10d"
-        assert facts["apart"]["sources"]["ranks"] == "on"
+    for info in info_of(folder):
+        assert info["apart"]["hooks"] == "otel_torchprof._distributed.ranks"
+        assert info["after"] == "torch.distributed.distributed_c10d"
+        assert info["apart"]["sources"]["ranks"] == "on"

@@ -76,7 +76,7 @@ def test_a_sub_group_has_numbers_and_ranks_of_its_own(told):
     assert (one["ranks"], one["group_size"], one["rank"], other["rank"]) == (f"1,{LATE_RANK}", 2, 0, 1)
 
 
-def test_facts_of_a_collective(told):
+def test_info_of_a_collective(told):
     """Bytes, types, the operation that reduces, the root and the peer are those of the call."""
     by_name = {}
     for entry in told[1][0]:
@@ -94,10 +94,10 @@ def test_facts_of_a_collective(told):
 
 def what(step, span):
     """What the spans of one collective have in common, whichever rank's they are."""
-    facts = {key.removeprefix("torch.collective."): value for key, value in span["attributes"].items()}
-    ways = [facts["rank"], facts.get("peer")] if facts["name"] in {"send", "recv"} else []
-    name = "transfer" if ways else facts["name"]
-    return step, facts["group"], facts["sequence_nr"], name, *sorted(ways)
+    info = {key.removeprefix("torch.collective."): value for key, value in span["attributes"].items()}
+    ways = [info["rank"], info.get("peer")] if info["name"] in {"send", "recv"} else []
+    name = "transfer" if ways else info["name"]
+    return step, info["group"], info["sequence_nr"], name, *sorted(ways)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -134,17 +134,17 @@ def read(prof: otp.profile) -> None:
     assert parent is None
     assert len(children) == 1
     assert not kernels
-    called: tuple[otp.FunctionFacts | None, otp.ModuleFacts | None, otp.OptimizerFacts | None] = (
+    called: tuple[otp.FunctionInfo | None, otp.ModuleInfo | None, otp.OptimizerInfo | None] = (
         event.function,
         event.module,
         event.optimizer,
     )
-    modules: tuple[otp.ModuleFacts, ...] = prof.modules
-    optimizers: tuple[otp.OptimizerFacts, ...] = prof.optimizers
-    groups: list[otp.ParameterGroupFacts] = [group for optimizer in optimizers for group in optimizer.groups]
-    parameters: list[otp.ParameterFacts] = [parameter for module in modules for parameter in module.parameters]
+    modules: tuple[otp.ModuleInfo, ...] = prof.modules
+    optimizers: tuple[otp.OptimizerInfo, ...] = prof.optimizers
+    groups: list[otp.ParameterGroupInfo] = [group for optimizer in optimizers for group in optimizer.groups]
+    parameters: list[otp.ParameterInfo] = [parameter for module in modules for parameter in module.parameters]
     parameters += [parameter for group in groups for parameter in group.parameters]
-    tensors: list[otp.TensorFacts | None] = [parameter.tensor for parameter in parameters]
+    tensors: list[otp.TensorInfo | None] = [parameter.tensor for parameter in parameters]
     assert called == (None, None, None)
     assert not tensors
     averages: otp.EventList = prof.key_averages(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.frame_facts import (
-    FrameFacts,
-    ModuleFacts,
-    OptimizerFacts,
-    ParameterFacts,
-    ParameterGroupFacts,
-    TensorFacts,
+from otel_torchprof._columns.frame_info import (
+    FrameInfo,
+    ModuleInfo,
+    OptimizerInfo,
+    ParameterGroupInfo,
+    ParameterInfo,
+    TensorInfo,
 )
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Kind, Scope
 from otel_torchprof._tree.memory_categories import memory_changes
@@ -46,8 +46,8 @@ class Run:
     device: int = 0
     open: list[int] = field(default_factory=list)
     time: int = 1000
-    modules: dict[int, ModuleFacts] = field(default_factory=dict)
-    optimizers: dict[int, OptimizerFacts] = field(default_factory=dict)
+    modules: dict[int, ModuleInfo] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerInfo] = field(default_factory=dict)
 
     def begin(
         self, name: str, *inputs: int, kind: Kind = Kind.OPERATOR, scope: Scope = Scope.FUNCTION, number: int = 0
@@ -94,16 +94,16 @@ class Run:
         self.operator("detach" if accumulates else "mul", *inputs, makes=makes)
         self.end()
 
-    def module(self, name: str, *parameters: ParameterFacts) -> None:
+    def module(self, name: str, *parameters: ParameterInfo) -> None:
         """A module is called, and returns."""
         self.begin(f"nn.Module: {name}", kind=Kind.FRAME)
-        self.modules[self.names.index(f"nn.Module: {name}")] = ModuleFacts(name, name, name, parameters)
+        self.modules[self.names.index(f"nn.Module: {name}")] = ModuleInfo(name, name, name, parameters)
         self.end()
 
-    def step(self, *parameters: ParameterFacts, number: int = 7) -> None:
+    def step(self, *parameters: ParameterInfo, number: int = 7) -> None:
         """An optimizer makes a step, and returns."""
         self.begin("step", kind=Kind.FRAME, number=number)
-        self.optimizers[number] = OptimizerFacts("SGD", (ParameterGroupFacts({}, parameters),))
+        self.optimizers[number] = OptimizerInfo("SGD", (ParameterGroupInfo({}, parameters),))
         self.end()
 
     def batch(self, **rest: Any) -> Batch:
@@ -114,8 +114,8 @@ class Run:
             ("time", "bytes", "address", "event", "device_type"), zip(*self.records, strict=True), strict=False
         ):
             memory[name] = np.array(values, memory[name].dtype)
-        facts = FrameFacts(modules=self.modules, optimizers=self.optimizers)
-        given = {"inputs": np.array(self.words, np.int64), "memory": memory, "frame_facts": facts, **rest}
+        info = FrameInfo(modules=self.modules, optimizers=self.optimizers)
+        given = {"inputs": np.array(self.words, np.int64), "memory": memory, "frame_info": info, **rest}
         return Batch.of(columns, self.names, **given)
 
     def used(self, **rest: Any) -> list[tuple[str, str, int]]:
@@ -127,13 +127,13 @@ class Run:
         ]
 
 
-def tensor(address: int) -> TensorFacts:
+def tensor(address: int) -> TensorInfo:
     """A tensor of two floats."""
-    return TensorFacts((2,), (1,), "torch.float32", "torch.strided", "cpu", address, address)
+    return TensorInfo((2,), (1,), "torch.float32", "torch.strided", "cpu", address, address)
 
 
-def parameter(address: int, gradient: int = 0, state: int = 0, late: bool = False) -> ParameterFacts:
+def parameter(address: int, gradient: int = 0, state: int = 0, late: bool = False) -> ParameterInfo:
     """A parameter, with its gradient and what an optimizer keeps of it."""
     found = tensor(gradient) if gradient else None
     kept = {"momentum": tensor(state)} if state else {}
-    return ParameterFacts("weight", "torch.nn.Parameter", True, tensor(address), found, kept, late)
+    return ParameterInfo("weight", "torch.nn.Parameter", True, tensor(address), found, kept, late)

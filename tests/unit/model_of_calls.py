@@ -124,7 +124,7 @@ class Model:
                 pass
 
     def _generator(self, number: int, slot: int | None = None) -> Generator[None, None, bool]:
-        """One that runs, from its first stretch on; -1 is `pause`."""
+        """One that runs, from its first segment on; -1 is `pause`."""
         self._identities += 1
         me = _Me(f"f{number}" if number >= 0 else "pause", self._identities)
         written = self._program.functions[number] if number >= 0 else _PAUSE

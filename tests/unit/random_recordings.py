@@ -38,23 +38,23 @@ TENSOR, OVERLOAD = 1 | 7 << 8, 10
 BY_KIND = {Kind.FRAME: FRAMES, Kind.OPERATOR: OPERATORS, Kind.LABEL: LABELS, Kind.MODULE: MODULES}
 
 
-def recordings(seed: int, moves: int, *, stretches: int = 1, nested: bool = False) -> list[Batch]:
-    """The final batches of stretches that follow each other, the same for the same arguments.
+def recordings(seed: int, moves: int, *, segments: int = 1, nested: bool = False) -> list[Batch]:
+    """The final batches of segments that follow each other, the same for the same arguments.
 
-    ``moves`` is about how much happens on a thread in a stretch; ``nested``: everything ends where it belongs.
+    ``moves`` is about how much happens on a thread in a segment; ``nested``: everything ends where it belongs.
     """
     chance = random.Random(seed)
     ids, clock, found = itertools.count(1), 1_000_000_000_000_000_000, []
-    for _ in range(stretches):
-        stretch = _Stretch(chance, ids, nested=nested)
+    for _ in range(segments):
+        segment = _Segment(chance, ids, nested=nested)
         threads = chance.sample(range(len(THREADS)), chance.randint(0 if moves < 2 else 1, len(THREADS)))
-        clock = max([clock, *(stretch.run(thread, clock, moves) for thread in threads)]) + 1_000
-        found.append(stretch.batch())
+        clock = max([clock, *(segment.run(thread, clock, moves) for thread in threads)]) + 1_000
+        found.append(segment.batch())
     return found
 
 
-class _Stretch:
-    """A stretch while it is made: rows and memory as dictionaries, words of inputs."""
+class _Segment:
+    """A segment while it is made: rows and memory as dictionaries, words of inputs."""
 
     def __init__(self, chance: random.Random, ids: Iterator[int], *, nested: bool) -> None:
         self._chance, self._ids, self._nested = chance, ids, nested

@@ -154,9 +154,9 @@ def test_filters_of_activities(filters, names, with_arrows):
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 60), st.integers(1, 3))
-def test_any_recording_with_any_times(seed, moves, stretches):
+def test_any_recording_with_any_times(seed, moves, segments):
     """Whatever was recorded and whatever devices tell, the trace is valid and the CPU's part is what it is without them."""
-    batch = joined(recordings(seed, moves, stretches=stretches))
+    batch = joined(recordings(seed, moves, segments=segments))
     random = np.random.default_rng(seed)
     rows = np.flatnonzero((random.random(len(batch)) < 0.7) & (batch["kind"] != Kind.FRAME))
     count = len(rows)
@@ -216,10 +216,10 @@ def test_a_profile_exports_its_devices(tmp_path, monkeypatch, types, count):
     filters = {ProfilerActivity.CUDA: types}
     with otp.profile(operators=False, activity_filters=filters) as prof, otp.record_function("label"):
         pass
-    batch = prof._stretches.batch()
+    batch = prof._segments.batch()
     pair = Pair(int(batch["id"][0]), int(batch["start"][0]) - WEEK_NS, 500, 7)
     devices = {name: np.array(values) for name, values in device_columns([pair]).items()}
-    monkeypatch.setattr(prof._stretches, "batch", lambda: replace(batch, devices=devices))
+    monkeypatch.setattr(prof._segments, "batch", lambda: replace(batch, devices=devices))
     prof.export_chrome_trace(tmp_path / "trace.json")
     events = validate((tmp_path / "trace.json").read_bytes())["traceEvents"]
     assert [(event["name"], event["tid"]) for event in device_slices(events)] == [("label", 7)] * count

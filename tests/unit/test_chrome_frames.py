@@ -7,7 +7,7 @@ from dataclasses import replace
 from trace_validator import validate
 
 from otel_torchprof._columns.batch import Batch, Thread
-from otel_torchprof._columns.frame_facts import FrameFacts, ModuleFacts
+from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode.chrome import PIECE_SIZE, encode
 
@@ -51,8 +51,8 @@ def test_what_is_odd_about_a_call():
 
 def test_which_module_was_called():
     """A call of a module has its full name, beginning with the root's class, as torch's events have the modules around them."""
-    modules = {MAIN: ModuleFacts("Net", "Net", "a.Net", ()), WORK: ModuleFacts("layers.1", "Net", "a.Layer", ())}
-    calls = replace(batch(), frame_facts=FrameFacts(modules=modules))
+    modules = {MAIN: ModuleInfo("Net", "Net", "a.Net", ()), WORK: ModuleInfo("layers.1", "Net", "a.Layer", ())}
+    calls = replace(batch(), frame_info=FrameInfo(modules=modules))
     found = [args.get("Module Hierarchy") for args in args_of(trace_of(calls))]
     assert found == ["Net", "Net.layers.1", None, None, "Net.layers.1"]
 

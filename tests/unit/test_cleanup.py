@@ -214,7 +214,7 @@ def test_recording_whose_cleanup_fails_is_readable():
     prof.start()
     with otp.record_function("kept"):
         pass
-    prof._stretches._running.cleanup.push(lambda: 1 / 0)
+    prof._segments._running.cleanup.push(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prof.stop()
     prof.stop()
@@ -242,7 +242,7 @@ def test_forked_child_stops_a_profile_that_a_thread_was_reading():
     prof = otp.profile(operators=False)
     with prof:
         pass
-    with prof._stretches.reading, prof._stretches.stopping, prof._stretches._lock:
+    with prof._segments.reading, prof._segments.stopping, prof._segments._lock:
         pid = os.fork()
         if pid == 0:
             signal.alarm(30)

@@ -139,9 +139,9 @@ def profiled():
     """A profile of a label in a label, of which devices told: 50 us of the outer, 20 of the inner and 5 on another stream."""
     with otp.profile(use_cpu=True) as prof, otp.record_function("outer"), otp.record_function("inner"):
         pass
-    batch = prof._stretches.batch()
+    batch = prof._segments.batch()
     ids = batch["id"].tolist()
-    prof._stretches._kept = replace(batch, devices=devices((ids[0], 3, 50, 1), (ids[1], 3, 20, 1)))
+    prof._segments._kept = replace(batch, devices=devices((ids[0], 3, 50, 1), (ids[1], 3, 20, 1)))
     return prof
 
 
@@ -165,11 +165,11 @@ def test_pairs_as_arrays(profiled):
 
 def test_less_detail_loses_no_time(profiled):
     """Where operators are no spans, the module around them has their time, though they are not there to be asked."""
-    batch = profiled._stretches._kept
+    batch = profiled._segments._kept
     kinds = np.array([Kind.MODULE, Kind.OPERATOR], batch["kind"].dtype)
     only = {name: column[1:] for name, column in batch.devices.items()}
     columns = {**batch.columns, "kind": kinds, "scope": np.zeros(2, batch["scope"].dtype)}
-    profiled._stretches._kept = replace(batch, columns=columns, devices=only)
+    profiled._segments._kept = replace(batch, columns=columns, devices=only)
     module = next(span for span in profiled.spans(detail="modules") if span.name == "outer")
     assert len(profiled.spans(detail="modules")) == len(profiled.spans()) - 1
     assert module.attributes["torch.device.duration"] == 20e-6

@@ -1,4 +1,4 @@
-"""Energy: reading the cards' counters, and what a series of readings says of any stretch of time."""
+"""Energy: reading the cards' counters, and what a series of readings says of any segment of time."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def series(*samples, **options):
     return made
 
 
-def stretches(made, starts, ends):
-    """Joules of stretches (Unix ns) along the readings of a series."""
+def segments(made, starts, ends):
+    """Joules of segments (Unix ns) along the readings of a series."""
     return interpolated(*made.readings(), np.asarray(starts, np.int64), np.asarray(ends, np.int64))
 
 
 def between(made, start, end):
-    return float(stretches(made, [NOW + start], [NOW + end])[0])
+    return float(segments(made, [NOW + start], [NOW + end])[0])
 
 
 def test_joules_between_readings_are_even():
@@ -179,12 +179,12 @@ def test_joules_between_readings_are_even():
 
 
 def test_what_the_readings_do_not_cover_is_nan():
-    """A stretch that begins before the first reading, ends after the last, or before it begins, has no joules."""
+    """A segment that begins before the first reading, ends after the last, or before it begins, has no joules."""
     made = series((0, 1.0), (100, 2.0))
     starts, ends = NOW + np.array([-1, 0, 60, 0]), NOW + np.array([50, 101, 50, 100])
-    assert np.isnan(stretches(made, starts, ends)).tolist() == [True, True, True, False]
-    assert np.isnan(stretches(EnergySeries(), [1, 2], [3, 4])).all()
-    assert stretches(EnergySeries(), [], []).shape == (0,)
+    assert np.isnan(segments(made, starts, ends)).tolist() == [True, True, True, False]
+    assert np.isnan(segments(EnergySeries(), [1, 2], [3, 4])).all()
+    assert segments(EnergySeries(), [], []).shape == (0,)
     assert np.isnan(between(series((0, 1.0)), -1, 1))
 
 
@@ -196,7 +196,7 @@ def test_late_readings_find_their_place():
 
 
 def test_old_readings_are_forgotten():
-    """What no later stretch needs goes; a stretch that begins at that time is still known."""
+    """What no later segment needs goes; a segment that begins at that time is still known."""
     made = series(*((10 * number, float(number)) for number in range(100)))
     made.forget(NOW + 505)
     assert len(made) == 50
@@ -218,7 +218,7 @@ def test_memory_is_bounded():
     st.lists(st.integers(0, 10**10), min_size=3, max_size=3),
 )
 def test_joules_add_up(samples, times):
-    """The joules of two stretches in a row are those of both together, never less than none."""
+    """The joules of two segments in a row are those of both together, never less than none."""
     made = series(*zip(sorted(time for time, _ in samples), sorted(joules for _, joules in samples), strict=True))
     first, middle, last = sorted(times)
     parts = between(made, first, middle), between(made, middle, last)
@@ -241,7 +241,7 @@ def test_threads_may_add_read_and_forget():
     def ask():
         begin.wait()
         for number in range(200):
-            answers = stretches(made, [NOW + number], [NOW + number + 50])
+            answers = segments(made, [NOW + number], [NOW + number + 50])
             assert np.isnan(answers[0]) or answers[0] >= 0.0
             made.forget(NOW)
 

@@ -32,20 +32,20 @@ def batch_of(energy, **columns):
     return Batch.of({"start": [0], "end": [1], **columns}, ["", "label"], energy=energy)
 
 
-def between(batch, *stretches):
-    starts, ends = (np.array(column, dtype=np.int64) for column in zip(*stretches, strict=True))
+def between(batch, *segments):
+    starts, ends = (np.array(column, dtype=np.int64) for column in zip(*segments, strict=True))
     return joules_between(batch, starts, ends)
 
 
 def test_all_devices_where_none_was_timed():
-    """Without times of devices a stretch has what all that were read consumed; without readings it has nothing."""
+    """Without times of devices a segment has what all that were read consumed; without readings it has nothing."""
     batch = batch_of(readings((0, 5.0, 0), (10, 15.0, 0), (0, 100.0, 1), (10, 130.0, 1)))
     assert between(batch, (0, 10), (5, 10)).tolist() == [40.0, 20.0]
     assert between(batch_of(None), (0, 10)) is None
 
 
 def test_devices_in_use():
-    """With times of devices a stretch has what those consumed, not what others did."""
+    """With times of devices a segment has what those consumed, not what others did."""
     pairs = {"event": [1], "start": [0], "duration": [1], "stream": [0], "device_type": [1], "device_index": [1]}
     batch = Batch.of(
         {"start": [0]}, [""], energy=readings((0, 5.0, 0), (10, 15.0, 0), (0, 100.0, 1), (10, 130.0, 1)), devices=pairs
@@ -53,8 +53,8 @@ def test_devices_in_use():
     assert between(batch, (0, 10)).tolist() == [30.0]
 
 
-def test_stretches_beyond_the_readings_have_none():
-    """Where readings do not reach around a stretch nothing is told of it."""
+def test_segments_beyond_the_readings_have_none():
+    """Where readings do not reach around a segment nothing is told of it."""
     assert np.isnan(between(batch_of(readings((5, 0.0, 0), (10, 1.0, 0))), (0, 10))).all()
 
 
@@ -123,7 +123,7 @@ def test_bad_readings_never_reach_the_program(nvml):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_covered_time_against_a_model(seed):
-    """What devices worked for in each stretch is the length of the union of its pairs, stream by stream."""
+    """What devices worked for in each segment is the length of the union of its pairs, stream by stream."""
     from otel_torchprof._tree.devices import covered_between
 
     random = np.random.default_rng(seed)

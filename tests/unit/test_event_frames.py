@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from hypothesis import given
-from test_event_facts import NUMBERS, listed
+from test_event_info import NUMBERS, listed
 from torch_forests import Event, as_batch, forests
 
 from otel_torchprof._columns.batch import Batch

@@ -9,14 +9,14 @@ from types import FunctionType
 import pytest
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.frame_facts import (
-    FrameFacts,
-    FunctionFacts,
-    ModuleFacts,
-    OptimizerFacts,
-    ParameterFacts,
-    ParameterGroupFacts,
-    TensorFacts,
+from otel_torchprof._columns.frame_info import (
+    FrameInfo,
+    FunctionInfo,
+    ModuleInfo,
+    OptimizerInfo,
+    ParameterGroupInfo,
+    ParameterInfo,
+    TensorInfo,
 )
 from otel_torchprof._columns.joined import joined, without
 from otel_torchprof._events.events import EventList
@@ -51,7 +51,7 @@ def test_functions(function, module, name, before_3_11):
     book, code = Book(), function.__code__
     book.add_code((7, code, module))
     expected = name if sys.version_info >= (3, 11) else before_3_11
-    assert dict(book.finish().functions) == {7: FunctionFacts(expected, __file__, code.co_firstlineno)}
+    assert dict(book.finish().functions) == {7: FunctionInfo(expected, __file__, code.co_firstlineno)}
 
 
 class Calls:
@@ -71,7 +71,7 @@ class Module:
         self._modules, self._parameters = {}, {}
 
 
-def test_modules_that_are_called_while_facts_are_taken():
+def test_modules_that_are_called_while_info_are_taken():
     """A collection of garbage may begin while facts are taken, and its finalizers may call modules."""
     book, module, many = Book(), Module(), 10_000  # more than there are tuples to be had without an allocation
     for number in range(many):
@@ -81,12 +81,12 @@ def test_modules_that_are_called_while_facts_are_taken():
         Calls(book, number)
         gc.set_threshold(3000)
         try:
-            found = book.facts()
+            found = book.info()
         finally:
             gc.set_threshold(*before)
         assert {*range(many)} <= {*found.modules}
     gc.collect()
-    assert len(book.facts().modules) == many + 5
+    assert len(book.info().modules) == many + 5
 
 
 def test_first_function_of_a_name_has_it():
@@ -97,11 +97,11 @@ def test_first_function_of_a_name_has_it():
     assert book.finish().functions[7].qualified_name.startswith("first.")
 
 
-def test_facts_go_on_after_they_were_read():
+def test_info_go_on_after_they_were_read():
     """What was read stays as it is, and a later reading has what has come since too."""
     book = Book()
     book.add_code((1, Outer.method.__code__, "first"))
-    before = book.facts()
+    before = book.info()
     book.add_code((2, Outer.method.__code__, "second"))
     assert list(before.functions) == [1]
     assert list(book.finish().functions) == [1, 2]
@@ -116,9 +116,9 @@ def test_no_function_is_kept():
     code = weakref.ref(function.__code__)
     book.add_code((1, function.__code__, "m"))
     del function
-    facts = book.finish()
+    info = book.finish()
     assert code() is None
-    assert facts.functions[1] == FunctionFacts("m.f", "some file", 1)
+    assert info.functions[1] == FunctionInfo("m.f", "some file", 1)
 
 
 def test_several_threads_note_and_read():
@@ -136,7 +136,7 @@ def test_several_threads_note_and_read():
         thread.start()
     begin.wait(60)
     while any(thread.is_alive() for thread in threads):
-        book.facts()
+        book.info()
     for thread in threads:
         thread.join()
     assert sorted(book.finish().functions) == list(range(6000))
@@ -148,15 +148,15 @@ def test_what_is_no_module_and_no_optimizer_is_left_out(what):
     book = Book()
     book.add_module(1, what)
     book.add_optimizer(1, what)
-    facts = book.finish()
-    assert (dict(facts.modules), dict(facts.optimizers)) == ({}, {})
+    info = book.finish()
+    assert (dict(info.modules), dict(info.optimizers)) == ({}, {})
 
 
 def _module(name):
-    return ModuleFacts(name, "Net", "m.Linear", ())
+    return ModuleInfo(name, "Net", "m.Linear", ())
 
 
-def _batch(start, facts):
+def _batch(start, info):
     """Two calls and an operator of a recording that starts at a time."""
     columns = {
         "start": [start, start + 1, start + 2],
@@ -166,17 +166,17 @@ def _batch(start, facts):
         "parent": [-1, 0, 1],
         "fwd_thread": [0, 5, 5],
     }
-    return Batch.of(columns, ["", "nn.Module: Linear_0", "f", "aten::f"], frame_facts=facts)
+    return Batch.of(columns, ["", "nn.Module: Linear_0", "f", "aten::f"], frame_info=info)
 
 
-def _facts(start, name, lr):
-    function = FunctionFacts("m.f", "m.py", 1)
-    return FrameFacts({2: function, 3: function}, {1: _module(name)}, {5: OptimizerFacts(lr, ())}, start)
+def _info(start, name, lr):
+    function = FunctionInfo("m.f", "m.py", 1)
+    return FrameInfo({2: function, 3: function}, {1: _module(name)}, {5: OptimizerInfo(lr, ())}, start)
 
 
 def test_a_name_means_the_module_of_its_recording():
     """Each call of a batch of several recordings has the facts of its own recording, though the names are the same."""
-    batches = [_batch(100, _facts(100, "a", "one")), _batch(200, None), _batch(300, _facts(300, "b", "two"))]
+    batches = [_batch(100, _info(100, "a", "one")), _batch(200, None), _batch(300, _info(300, "b", "two"))]
     whole = joined([joined(batches[:2]), *batches[2:]])
     events = EventList.of(whole, origin_ns=0)
     calls, called, operators = (
@@ -185,18 +185,18 @@ def test_a_name_means_the_module_of_its_recording():
     )
     assert [call.module and call.module.qualified_name for call in calls] == ["a", "a", "b"]
     assert [call.optimizer.class_name for call in called] == ["one", "one", "two"]
-    assert {call.function for call in called} == {FunctionFacts("m.f", "m.py", 1)}
+    assert {call.function for call in called} == {FunctionInfo("m.f", "m.py", 1)}
     assert {(event.function, event.module, event.optimizer) for event in operators} == {(None, None, None)}
-    assert whole.frame_facts.modules[1].qualified_name == "b"
-    assert whole.frame_facts.functions[2] == FunctionFacts("m.f", "m.py", 1)
-    assert [module.qualified_name for module in whole.frame_facts.all_modules()] == ["a", "b"]
+    assert whole.frame_info.modules[1].qualified_name == "b"
+    assert whole.frame_info.functions[2] == FunctionInfo("m.f", "m.py", 1)
+    assert [module.qualified_name for module in whole.frame_info.all_modules()] == ["a", "b"]
 
 
 def test_one_module_of_two_recordings_is_listed_once():
     """A module of which two recordings know the same is one in the list; two alike of one recording are two."""
-    first = FrameFacts({}, {1: _module("a"), 2: _module("a")}, {}, 100)
-    second = FrameFacts({}, {1: _module("a"), 2: _module("b")}, {}, 200)
-    names = [module.qualified_name for module in FrameFacts.joined([first, second]).all_modules()]
+    first = FrameInfo({}, {1: _module("a"), 2: _module("a")}, {}, 100)
+    second = FrameInfo({}, {1: _module("a"), 2: _module("b")}, {}, 200)
+    names = [module.qualified_name for module in FrameInfo.joined([first, second]).all_modules()]
     assert names == ["a", "a", "b"]
 
 
@@ -205,29 +205,29 @@ def test_what_has_changed_between_recordings_is_listed_once():
 
     def cycle(start, gradient, rate):
         weight, grad = (
-            TensorFacts((2,), (1,), "torch.float32", "torch.strided", "cpu", address, address)
+            TensorInfo((2,), (1,), "torch.float32", "torch.strided", "cpu", address, address)
             for address in (8, gradient)
         )
-        parameter = ParameterFacts("weight", "torch.nn.parameter.Parameter", True, weight, grad)
-        group = ParameterGroupFacts({"lr": rate}, (parameter,))
-        modules, optimizers = {1: ModuleFacts("a", "Net", "Linear", (parameter,))}, {5: OptimizerFacts("SGD", (group,))}
-        return FrameFacts({}, modules, optimizers, start)
+        parameter = ParameterInfo("weight", "torch.nn.parameter.Parameter", True, weight, grad)
+        group = ParameterGroupInfo({"lr": rate}, (parameter,))
+        modules, optimizers = {1: ModuleInfo("a", "Net", "Linear", (parameter,))}, {5: OptimizerInfo("SGD", (group,))}
+        return FrameInfo({}, modules, optimizers, start)
 
     first, second = cycle(100, 16, 0.1), cycle(200, 24, 0.2)
-    whole = FrameFacts.joined([first, second])
+    whole = FrameInfo.joined([first, second])
     assert whole.all_modules() == (first.modules[1],)
     assert whole.all_optimizers() == (first.optimizers[5],)
     assert whole.at(250).optimizers[5].groups[0].hyperparameters == {"lr": 0.2}
 
 
-def test_joined_facts_of_none():
+def test_joined_info_of_none():
     """Recordings without calls have no facts together either; of one with facts they are its own."""
-    facts = _facts(100, "a", "one")
-    assert joined([_batch(100, None), _batch(200, None)]).frame_facts is None
-    assert joined([_batch(100, facts), _batch(200, None)]).frame_facts is facts
+    info = _info(100, "a", "one")
+    assert joined([_batch(100, None), _batch(200, None)]).frame_info is None
+    assert joined([_batch(100, info), _batch(200, None)]).frame_info is info
 
 
-def test_facts_stay_with_what_is_left_of_a_batch():
+def test_info_stay_with_what_is_left_of_a_batch():
     """A batch without some of its rows has the facts still."""
-    batch = _batch(100, _facts(100, "a", "one"))
-    assert without(batch, batch["kind"] == 1).frame_facts is batch.frame_facts
+    batch = _batch(100, _info(100, "a", "one"))
+    assert without(batch, batch["kind"] == 1).frame_info is batch.frame_info

@@ -9,7 +9,7 @@ from test_attributes import shown_by
 
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, Thread
-from otel_torchprof._columns.frame_facts import FrameFacts, FunctionFacts, ModuleFacts
+from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.frame_spans import shown, with_plain_names
@@ -27,19 +27,17 @@ NAMES = [
     "ValueError",
 ]
 FORWARD, RELU, LINEAR, COLLECT, OP, MODULE, LABEL, ERROR = range(1, 9)
-FACTS = FrameFacts(
-    functions={FORWARD: FunctionFacts("app.Net.forward", "/srv/train.py", 3)},
-    modules={LINEAR: ModuleFacts("encoder.linear1", "Net", "torch.nn.Linear", ())},
+FACTS = FrameInfo(
+    functions={FORWARD: FunctionInfo("app.Net.forward", "/srv/train.py", 3)},
+    modules={LINEAR: ModuleInfo("encoder.linear1", "Net", "torch.nn.Linear", ())},
 )
 
 
-def batch_of(*rows, facts=FACTS, threads=(), **columns):
+def batch_of(*rows, info=FACTS, threads=(), **columns):
     """Rows of a name, a kind and a parent, each inside the time of the one before."""
     name, kind, parent = zip(*rows, strict=True)
     times = {"start": range(len(rows)), "end": [100 - at for at in range(len(rows))]}
-    return Batch.of(
-        {**times, "name": name, "kind": kind, "parent": parent} | columns, NAMES, threads, frame_facts=facts
-    )
+    return Batch.of({**times, "name": name, "kind": kind, "parent": parent} | columns, NAMES, threads, frame_info=info)
 
 
 def spans_of(batch, detail):
@@ -79,9 +77,9 @@ def test_where_calls_are_no_spans_what_they_called_says_by_whom():
     ]
 
 
-def test_without_facts_spans_are_as_they_are():
+def test_without_info_spans_are_as_they_are():
     """A recording that knows nothing of its functions has spans for its calls all the same."""
-    batch = batch_of((LINEAR, 4, -1), (FORWARD, 4, 0), (OP, 1, 1), facts=None)
+    batch = batch_of((LINEAR, 4, -1), (FORWARD, 4, 0), (OP, 1, 1), info=None)
     assert [attributes for _, attributes in spans_of(batch, "frames")] == [{}, {}, {}]
     assert spans_of(batch, "ops") == [("aten::relu", {})]
 
@@ -108,7 +106,7 @@ def test_modules_on_threads_of_which_hooks_do_not_tell():
 
 
 def test_collections_generators_and_errors():
-    """A collection has its generation, stretches of a generator its number and no forward thread; an unknown class is _OTHER."""
+    """A collection has its generation, segments of a generator its number and no forward thread; an unknown class is _OTHER."""
     batch = batch_of(
         (FORWARD, 4, -1),
         (COLLECT, 4, 0),
@@ -117,7 +115,7 @@ def test_collections_generators_and_errors():
         fwd_thread=[5, 0, 0, 7],
         flags=[Flag.ERROR, 0, Flag.ERROR, 0],
         error_type=[ERROR, 0, 0, 0],
-        facts=None,
+        info=None,
     )
     assert [attributes for _, attributes in spans_of(batch, "frames")] == [
         {"torch.frame.identity": 5, "error.type": "ValueError"},
@@ -129,8 +127,8 @@ def test_collections_generators_and_errors():
 
 def test_modules_of_several_recordings():
     """Where a name means one module in one recording and another in the next, each call has its own."""
-    parts = [FrameFacts(modules={LINEAR: ModuleFacts(name, "", "", ())}, since=at) for at, name in ((0, "a"), (2, "b"))]
-    batch = batch_of(*[(LINEAR, 4, -1)] * 4, facts=FrameFacts.joined(parts))
+    parts = [FrameInfo(modules={LINEAR: ModuleInfo(name, "", "", ())}, since=at) for at, name in ((0, "a"), (2, "b"))]
+    batch = batch_of(*[(LINEAR, 4, -1)] * 4, info=FrameInfo.joined(parts))
     assert [attributes["torch.module"] for _, attributes in spans_of(batch, "frames")] == ["a", "a", "b", "b"]
 
 
@@ -192,9 +190,9 @@ def test_calls_are_spans_where_asked_for(prof):
         at = by_id[at.parent.span_id]
         above += named([at])
     assert above[:3] == ["numbers", "work", "outer"]
-    stretches = [span.attributes["torch.frame.identity"] for span in spans if span.name.endswith(": numbers")]
-    assert len(stretches) == 3
-    assert len(set(stretches)) == 1
+    segments = [span.attributes["torch.frame.identity"] for span in spans if span.name.endswith(": numbers")]
+    assert len(segments) == 3
+    assert len(set(segments)) == 1
 
 
 def test_every_way_out_takes_a_detail(prof, tmp_path):

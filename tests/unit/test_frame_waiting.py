@@ -56,8 +56,8 @@ def test_thread_that_only_waits(time):
         batch = record.batch()
     rows = rows_of_thread(batch)
     assert (names_of(rows), is_chain(rows)) == ([*THREADS, *OWN], True), time
-    facts = {(row["start"], row["end"], row["flags"], row["kind"], row["error_type"]) for row in rows}
-    assert facts == {(*record.times(), Flag.UNFINISHED, Kind.FRAME, 0)}
+    info = {(row["start"], row["end"], row["flags"], row["kind"], row["error_type"]) for row in rows}
+    assert info == {(*record.times(), Flag.UNFINISHED, Kind.FRAME, 0)}
     of_thread = batch.threads[rows[0]["thread"]]
     assert (of_thread.ident, of_thread.os_tid) == (thread.ident, thread.native_id)
     assert len(set(batch["id"].tolist())) == len(batch)
@@ -98,11 +98,11 @@ def test_thread_that_is_born_meanwhile():
     assert all(row["start"] >= born for row in rows)
 
 
-def test_facts_of_functions():
+def test_info_of_functions():
     """What a thread waits in is told of like everything else that is called."""
     with waiting(_outer):
         batch = recorded(lambda: len("busy"))
-    functions = [facts.qualified_name for facts in batch.frame_facts.functions.values()]
+    functions = [info.qualified_name for info in batch.frame_info.functions.values()]
     assert {f"{__name__}._outer", f"{__name__}._inner"} <= set(functions)
 
 

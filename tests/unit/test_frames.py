@@ -94,7 +94,7 @@ def test_c_function_that_raises_ends():
     assert "._leaf" in tree(recorded(program), "program")
 
 
-def test_each_stretch_of_a_generator_is_a_call():
+def test_each_segment_of_a_generator_is_a_call():
     """A generator appears once for each time that it runs, with the line at which it goes on."""
 
     def program():

@@ -122,7 +122,7 @@ def _outer(number):
 
 
 def test_a_hundred_generators_interleaved():
-    """Each stretch of each generator has its own inner generator's stretch and the one call that was made in it."""
+    """Each segment of each generator has its own inner generator's segment and the one call that was made in it."""
 
     def program():
         generators = [_outer(number) for number in range(GENERATORS)]
@@ -130,13 +130,13 @@ def test_a_hundred_generators_interleaved():
             generators = [each for each in generators if next(each, None) is not None]
 
     batch = recorded(program)
-    stretches = GENERATORS * (ROUNDS + 1)
+    segments = GENERATORS * (ROUNDS + 1)
     assert Counter(lines_below(batch, "_outer")) == {
-        "_inner": stretches,
+        "_inner": segments,
         "_leaf": GENERATORS * ROUNDS,
         "<built-in function len>": GENERATORS * ROUNDS,
     }
-    assert sum(line.endswith("_outer") for line in lines_below(batch, "program")) == stretches
+    assert sum(line.endswith("_outer") for line in lines_below(batch, "program")) == segments
     assert not any(flag & Flag.UNFINISHED for flag in [*flags_of(batch, "_outer"), *flags_of(batch, "_inner")])
 
 
@@ -170,7 +170,7 @@ async def _task():
 
 
 def test_a_hundred_tasks_interleaved():
-    """Each stretch of a task has the stretch of what it awaits inside, with the one call of that stretch, and nothing of others."""
+    """Each segment of a task has the segment of what it awaits inside, with the one call of that segment, and nothing of others."""
 
     async def main():
         await asyncio.gather(*[_task() for _ in range(GENERATORS)])
@@ -186,7 +186,7 @@ def test_a_hundred_tasks_interleaved():
 
 
 def test_async_generators_interleaved():
-    """Stretches of asynchronous generators hold what was called in them."""
+    """Segments of asynchronous generators hold what was called in them."""
 
     async def generates():
         for _ in range(ROUNDS):

@@ -57,7 +57,7 @@ def test_a_step_of_training(with_module):
 def test_without_calls():
     """Without what modules and optimizers say, the flow of data tells of parameters all the same, not of what is kept."""
     run = training(Run(), with_module=False, optimizer=False)
-    found = run.used(frame_facts=None)
+    found = run.used(frame_info=None)
     assert [line for line in found if line not in AT_THE_STEP] == [("CREATE", "UNKNOWN", 8)]
 
 

@@ -189,7 +189,7 @@ def test_page_of_categories(tmp_path):
     assert "known" not in text
 
 
-@pytest.mark.parametrize(("missing", "said"), [({"inputs": None}, "no inputs"), ({"frame_facts": None}, "no calls")])
+@pytest.mark.parametrize(("missing", "said"), [({"inputs": None}, "no inputs"), ({"frame_info": None}, "no calls")])
 def test_what_is_missing_is_said(tmp_path, caplog, missing, said):
     """Where a recording cannot tell what memory is used for, the page and a warning say why."""
     batch = Run()

@@ -82,7 +82,7 @@ def test_too_many_are_thinned():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_thinning_keeps_the_picture(seed):
-    """Of random walks as many samples stay as allowed, among them the first, lowest, highest and last of every stretch."""
+    """Of random walks as many samples stay as allowed, among them the first, lowest, highest and last of every segment."""
     choose = random.Random(seed)
     count, most = choose.randrange(101, 3000), choose.choice([8, 40, 100])
     value, total = [], 0
@@ -96,8 +96,8 @@ def test_thinning_keeps_the_picture(seed):
     assert set(kept) <= set(given)
     width = -(-count // (most // 4))
     for begin in range(0, count, width):
-        stretch = given[begin : begin + width]
+        segment = given[begin : begin + width]
         inside = [sample for sample in kept if begin <= sample[0] < begin + width]
-        assert (inside[0], inside[-1]) == (stretch[0], stretch[-1])
+        assert (inside[0], inside[-1]) == (segment[0], segment[-1])
         for extreme in (min, max):
-            assert extreme(v for _, v in inside) == extreme(v for _, v in stretch)
+            assert extreme(v for _, v in inside) == extreme(v for _, v in segment)

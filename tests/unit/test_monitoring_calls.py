@@ -160,7 +160,7 @@ def test_method_that_is_called_with_another_object():
 
 
 def test_a_generator_is_one_whatever_comes_between():
-    """All stretches of a generator have its number, others have other ones, also where one takes the place of one that went."""
+    """All segments of a generator have its number, others have other ones, also where one takes the place of one that went."""
 
     def numbered():
         yield 1
@@ -187,10 +187,10 @@ def test_a_generator_is_one_whatever_comes_between():
     assert min(first) > 0
     assert numbers[100:200] == first
     assert numbers[200:300] == first
-    stretches = Counter(numbers[300:])
-    given_up = [number for number in stretches if number in first]
-    assert len(stretches) - len(given_up) == 100
-    assert {count for number, count in stretches.items() if number not in first} == {4}
+    segments = Counter(numbers[300:])
+    given_up = [number for number in segments if number in first]
+    assert len(segments) - len(given_up) == 100
+    assert {count for number, count in segments.items() if number not in first} == {4}
 
 
 # ---- filters ----
@@ -223,20 +223,20 @@ def test_excluded_code_is_not_called_back():
     def excluded():
         return len([_leaf() for _ in range(10)])
 
-    def stretches():
+    def segments():
         for _ in range(10):
             yield len("x")
 
     with recording(frame_filter=EVERYTHING_OFF) as record:
         names = ("PY_START", "PY_RESUME", "PY_RETURN", "PY_YIELD", "CALL")
-        with _counting((excluded, stretches, _leaf), *names) as counts:
+        with _counting((excluded, segments, _leaf), *names) as counts:
             for _ in range(1000):
                 excluded()
-                list(stretches())
+                list(segments())
     assert len(record.batch()) == 0
     assert max(counts.values()) <= 3
     assert counts["PY_START", "_leaf"] > 0
-    assert counts["CALL", "stretches"] > 0
+    assert counts["CALL", "segments"] > 0
 
 
 def test_what_was_left_out_comes_back():

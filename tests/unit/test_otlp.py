@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanContext, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.frame_facts import FrameFacts, FunctionFacts
+from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
@@ -99,7 +99,7 @@ def recorded():
         },
         energy={"time": [0, 400, 0, 400], "joules": [0.0, 8.0, 5.0, 6.0], "device_index": [0, 0, 1, 1]},
         dropped={"budget": 4},
-        frame_facts=FrameFacts({6: FunctionFacts("größe.f", "/home/größe.py", 7)}),
+        frame_info=FrameInfo({6: FunctionInfo("größe.f", "/home/größe.py", 7)}),
     )
     ids = itertools.count(1)
     options = {"start": 0, "end": 400, "steps": [Step(0, 100, 200), Step(1, 300, 400)]}
@@ -146,7 +146,7 @@ def test_messages_keep_the_limit_and_lose_nothing(table, max_bytes):
 
 @given(tables(), st.data())
 def test_some_rows_are_the_bytes_of_a_slice(table, data):
-    """Any stretch of the rows, with the links that are its own, is what the official encoder makes of that slice."""
+    """Any segment of the rows, with the links that are its own, is what the official encoder makes of that slice."""
     first = data.draw(st.integers(0, len(table)))
     rows = range(first, data.draw(st.integers(first, len(table))))
     part = SpanList(table, **FULL)[rows.start : rows.stop]
@@ -158,7 +158,7 @@ def test_some_rows_are_the_bytes_of_a_slice(table, data):
 
 
 @pytest.mark.parametrize("rows", [range(3), range(-1, 1), range(1, -1, -1), range(0, 3, 2)])
-def test_rows_that_are_no_stretch_of_the_table_are_an_error(rows):
+def test_rows_that_are_no_segment_of_the_table_are_an_error(rows):
     """Rows beyond the table, backwards or with gaps are refused at the call, with their value."""
     with pytest.raises(ValueError, match=r"rows is range\(.* within the 2 of the table"):
         encode(span_rows(["a", "b"]), **FULL, rows=rows)

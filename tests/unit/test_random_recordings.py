@@ -29,7 +29,7 @@ from otel_torchprof._tree.units import span_table
 
 SEEDS = st.integers(0, 1 << 32)
 MOVES = st.integers(0, 60)
-STRETCHES = st.integers(1, 3)
+SEGMENTS = st.integers(1, 3)
 BEGIN = 1_000_000_000_000_000_000
 
 
@@ -50,10 +50,10 @@ def rows(averages):
     ]
 
 
-@given(SEEDS, MOVES, STRETCHES, st.sampled_from(list(itertools.product((False, True), (0, 1, 3), (False, True)))))
-def test_averages_are_those_of_the_objects(seed, moves, stretches, grouping):
+@given(SEEDS, MOVES, SEGMENTS, st.sampled_from(list(itertools.product((False, True), (0, 1, 3), (False, True)))))
+def test_averages_are_those_of_the_objects(seed, moves, segments, grouping):
     """Any grouping, and the total, are from columns what they are from the events one by one."""
-    columns = listed(joined(recordings(seed, moves, stretches=stretches)))
+    columns = listed(joined(recordings(seed, moves, segments=segments)))
     objects = copy.deepcopy(columns)
     assert rows(columns.key_averages(*grouping)) == rows(objects.key_averages(*grouping))
     assert rows([columns.total_average()]) == rows([objects.total_average()])
@@ -92,10 +92,10 @@ def test_files_are_those_of_the_objects(tmp_path_factory, seed, moves):
         pandas.testing.assert_frame_equal(*frames, check_like=True, check_dtype=False, atol=1e-3)
 
 
-@given(SEEDS, MOVES, STRETCHES)
-def test_sums(seed, moves, stretches):
+@given(SEEDS, MOVES, SEGMENTS)
+def test_sums(seed, moves, segments):
     """What an event has is its own and its children's, and own times add up to those of the outermost events of each thread."""
-    events = listed(joined(recordings(seed, moves, stretches=stretches)))
+    events = listed(joined(recordings(seed, moves, segments=segments)))
     own, outermost = defaultdict(float), defaultdict(float)
     for event in events:
         if event.is_async:
@@ -142,9 +142,9 @@ def walk(parents, row):
 
 
 @given(SEEDS, MOVES)
-def test_stretches_joined_are_the_stretches(seed, moves):
-    """Every event of two stretches says in the whole what it says in its own; only forward operators are looked for in all."""
-    parts = recordings(seed, moves, stretches=3)
+def test_segments_joined_are_the_segments(seed, moves):
+    """Every event of two segments says in the whole what it says in its own; only forward operators are looked for in all."""
+    parts = recordings(seed, moves, segments=3)
     whole = Counter(map(told, listed(joined(parts))))
     assert whole == sum((Counter(map(told, listed(part))) for part in parts), Counter())
 
@@ -164,16 +164,16 @@ def test_memory_of_rows_without_the_calls_between(seed, moves):
 def told(event):
     """What is known of an event without its forward operator."""
     parent = event.cpu_parent
-    facts = (event.name, event.thread, event.time_range.start, event.time_range.end, event.is_async, event.scope)
-    facts += (event.cpu_memory_usage, event.self_cpu_memory_usage, event.device_memory_usage, event.overload_name)
-    facts += (event.self_cpu_time_total, str(event.input_shapes), parent and parent.time_range.start)
-    return facts
+    info = (event.name, event.thread, event.time_range.start, event.time_range.end, event.is_async, event.scope)
+    info += (event.cpu_memory_usage, event.self_cpu_memory_usage, event.device_memory_usage, event.overload_name)
+    info += (event.self_cpu_time_total, str(event.input_shapes), parent and parent.time_range.start)
+    return info
 
 
-@given(SEEDS, MOVES, STRETCHES)
-def test_everything_is_written(seed, moves, stretches):
+@given(SEEDS, MOVES, SEGMENTS)
+def test_everything_is_written(seed, moves, segments):
     """Chrome JSON has a slice per event, and spans and messages have one per row that no call is; nothing raises."""
-    batch = joined(recordings(seed, moves, stretches=stretches))
+    batch = joined(recordings(seed, moves, segments=segments))
     trace = json.loads(b"".join(chrome.encode(batch)))
     shown = [event for event in trace["traceEvents"] if event["ph"] in {"X", "b"}]
     assert len(shown) == len(batch)

@@ -108,7 +108,7 @@ def test_noise_does_not_break_it():
 
 
 def test_what_events_cost_is_learnt():
-    """After some stretches the cost of an event is what it is in this model, from the steps themselves."""
+    """After some segments the cost of an event is what it is in this model, from the steps themselves."""
     loop = Loop().run(5000)
     assert loop.sampler.event_cost == pytest.approx(loop.event_cost, rel=0.01)
 
@@ -124,8 +124,8 @@ def test_changing_costs_are_followed():
         assert loop.true_share <= 0.0105
 
 
-def test_between_stretches_nothing_is_recorded():
-    """Recording is switched on and off in turn, once for each stretch, and is off most of the time."""
+def test_between_segments_nothing_is_recorded():
+    """Recording is switched on and off in turn, once for each segment, and is off most of the time."""
     loop = Loop().run(3000)
     assert loop.switched[:2] == [True, False]
     assert all(first is not second for first, second in zip(loop.switched, loop.switched[1:], strict=False))
@@ -152,7 +152,7 @@ def test_cheap_recording_leaves_steps_out_to_compare_with():
 
 
 def test_a_step_that_never_ends_is_broken_off():
-    """A stretch in a step that lasts far longer than the others is ended by the thread that looks after it."""
+    """A segment in a step that lasts far longer than the others is ended by the thread that looks after it."""
     loop = Loop()
     while not loop.sampler.is_on:
         loop.run_step()
@@ -197,7 +197,7 @@ def test_windows_where_there_are_no_steps():
 
 
 def test_what_is_read_in_the_middle_does_not_end_the_wait():
-    """A reading that began before the stretch ended does not count as the one that its end asks for."""
+    """A reading that began before the segment ended does not count as the one that its end asks for."""
     sampler = Sampler(0.01, 0.0, lambda _on: True)
     sampler.begin(1e-7, 0.0)
     sampler.open_window(1.0)
@@ -245,7 +245,7 @@ def test_an_allowance_is_not_saved_up():
 
 
 def test_what_is_spent_all_the_time_is_allowed_for():
-    """Standing costs leave less for stretches, so that both together keep the share; a quarter of it remains in any case."""
+    """Standing costs leave less for segments, so that both together keep the share; a quarter of it remains in any case."""
     loop = Loop(standing=0.0015).run(5000)
     assert 0.006 < loop.true_share <= 0.0105
     assert loop.sampler.share(loop.now) == pytest.approx(loop.true_share, rel=0.1)
@@ -267,15 +267,15 @@ def test_standing_costs_that_end_are_forgotten():
 def test_a_slow_step_among_others_does_not_count():
     """One step that took a hundred times as long for another reason does not change what recording is thought to add."""
     comparison = Comparison()
-    for stretch in range(9):
-        for duration in (1.0, 1.0, 100.0 if stretch == 4 else 1.0):
+    for segment in range(9):
+        for duration in (1.0, 1.0, 100.0 if segment == 4 else 1.0):
             comparison.add(duration, recorded=False)
-        comparison.add(300.0 if stretch == 2 else 1.1, recorded=True)
+        comparison.add(300.0 if segment == 2 else 1.1, recorded=True)
     assert comparison.added == pytest.approx(0.1)
 
 
 def test_no_more_than_the_time_that_was_recorded():
-    """Where disturbed steps say that an event costs far too much, a stretch is charged no more than the time that it took."""
+    """Where disturbed steps say that an event costs far too much, a segment is charged no more than the time that it took."""
     loop = Loop()
     for _ in range(9):
         for duration in (1.0, 1.0, 1.0):

@@ -52,10 +52,10 @@ constexpr uint64_t kMinSegmentNs = 20000;
 // A process that drains every few seconds for weeks must not collect points for ever; what is this old is decoded.
 constexpr size_t kMaxPoints = 4096;
 
-// A longer stretch would not make the rate better: what is read of the clock is off by some 50 ns.
+// A longer segment would not make the rate better: what is read of the clock is off by some 50 ns.
 constexpr int64_t kRateSpanNs = 1000000000;
 
-// The rate up to a point: over a stretch that is long enough for the readings' error not to matter, but not over a jump
+// The rate up to a point: over a segment that is long enough for the readings' error not to matter, but not over a jump
 // (two points one tick apart).
 double rate_before(const std::vector<ClockPoint>& points, size_t last) {
   size_t first = last;

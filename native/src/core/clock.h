@@ -65,7 +65,7 @@ class Clock {
   uint64_t d_steps = 0;
 };
 
-// A stretch of ticks that one line maps.
+// A segment of ticks that one line maps.
 struct ClockSegment {
   uint64_t from = 1, to = 0;  // ticks; empty
   ClockPoint base{};

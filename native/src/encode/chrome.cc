@@ -78,7 +78,7 @@ char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
   return out;
 }
 
-// The numbers of a call among calls, of its thread among threads, and of what ran: a generator's stretches have one.
+// The numbers of a call among calls, of its thread among threads, and of what ran: a generator's segments have one.
 char* put_python_ids(char* out, const otp_chrome_events& events, uint64_t row) {
   if (events.python_threads != nullptr) {
     out = put(out, "\"Python thread\":");

@@ -188,8 +188,8 @@ inline bool is_excluded(PyObject* object) {
 
 // Each answers whether it is not to be called back from that place.
 
-// A stretch of a generator or coroutine, which has the line where it begins or goes on.
-__attribute__((noinline)) void enter_stretch(MonitoredThread& thread, PyObject* const* arguments, Start start) {
+// A segment of a generator or coroutine, which has the line where it begins or goes on.
+__attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* const* arguments, Start start) {
   FrameNames& names = *g_tracer.names;
   const Code* code = names.find(arguments[0]);
   long instruction = PyLong_AsLong(arguments[1]);
@@ -217,14 +217,14 @@ bool on_start(MonitoredThread& thread, PyObject* const* arguments) {
   if (__builtin_expect(code != nullptr && code->is_usual && thread.special == 0, 1)) {
     begin_call(thread, running_frame(thread.state), code->name, 0, code->not_for);
   } else {
-    enter_stretch(thread, arguments, Start::kFresh);
+    enter_segment(thread, arguments, Start::kFresh);
   }
   return false;
 }
 
 bool on_resume(MonitoredThread& thread, PyObject* const* arguments) {
   if (is_excluded(arguments[0])) return true;
-  enter_stretch(thread, arguments, Start::kResumed);
+  enter_segment(thread, arguments, Start::kResumed);
   return false;
 }
 

@@ -93,8 +93,8 @@ void enter_unseen(FrameNames& names, uintptr_t key, const Code* code, PyFrameObj
   if (is_new) names.forget_generator(key_of(key));
 }
 
-// A stretch of a generator that begins, or goes on, where one has before. False: it is none.
-bool enter_stretch(ThreadCalls& thread, uintptr_t key, const Code* code, PyFrameObject* frame) {
+// A segment of a generator that begins, or goes on, where one has before. False: it is none.
+bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code* code, PyFrameObject* frame) {
   bool known = frame != nullptr && code != nullptr && code->is_suspended && !code->is_own && thread.special == 0;
   if (!known) return false;
   FrameNames& names = *g_tracer.names;
@@ -141,7 +141,7 @@ void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFram
     enter_unseen(*g_tracer.names, key, g_tracer.names->find(object), known, start);
     return leave_out(thread, key, is_closed(thread));
   }
-  if (enter_stretch(thread, key, g_tracer.names->find(object), known)) return;
+  if (enter_segment(thread, key, g_tracer.names->find(object), known)) return;
   Inside inside(thread);
   FrameNames& names = *g_tracer.names;
   Code& code = names.code_of(object, known);

@@ -37,7 +37,7 @@ class Option:
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    facts: tuple[str, ...] = ()
+    info: tuple[str, ...] = ()
     torchs: dict[str, Any] = field(default_factory=dict)
     """Arguments that torch's needs besides, for the same facts."""
     together: bool = True
@@ -166,14 +166,14 @@ its steps and hands other numbers to its operators each time."""
 
 MISTAKEN = {("torchscript", "stack")}
 """Programs and facts that torch gets wrong. TorchScript's stacks are kept in a list of their own, of which a backward function
-takes one that is not its; all events after it have that of a later one. tests/torch/test_facts.py compares the forward pass."""
+takes one that is not its; all events after it have that of a later one. tests/torch/test_info.py compares the forward pass."""
 
 
 def possible(program: str, order: Order, option: Option) -> Order:
     """The order, or the nearest one to it in which the program's facts can be compared."""
     if not option.together:
         return Order.ALONE
-    if order is Order.ALONE and any((program, fact) in CHANGING for fact in option.facts):
+    if order is Order.ALONE and any((program, fact) in CHANGING for fact in option.info):
         return Order.OURS_INSIDE
     return order
 

@@ -33,8 +33,8 @@ CASES = [(option, order) for option in OPTIONS for order in (Order if option.tog
 def test_the_same_is_told(program, step, option, order, tmp_path):
     """Facts of every event, averages, tables and stacks are torch's, whichever profiler runs inside the other."""
     ours, theirs = both(step, possible(program.__name__, order, option), option)
-    stacks = "stack" not in option.facts or (program.__name__, "stack") not in MISTAKEN
-    names = tuple(name for name in (*ALWAYS, *option.facts) if name != "stack" or stacks)
+    stacks = "stack" not in option.info or (program.__name__, "stack") not in MISTAKEN
+    names = tuple(name for name in (*ALWAYS, *option.info) if name != "stack" or stacks)
     mine, expected = told(ours, names), told(theirs, names)
     assert {name: mine[name] for name in names if mine[name] != expected[name]} == {}
     assert len(expected["name"]) > 3

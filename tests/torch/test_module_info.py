@@ -14,15 +14,15 @@ from torch import nn  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from otel_torchprof._columns.frame_facts import TensorFacts  # noqa: E402
+from otel_torchprof._columns.frame_info import TensorInfo  # noqa: E402
 from otel_torchprof._native.frame_book import Book  # noqa: E402
 
 PARAMETER = "torch.nn.parameter.Parameter"
 
 
-def facts_of(tensor):
+def info_of(tensor):
     """The facts of an ordinary tensor, as torch tells them."""
-    return TensorFacts(
+    return TensorInfo(
         tuple(tensor.shape),
         tensor.stride(),
         str(tensor.dtype),
@@ -43,8 +43,8 @@ def noted(*modules):
 
 def only(module):
     """The parameters of a module, by name."""
-    (facts,) = noted(module)
-    return {parameter.name: parameter for parameter in facts.parameters}
+    (info,) = noted(module)
+    return {parameter.name: parameter for parameter in info.parameters}
 
 
 class Net(nn.Module):
@@ -61,7 +61,7 @@ def test_names_in_the_root():
     """Modules have their path in the root, which has the name of its class, and their class with its Python module."""
     net = Net()
     found = noted(net, net.layers[0], net.layers[1])
-    assert [(facts.qualified_name, facts.root, facts.class_name) for facts in found] == [
+    assert [(info.qualified_name, info.root, info.class_name) for info in found] == [
         ("Net", "Net", f"{__name__}.Net"),
         ("layers.0", "Net", "torch.nn.modules.linear.Linear"),
         ("layers.1", "Net", "torch.nn.modules.activation.ReLU"),
@@ -77,7 +77,7 @@ def test_two_roots_and_a_module_put_in_later():
     book.add_module(2, net.late)
     book.add_module(3, other)
     book.add_module(4, other[0])
-    found = [(facts.qualified_name, facts.root) for facts in book.finish().modules.values()]
+    found = [(info.qualified_name, info.root) for info in book.finish().modules.values()]
     assert found == [("Net", "Net"), ("late", "Net"), ("Sequential", "Sequential"), ("0", "Sequential")]
 
 
@@ -85,7 +85,7 @@ def test_wrappers_have_the_names_of_what_they_wrap():
     """The model inside a DataParallel is the root by name, and its parts have their paths in it."""
     net = Net()
     wrapped = nn.DataParallel(net)
-    found = [(facts.qualified_name, facts.root) for facts in noted(wrapped, net, net.layers[0])]
+    found = [(info.qualified_name, info.root) for info in noted(wrapped, net, net.layers[0])]
     assert found == [("Net", "Net"), ("Net", "Net"), ("layers.0", "Net")]
 
 
@@ -97,7 +97,7 @@ def test_parameters():
     assert list(found) == ["weight"]
     weight = found["weight"]
     assert (weight.type, weight.requires_grad, weight.gradient, dict(weight.state)) == (PARAMETER, False, None, {})
-    assert weight.tensor == facts_of(layer.weight)
+    assert weight.tensor == info_of(layer.weight)
     assert (weight.tensor.shape, weight.tensor.strides, weight.tensor.dtype) == ((2, 3), (1, 2), "torch.float64")
     assert weight.tensor.storage_data_ptr == layer.weight.data_ptr() - 2 * 8
     assert list(only(Net())) == ["scale"]
@@ -107,16 +107,16 @@ def test_gradients_of_the_first_call_and_of_the_end():
     """A gradient that is there at the first call is told of as it was then; else the one at the end is."""
     early, late = nn.Linear(2, 2), nn.Linear(2, 2)
     early(torch.ones(1, 2)).sum().backward()
-    first = {name: facts_of(p.grad) for name, p in early.named_parameters()}
+    first = {name: info_of(p.grad) for name, p in early.named_parameters()}
     book = Book()
     book.add_module(1, early)
     book.add_module(2, late)
     early.zero_grad()
     late(torch.ones(1, 2)).sum().backward()
-    facts = book.finish().modules
-    assert {p.name: p.gradient for p in facts[1].parameters} == first
-    assert {p.name: p.gradient for p in facts[2].parameters} == {
-        name: facts_of(p.grad) for name, p in late.named_parameters()
+    info = book.finish().modules
+    assert {p.name: p.gradient for p in info[1].parameters} == first
+    assert {p.name: p.gradient for p in info[2].parameters} == {
+        name: info_of(p.grad) for name, p in late.named_parameters()
     }
 
 
@@ -137,7 +137,7 @@ def test_gradients_of_what_another_thread_calls_are_left_alone():
 def test_gradients_are_of_the_parameter_that_was_noted():
     """Where a program puts another parameter in the place of one, its gradient is not taken for the first one's."""
     layer = nn.Linear(2, 2, bias=False)
-    before = facts_of(layer.weight)
+    before = info_of(layer.weight)
     book = Book()
     book.add_module(1, layer)
     first = layer.weight
@@ -153,11 +153,11 @@ def test_a_lazy_module_is_known_once_it_has_seen_an_input():
     layer = nn.LazyLinear(2)
     book = Book()
     book.add_module(1, layer)
-    weight, _ = book.facts().modules[1].parameters
+    weight, _ = book.info().modules[1].parameters
     assert (weight.type, weight.tensor) == ("torch.nn.parameter.UninitializedParameter", None)
     layer(torch.ones(1, 3))
     weight, _ = book.finish().modules[1].parameters
-    assert weight.tensor == facts_of(layer.weight)
+    assert weight.tensor == info_of(layer.weight)
 
 
 class Loud(torch.Tensor):
@@ -191,7 +191,7 @@ def test_tensors_of_other_classes_are_not_asked():
     assert Loud.ran == []
     weight = found["weight"]
     assert (weight.type, weight.requires_grad, weight.tensor) == (f"{__name__}.Loud", False, None)
-    assert found["loud_gradient"].tensor == facts_of(layer.loud_gradient)
+    assert found["loud_gradient"].tensor == info_of(layer.loud_gradient)
     assert found["loud_gradient"].gradient is None
 
 
@@ -217,10 +217,10 @@ def test_modes_see_nothing():
     with Functions(), Dispatches():
         book.add_module(1, layer)
         book.add_optimizer(1, optimizer)
-        facts = book.finish()
+        info = book.finish()
         assert layer.weight.shape == (2, 2)
     assert len(seen) == 1
-    assert len(facts.optimizers[1].groups[0].parameters) == len(facts.modules[1].parameters) == 2
+    assert len(info.optimizers[1].groups[0].parameters) == len(info.modules[1].parameters) == 2
 
 
 class Guarded(nn.Module):
@@ -243,9 +243,9 @@ def test_no_code_of_a_module_runs():
     layer = nn.Linear(2, 2)
     layer.inner = nn.ReLU()
     layer.__class__ = type("Shy", (Guarded, nn.Linear), {})
-    (facts,) = noted(layer)
-    assert facts.qualified_name == "Shy"
-    assert facts.parameters[0].tensor.shape == (2, 2)
+    (info,) = noted(layer)
+    assert info.qualified_name == "Shy"
+    assert info.parameters[0].tensor.shape == (2, 2)
 
 
 def test_odd_tensors():
@@ -287,14 +287,14 @@ def test_what_is_traced_stays_as_it_is():
 
     def noted_inside(x):
         book.add_module(1, layer)
-        during.append(book.facts().modules[1].parameters[0])
+        during.append(book.info().modules[1].parameters[0])
         during.append(str(torch._C._get_tracing_state().graph))
         return x + 1
 
     torch.jit.trace(noted_inside, torch.ones(1, 2), check_trace=False)
     weight, graph = during
     assert (weight.name, weight.tensor, "aten::size" in graph) == ("weight", None, False)
-    assert book.finish().modules[1].parameters[0].tensor == facts_of(layer.weight)
+    assert book.finish().modules[1].parameters[0].tensor == info_of(layer.weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -333,19 +333,19 @@ def test_optimizer():
     for number, module in enumerate(net.modules(), 1):
         book.add_module(number, module)
     book.add_optimizer(9, optimizer)
-    facts = book.finish().optimizers[9]
-    assert facts.class_name == "torch.optim.adam.Adam"
-    first, second = facts.groups
+    info = book.finish().optimizers[9]
+    assert info.class_name == "torch.optim.adam.Adam"
+    first, second = info.groups
     assert (first.hyperparameters["lr"], first.hyperparameters["betas"]) == (0.5, (0.9, 0.999))
     assert (first.hyperparameters["foreach"], "params" in first.hyperparameters) == (None, False)
     assert "lr" not in second.hyperparameters
-    assert [[p.name for p in group.parameters] for group in facts.groups] == [
+    assert [[p.name for p in group.parameters] for group in info.groups] == [
         ["0.weight", "0.bias"],
         ["2.weight", "2.bias"],
     ]
     (noted_weight, _), weight = first.parameters, net[0].weight
-    assert (noted_weight.tensor, noted_weight.gradient) == (facts_of(weight), facts_of(weight.grad))
-    assert noted_weight.state == {name: facts_of(value) for name, value in optimizer.state[weight].items()}
+    assert (noted_weight.tensor, noted_weight.gradient) == (info_of(weight), info_of(weight.grad))
+    assert noted_weight.state == {name: info_of(value) for name, value in optimizer.state[weight].items()}
     assert list(noted_weight.state) == ["step", "exp_avg", "exp_avg_sq"]
 
 
@@ -355,7 +355,7 @@ def test_names_that_an_optimizer_was_given():
     book = Book()
     book.add_optimizer(1, torch.optim.SGD([(f"my.{name}", p) for name, p in net.named_parameters()]))
     book.add_optimizer(2, torch.optim.SGD(net.parameters()))
-    names = [[p.name for p in facts.groups[0].parameters] for facts in book.finish().optimizers.values()]
+    names = [[p.name for p in info.groups[0].parameters] for info in book.finish().optimizers.values()]
     assert names == [["my.weight", "my.bias"], ["", ""]]
 
 
@@ -375,12 +375,12 @@ def test_optimizer_is_completed_at_the_end():
     assert (first.hyperparameters["lr"], second.hyperparameters["lr"]) == (0.1, 0.1)
     (parameter,) = first.parameters
     assert parameter.name == "0.weight"
-    assert parameter.gradient == facts_of(net[0].weight.grad)
-    assert parameter.state == {"momentum_buffer": facts_of(optimizer.state[net[0].weight]["momentum_buffer"])}
+    assert parameter.gradient == info_of(net[0].weight.grad)
+    assert parameter.state == {"momentum_buffer": info_of(optimizer.state[net[0].weight]["momentum_buffer"])}
     assert list(second.parameters[0].state) == ["momentum_buffer"]
 
 
-def test_a_session_that_ends_first_keeps_its_facts():
+def test_a_session_that_ends_first_keeps_its_info():
     """What one recording was told at its end does not change when the book goes on for another."""
     layer = nn.Linear(2, 2)
     book = Book()
@@ -404,10 +404,10 @@ def test_nothing_is_kept_alive():
         del net, optimizer, module, parts
         gc.collect()
         assert [reference() for reference in gone] == [None] * len(gone)
-    facts = book.finish()
-    assert facts.modules[10].qualified_name == "Sequential"
-    assert facts.optimizers[20].groups[0].parameters[0].name == "0.weight"
-    assert facts.optimizers[20].groups[0].parameters[0].state["exp_avg"].shape == (3, 2)
+    info = book.finish()
+    assert info.modules[10].qualified_name == "Sequential"
+    assert info.optimizers[20].groups[0].parameters[0].name == "0.weight"
+    assert info.optimizers[20].groups[0].parameters[0].state["exp_avg"].shape == (3, 2)
     assert book._names.size == 0
 
 
@@ -428,5 +428,5 @@ def test_several_threads():
         thread.join()
     modules = book.finish().modules
     assert len(modules) == 4 * 51
-    for number, facts in modules.items():
-        assert facts.qualified_name == (str(number % 100 - 1) if number % 100 else "Sequential")
+    for number, info in modules.items():
+        assert info.qualified_name == (str(number % 100 - 1) if number % 100 else "Sequential")

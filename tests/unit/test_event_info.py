@@ -13,7 +13,7 @@ from torch_forests import Event, as_batch, forests
 from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.event_facts import Coded, CodedStacks, EventFacts
+from otel_torchprof._events.event_info import Coded, CodedStacks, EventInfo
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.recorded_events import RecordedEvent
 from otel_torchprof._tree.stacks import Stacks
@@ -25,7 +25,7 @@ STACKS = Stacks(
 OVERLOADS = ("", "Tensor", "out")
 
 
-class Known(EventFacts):
+class Known(EventInfo):
     """Facts as a test gives them: one number per event for each."""
 
     def __init__(self, view, numbers):
@@ -61,7 +61,7 @@ class Known(EventFacts):
 def listed(events, numbers):
     """The events as a list that is backed by columns, with facts."""
     found = EventList.of(as_batch(events), origin_ns=0, use_device="cuda", profile_memory=True, with_flops=True)
-    found._source.facts = Known(found._source.view, numbers)
+    found._source.info = Known(found._source.view, numbers)
     return found
 
 
@@ -134,7 +134,7 @@ def test_what_was_not_recorded_is_neutral(fact):
     """Without facts an event has an empty stack, no overload name, no bytes and no operations."""
     found = EventList.of(as_batch([Event(1, "a", 1, 0, 10)]), origin_ns=0)
     assert not getattr(found[0], fact)
-    assert found._source.facts.amounts() == {}
+    assert found._source.info.amounts() == {}
 
 
 def test_many_splits_at_once():

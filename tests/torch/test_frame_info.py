@@ -224,11 +224,11 @@ def test_a_generator_is_one_function():
     assert found[0].function.line == numbers.__code__.co_firstlineno
 
 
-def test_without_stacks_there_are_no_facts():
+def test_without_stacks_there_are_no_info():
     """Without ``with_stack`` nothing is known, and nothing is an error."""
     with profile() as prof:
         trainer(OPTIMIZERS["sgd"], warm=0)()
-    assert (prof.modules, prof.optimizers, prof._batch().frame_facts) == ((), (), None)
+    assert (prof.modules, prof.optimizers, prof._batch().frame_info) == ((), (), None)
     assert {(event.function, event.module, event.optimizer) for event in prof.events()} == {(None, None, None)}
 
 
@@ -267,7 +267,7 @@ def test_profile_inside_another():
         assert all(p.gradient for p in prof.modules[0].parameters)
 
 
-def test_facts_of_a_schedule():
+def test_info_of_a_schedule():
     """Cycles that are kept know the same modules and optimizers, which are listed once; each call has those of its cycle."""
     step, seen = trainer(OPTIMIZERS["sgd"]), []
     with profile(
@@ -284,7 +284,7 @@ def test_facts_of_a_schedule():
     assert len([event for event in prof.events() if event.optimizer]) == 2
 
 
-def test_copies_keep_the_facts():
+def test_copies_keep_the_info():
     """A copy of an event, which is an ordinary FunctionEvent, knows what was called; a pickle of the facts is the same."""
     events = recorded(trainer(OPTIMIZERS["adam"])).events()
     module, optimizer = (next(e for e in events if getattr(e, name)) for name in ("module", "optimizer"))
@@ -326,9 +326,9 @@ def test_nothing_is_kept_alive_by_profiles():
     assert frames._book_of_run() is None
 
 
-def test_facts_hold_what_was_recorded_only():
+def test_info_hold_what_was_recorded_only():
     """A batch has the facts of the functions in it, of no others."""
     batch = recorded(trainer(OPTIMIZERS["sgd"]))._batch()
     names = set(batch["name"][batch["kind"] == Kind.FRAME].tolist())
-    assert set(batch.frame_facts.functions) | set(batch.frame_facts.modules) <= names
-    assert batch.frame_facts.functions
+    assert set(batch.frame_info.functions) | set(batch.frame_info.modules) <= names
+    assert batch.frame_info.functions

@@ -70,7 +70,7 @@ class CodedStacks(NamedTuple):
     values: Stacks
 
 
-class EventFacts:
+class EventInfo:
     """One entry per position of a view, worked out when it is first asked for; None for what was not recorded.
 
     Every fact is one method; what is added up is int64, or float64. Reading is thread-safe: two threads may work out the

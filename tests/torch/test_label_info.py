@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what is dep
 X = torch.ones(3)
 
 
-def facts(event):
+def info(event):
     """What an event of a label tells."""
     names = ("name", "input_shapes", "input_dtypes", "concrete_inputs", "kwinputs", "scope", "node_id", "is_async")
     return [getattr(event, name) for name in (*names, "is_user_annotation", "activity_type", "overload_name")]
@@ -32,7 +32,7 @@ def test_events_of_labels_are_as_torchs(args, shapes):
         X.neg()
     [mine] = [event for event in ours.events() if event.name == "label"]
     [other] = [event for event in theirs.events() if event.name == "label"]
-    assert facts(mine) == facts(other)
+    assert info(mine) == info(other)
 
 
 def test_torchs_own_label_keeps_its_arguments():

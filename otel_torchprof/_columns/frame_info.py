@@ -13,7 +13,7 @@ Scalar = float | bool | str | None
 
 
 @dataclass(frozen=True)
-class FunctionFacts:
+class FunctionInfo:
     """A function of Python's. Immutable."""
 
     qualified_name: str
@@ -25,7 +25,7 @@ class FunctionFacts:
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class TensorInfo:
     """A tensor as it was when it was looked at; its contents never are. Immutable."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class TensorFacts:
 
 
 @dataclass(frozen=True)
-class ParameterFacts:
+class ParameterInfo:
     """A parameter of a module or of an optimizer. Immutable."""
 
     name: str
@@ -53,18 +53,18 @@ class ParameterFacts:
     type: str
     """Class: ``torch.nn.parameter.Parameter``."""
     requires_grad: bool
-    tensor: TensorFacts | None
+    tensor: TensorInfo | None
     """None of other classes than ``torch.Tensor`` and ``torch.nn.Parameter``, whose attributes may be a program's code."""
-    gradient: TensorFacts | None
+    gradient: TensorInfo | None
     """The gradient at the first call, else at the end of the recording; None where neither had one."""
-    state: Mapping[str, TensorFacts] = field(default_factory=dict, hash=False)
+    state: Mapping[str, TensorInfo] = field(default_factory=dict, hash=False)
     """What an optimizer keeps of it, ``exp_avg`` and such; nothing of a module's parameter."""
     has_late_gradient: bool = False
     """Whether ``gradient`` is that of the end of the recording."""
 
 
 @dataclass(frozen=True)
-class ModuleFacts:
+class ModuleInfo:
     """A ``torch.nn.Module`` that was called. Immutable."""
 
     qualified_name: str
@@ -73,26 +73,26 @@ class ModuleFacts:
     """``qualified_name`` of the root: the module that was called first of those that it is in."""
     class_name: str
     """With its Python module: ``torch.nn.modules.linear.Linear``."""
-    parameters: tuple[ParameterFacts, ...]
+    parameters: tuple[ParameterInfo, ...]
     """Its own, without those of the modules in it; without those that are None."""
 
 
 @dataclass(frozen=True)
-class ParameterGroupFacts:
+class ParameterGroupInfo:
     """A group of parameters of an optimizer. Immutable."""
 
     hyperparameters: Mapping[str, Scalar | tuple[Scalar, ...]] = field(hash=False)
     """Those that are numbers, texts, truth values or None, or tuples of them; as they were at the first step."""
-    parameters: tuple[ParameterFacts, ...]
+    parameters: tuple[ParameterInfo, ...]
 
 
 @dataclass(frozen=True)
-class OptimizerFacts:
+class OptimizerInfo:
     """A ``torch.optim.Optimizer`` that made a step. Immutable."""
 
     class_name: str
     """With its Python module: ``torch.optim.adam.Adam``."""
-    groups: tuple[ParameterGroupFacts, ...]
+    groups: tuple[ParameterGroupInfo, ...]
 
 
 class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
@@ -132,33 +132,33 @@ class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
 
 
 @dataclass(frozen=True, eq=False)
-class FrameFacts:
+class FrameInfo:
     """What a batch knows of the calls in it. Immutable.
 
     Of several recordings in one batch, a number may mean a module or an optimizer in each of them: :meth:`at` gives the facts of
     one recording, where it means one only.
     """
 
-    functions: Mapping[int, FunctionFacts] = field(default_factory=dict)
+    functions: Mapping[int, FunctionInfo] = field(default_factory=dict)
     """By the name of a call: an index into ``Batch.names``."""
-    modules: Mapping[int, ModuleFacts] = field(default_factory=dict)
+    modules: Mapping[int, ModuleInfo] = field(default_factory=dict)
     """By the name of a call, too. Two classes of one name share the names of their modules; the last called has it."""
-    optimizers: Mapping[int, OptimizerFacts] = field(default_factory=dict)
+    optimizers: Mapping[int, OptimizerInfo] = field(default_factory=dict)
     """By ``fwd_thread`` of the call of an optimizer's step."""
     since: int = 0
     """When the recording started, Unix ns."""
-    recordings: tuple[FrameFacts, ...] = ()
+    recordings: tuple[FrameInfo, ...] = ()
     """The facts of each recording, by start; empty where there is only one."""
 
     @classmethod
-    def joined(cls, facts: Sequence[FrameFacts]) -> FrameFacts | None:
+    def joined(cls, info: Sequence[FrameInfo]) -> FrameInfo | None:
         """The facts of several recordings of one process, of which none began before another one's end; None for none.
 
         Where a number means something in several, it means that of the last in ``modules`` and ``optimizers``.
         """
-        if len(facts) <= 1:
-            return facts[0] if facts else None
-        found = sorted((part for whole in facts for part in whole.recordings or (whole,)), key=lambda part: part.since)
+        if len(info) <= 1:
+            return info[0] if info else None
+        found = sorted((part for whole in info for part in whole.recordings or (whole,)), key=lambda part: part.since)
 
         def latest_first(which: str) -> ChainMap[int, Any]:
             return ChainMap(*(getattr(part, which) for part in reversed(found)))
@@ -166,28 +166,28 @@ class FrameFacts:
         functions, modules, optimizers = (latest_first(which) for which in ("functions", "modules", "optimizers"))
         return cls(functions, modules, optimizers, found[0].since, tuple(found))
 
-    def at(self, time: int) -> FrameFacts:
+    def at(self, time: int) -> FrameInfo:
         """The facts that hold for a call that began at a time, Unix ns."""
         if not self.recordings:
             return self
         return self.recordings[max(bisect_right(self.recordings, time, key=lambda part: part.since) - 1, 0)]
 
-    def chosen(self, names: Container[int], optimizers: Container[int]) -> FrameFacts:
+    def chosen(self, names: Container[int], optimizers: Container[int]) -> FrameInfo:
         """Of one recording's facts those of some names and of some numbers of optimizers."""
 
-        def some(facts: Mapping[int, Fact], numbers: Container[int]) -> Mapping[int, Fact]:
-            if isinstance(facts, MadeOnRead):
-                return facts.chosen(numbers)
-            return {number: fact for number, fact in facts.items() if number in numbers}
+        def some(info: Mapping[int, Fact], numbers: Container[int]) -> Mapping[int, Fact]:
+            if isinstance(info, MadeOnRead):
+                return info.chosen(numbers)
+            return {number: fact for number, fact in info.items() if number in numbers}
 
         chosen = some(self.functions, names), some(self.modules, names), some(self.optimizers, optimizers)
-        return FrameFacts(*chosen, since=self.since)
+        return FrameInfo(*chosen, since=self.since)
 
-    def all_modules(self) -> tuple[ModuleFacts, ...]:
+    def all_modules(self) -> tuple[ModuleInfo, ...]:
         """Every module, by first call; one that several recordings know, as it was in the first of them."""
         return self._all("modules", _which_module)
 
-    def all_optimizers(self) -> tuple[OptimizerFacts, ...]:
+    def all_optimizers(self) -> tuple[OptimizerInfo, ...]:
         """Every optimizer, by first step; one that several recordings know, as it was in the first of them."""
         return self._all("optimizers", _which_optimizer)
 
@@ -197,18 +197,18 @@ class FrameFacts:
         found: list[Any] = []
         known: set[object] = set()
         for part in self.recordings:
-            facts = [(which(fact), fact) for fact in getattr(part, kind).values()]
-            found += [fact for key, fact in facts if key not in known]
-            known.update(key for key, _ in facts)
+            info = [(which(fact), fact) for fact in getattr(part, kind).values()]
+            found += [fact for key, fact in info if key not in known]
+            known.update(key for key, _ in info)
         return tuple(found)
 
 
-def _which_module(facts: ModuleFacts) -> object:
+def _which_module(info: ModuleInfo) -> object:
     """Equal for one module in two recordings, of which its gradients are not."""
-    parameters = tuple((p.name, p.tensor) for p in facts.parameters)
-    return facts.qualified_name, facts.root, facts.class_name, parameters
+    parameters = tuple((p.name, p.tensor) for p in info.parameters)
+    return info.qualified_name, info.root, info.class_name, parameters
 
 
-def _which_optimizer(facts: OptimizerFacts) -> object:
+def _which_optimizer(info: OptimizerInfo) -> object:
     """Equal for one optimizer in two recordings, of which gradients, state and hyperparameters are not."""
-    return facts.class_name, tuple(tuple(p.tensor or p.name for p in group.parameters) for group in facts.groups)
+    return info.class_name, tuple(tuple(p.tensor or p.name for p in group.parameters) for group in info.groups)

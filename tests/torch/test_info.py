@@ -214,7 +214,7 @@ def inside(events):
     return list(events)[names.index(STEP) :]
 
 
-def facts_of(events):
+def info_of(events):
     """Facts per event; texts, so that a number that is none is equal to itself."""
     return [{name: _text(getattr(event, name)) for name in FACTS} for event in inside(events)]
 
@@ -228,8 +228,8 @@ def test_events_tell_what_torchs_tell(body):
     """Shapes, strides, types, values, keywords, overloads and what sort of event it is: the same for every event."""
     options = {"experimental_config": _ExperimentalConfig(capture_overload_names=True)}
     batch, theirs = recorded(body, shapes=True, with_modules=True, **options)
-    ours = facts_of(EventList.of(batch, origin_ns=0))
-    assert ours == facts_of(theirs.events())
+    ours = info_of(EventList.of(batch, origin_ns=0))
+    assert ours == info_of(theirs.events())
     assert len(ours) > 2
 
 

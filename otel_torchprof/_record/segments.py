@@ -1,4 +1,4 @@
-"""The stretches of a profile: it may be paused, entered again, and record one cycle of steps after another."""
+"""The segments of a profile: it may be paused, entered again, and record one cycle of steps after another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .recording import Wanted
 
 
-class Stretches:
+class Segments:
     """Recordings one after another, read as one batch. Any thread may end or read them.
 
     Args:
@@ -53,18 +53,18 @@ class Stretches:
 
     @property
     def running(self) -> bool:
-        """Whether a stretch is being recorded."""
+        """Whether a segment is being recorded."""
         return self._running is not None
 
     def prepare(self) -> None:
-        """Makes the next stretch ready, so that it begins quickly."""
+        """Makes the next segment ready, so that it begins quickly."""
         with self._lock:
             if self._next is None or self._next.is_parents:
                 self._next = Recording(self._wanted)
 
     @without_waiting
     def begin(self) -> int:
-        """Starts a stretch on the calling thread; returns when it began, Unix ns.
+        """Starts a segment on the calling thread; returns when it began, Unix ns.
 
         Raises:
             NativeError: 16 recordings run already.
@@ -82,13 +82,13 @@ class Stretches:
         return recording.times()[0]
 
     def time_devices(self, *, on: bool) -> None:
-        """Goes on with the times of devices in the stretch that is running, or leaves them out."""
+        """Goes on with the times of devices in the segment that is running, or leaves them out."""
         with self._lock:
             if self._running is not None:
                 self._running.time_devices(on=on)
 
     def end(self) -> int:
-        """Ends the stretch that is running, if one is; returns when the last one ended, Unix ns.
+        """Ends the segment that is running, if one is; returns when the last one ended, Unix ns.
 
         Raises:
             NativeError: this process was forked while the parent recorded.
@@ -110,10 +110,10 @@ class Stretches:
             self._figures = []
 
     def batch(self) -> Batch:
-        """All events; the same object until another stretch begins.
+        """All events; the same object until another segment begins.
 
         Raises:
-            TorchProfError: a stretch is running.
+            TorchProfError: a segment is running.
         """
         with self._lock:
             if self._running is not None:
@@ -149,7 +149,7 @@ class Stretches:
             return known[0][0], known[-1][1]
 
     def health(self) -> Health:
-        """State and figures of all stretches."""
+        """State and figures of all segments."""
         with self._lock:
             states = [*self._figures, *(recording.health() for recording in self._recordings)]
             if not states:
