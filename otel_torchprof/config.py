@@ -277,18 +277,23 @@ def text_of(setting: Setting, environ: Mapping[str, str] = os.environ) -> str:
 @functools.lru_cache(maxsize=64)
 def _parts(variable: str, text: str) -> Mapping[str, str]:
     """By key. One that the variable does not have is warned of once and ignored."""
-    first, *rest = _KEY.split(text)
-    found = {"": first.strip()} | {key: value.strip() for key, value in zip(rest[::2], rest[1::2], strict=True)}
     keys = KEYS[variable]
+    # A value may begin like a key that there is not: the file lr=0.1.json.
+    begins = [match for match in _KEY.finditer(text) if match.start() or match[1] in keys or "" not in keys]
+    ends = [*(match.start() for match in begins), len(text)]
+    first = text[: ends[0]].strip()
+    found = {match[1]: text[match.end() : end].strip() for match, end in zip(begins, ends[1:], strict=True)} | {
+        "": first
+    }
     for key in sorted(found.keys() - keys):
-        if key or first.strip():
+        if key or first:
             near = difflib.get_close_matches(key, keys, 1)
             mean = (
                 f"did you mean {near[0]}?"
                 if near
                 else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
             )
-            _ignored(variable, f"{key}={found[key]}" if key else first.strip(), mean)
+            _ignored(variable, f"{key}={found[key]}" if key else first, mean)
     return found
 
 

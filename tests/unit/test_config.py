@@ -72,3 +72,22 @@ def test_build_dir(monkeypatch):
     assert config.build_dir() == Path("/home/somebody/kept")
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", "  ")
     assert config.build_dir() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "most"),
+    [
+        ("t.json", "t.json", None),
+        ("t.json, max_files = 3", "t.json", 3),
+        ("max_files=3", config.DEFAULT_CHROME_TRACE, 3),
+        ("lr=0.1.json,max_files=3", "lr=0.1.json", 3),
+        ("out/lr=0.1,b.json", "out/lr=0.1,b.json", None),
+        ("t.json,max_file=3", "t.json", None),
+        ("t.json,max_files=", "t.json", None),
+    ],
+)
+def test_a_variable_with_parts(monkeypatch, text, path, most):
+    """What stands before the first key is the value, commas and all; a key counts if there is one of that name."""
+    monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", text)
+    assert config.chrome_trace() == path
+    assert config.value_of(config.CHROME_MAX_FILES, config.whole_number) == most
