@@ -28,7 +28,6 @@ from ._instrument.processor import TorchSpanProcessor
 from ._instrument.step_contexts import rank_resource, step_context
 from ._instrument.streaming import stream
 from ._metrics.gpu_polling import GpuMetrics
-from ._native import ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
 from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
 from ._profile.profile import _KinetoProfile as _KinetoProfile
 from ._profile.profile import profile

@@ -248,6 +248,8 @@ GPU_CHOICES = ("visible", "all")
 DEFAULT_CHROME_TRACE = "trace-{pid}.json"
 DEFAULT_OTLP_FILE = "trace-{pid}.otlp"
 DEFAULT_MEMORY_LIMIT = 512 << 20
+_ALIKE = 0.7
+"""How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -278,13 +280,16 @@ def text_of(setting: Setting, environ: Mapping[str, str] = os.environ) -> str:
 def _parts(variable: str, text: str) -> Mapping[str, str]:
     """By key. One that the variable does not have is warned of once and ignored."""
     keys = KEYS[variable]
-    # A value may begin like a key that there is not: the file lr=0.1.json.
-    begins = [match for match in _KEY.finditer(text) if match.start() or match[1] in keys or "" not in keys]
+
+    def is_key(word: str) -> bool:
+        # Where a value may be anything, what is not even like a key is part of it: the file lr=0.1,bs=32.json.
+        return word in keys or "" not in keys or bool(difflib.get_close_matches(word, keys, 1, _ALIKE))
+
+    begins = [match for match in _KEY.finditer(text) if is_key(match[1])]
     ends = [*(match.start() for match in begins), len(text)]
     first = text[: ends[0]].strip()
-    found = {match[1]: text[match.end() : end].strip() for match, end in zip(begins, ends[1:], strict=True)} | {
-        "": first
-    }
+    values = (text[match.end() : end].strip(", ") for match, end in zip(begins, ends[1:], strict=True))
+    found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
     for key in sorted(found.keys() - keys):
         if key or first:
             near = difflib.get_close_matches(key, keys, 1)

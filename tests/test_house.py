@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from otel_torchprof import config
 from otel_torchprof._columns.schema import (
@@ -87,6 +89,15 @@ def test_requirements_are_pinned():
         lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
         assert lines, name(path)
         assert [line for line in lines if not pin.fullmatch(line)] == [], name(path)
+
+
+def test_entry_points_are_there():
+    """What pyproject.toml tells pip and OpenTelemetry to load can be loaded."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["scripts"], *project["entry-points"].values()]
+    targets = [target.partition(":") for group in groups for target in group.values()]
+    assert len(targets) > 3
+    assert all(callable(getattr(importlib.import_module(module), name)) for module, _, name in targets)
 
 
 def test_promised_interpreters_are_tested():

@@ -170,13 +170,17 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    known = [setting.variable for setting in config.SETTINGS]
+    known = {setting.variable: setting.variable for setting in config.SETTINGS}
+    for setting in config.SETTINGS:
+        if setting.key:  # as variables of their own they would be called so
+            part = f"{setting.variable}={setting.key}=..."
+            known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
     for name, value in sorted(os.environ.items()):
         if name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={shown(name, value)}")
-        if name.startswith(_OURS) and name not in known:
+        if name.startswith(_OURS) and known.get(name) != name:
             near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {near[0]}?" if near else "unset it"
+            fix = f"did you mean {known[near[0]]}?" if near else "unset it"
             yield Check("variable", PROBLEM, f"{name} is none of this package's variables, and nobody reads it", fix)
     for message in warnings:
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
@@ -236,6 +240,7 @@ _READERS: tuple[Callable[[], object], ...] = (
     lambda: checked_filter(None),
     lambda: config.value_of(config.EXPORT_RANKS, checked_choice),
     lambda: config.value_of(config.RANKS, checked_layout),
+    lambda: config.value_of(config.SIGTERM_TIMEOUT, config.seconds),
     SpanPolicy.from_environment,
     lambda: Rotation.of(None, None, None),
     Settings.from_environment,

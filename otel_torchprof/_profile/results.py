@@ -287,6 +287,7 @@ class ProfileResults:
             ExportError: the file cannot be written; a file that was there before is still whole.
             ValueError: another format or detail, or metadata that is no JSON.
         """
+        _check_detail(detail)
         if format_name not in FORMATS:
             raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
         batch = self._batch()
@@ -422,8 +423,7 @@ class ProfileResults:
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
 
     def _span_table(self, detail: str) -> SpanTable:
-        if detail not in DETAILS:
-            raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
+        _check_detail(detail)
         # The ids are made here: two threads that read at the same time have to get the same ones.
         with self._segments.reading:
             if detail not in self._spans:
@@ -464,6 +464,11 @@ class ProfileResults:
             steps = [name for name in np.unique(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
             found[labels[np.isin(names, steps)]] = True
         return found
+
+
+def _check_detail(detail: str) -> None:
+    if detail not in DETAILS:
+        raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
 
 
 def us_since(begun: int) -> int:

@@ -85,10 +85,7 @@ class SpanPolicy:
             value = config.value_of(setting, functools.partial(_read, name))
             if value is not None:
                 found[name] = value
-        for setting in filter(config.text_of, config.SCHEDULE.values()):  # any of them stands for all
-            found["schedule"] = config.value_of(setting, lambda _: _schedule_of_environment())
-            break
-        return cls(**found)
+        return cls(**found, schedule=_schedule_of_environment())
 
     def choice(self) -> StepChoice:
         """Which steps are recorded in detail, for the model."""
@@ -175,9 +172,24 @@ def _schedule(text: str) -> Callable[[int], Any]:
     return plan(**found)
 
 
-def _schedule_of_environment() -> Callable[[int], Any]:
-    texts = {key: config.text_of(setting) for key, setting in config.SCHEDULE.items()}
-    return _schedule(",".join(f"{key}={text}" for key, text in texts.items() if text))
+def _schedule_of_environment() -> Callable[[int], Any] | None:
+    found = {key: config.value_of(setting, _number_of_steps) for key, setting in config.SCHEDULE.items()}
+    given = {key: number for key, number in found.items() if number is not None}
+    if given.get("active"):
+        return plan(**(dict.fromkeys(_SCHEDULE_KEYS, 0) | given))
+    for key in given:
+        config.value_of(config.SCHEDULE[key], _without_active)
+    return None
+
+
+def _number_of_steps(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("allowed is a whole number of steps")
+    return int(text)
+
+
+def _without_active(_text: str) -> None:
+    raise ValueError("a schedule must say how many steps are active, above 0: active=N")
 
 
 _SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {

@@ -96,17 +96,22 @@ def test_bad_values_are_told(capsys, monkeypatch):
     monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", "t.json,max_files=0")
     monkeypatch.setenv("OTEL_TORCHPROF_POLICY", "every=other")
     monkeypatch.setenv("OTEL_TORCHPROF_DETIAL", "ops")
+    monkeypatch.setenv("OTEL_TORCHPROF_MAX_SPANS", "50")
+    monkeypatch.setenv("OTEL_TORCHPROF_SIGTERM_TIMEOUT", "soon")
     for _ in range(2):
         status, found, _ = doctor(capsys)
         assert status == 1
         assert [text.partition("=")[0].partition(" is")[0] for text in problems(found)] == [
             "OTEL_TORCHPROF_DETIAL",
+            "OTEL_TORCHPROF_MAX_SPANS",
             "OTEL_TORCHPROF_METRICS: overhead",
+            "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
             "OTEL_TORCHPROF_POLICY: every",
             "OTEL_TORCHPROF_CHROME_TRACE: max_files",
             "OTEL_BSP_MAX_QUEUE_SIZE",
         ]
-        assert "did you mean OTEL_TORCHPROF_DETAIL?" in {check["fix"] for check in found["variable"]}
+        fixes = {check["fix"] for check in found["variable"]}
+        assert {"did you mean OTEL_TORCHPROF_DETAIL?", "did you mean OTEL_TORCHPROF_POLICY=max_spans=...?"} <= fixes
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

@@ -81,13 +81,14 @@ def test_build_dir(monkeypatch):
         ("t.json, max_files = 3", "t.json", 3),
         ("max_files=3", config.DEFAULT_CHROME_TRACE, 3),
         ("lr=0.1.json,max_files=3", "lr=0.1.json", 3),
-        ("out/lr=0.1,b.json", "out/lr=0.1,b.json", None),
+        ("out/lr=0.1,bs=32.json,max_files=3,", "out/lr=0.1,bs=32.json", 3),
         ("t.json,max_file=3", "t.json", None),
+        ("max_file=3", config.DEFAULT_CHROME_TRACE, None),
         ("t.json,max_files=", "t.json", None),
     ],
 )
 def test_a_variable_with_parts(monkeypatch, text, path, most):
-    """What stands before the first key is the value, commas and all; a key counts if there is one of that name."""
+    """What stands before the first key is the value, commas and all; what is like a key and none is no part of it."""
     monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", text)
     assert config.chrome_trace() == path
     assert config.value_of(config.CHROME_MAX_FILES, config.whole_number) == most

@@ -309,6 +309,10 @@ def test_the_other_parts_of_the_variable_count(monkeypatch, caplog):
     assert "OTEL_TORCHPROF_POLICY='maxspans=7' is ignored: did you mean max_spans?" in caplog.text
     assert "OTEL_TORCHPROF_POLICY='slow' is ignored: allowed are active=, every=, " in caplog.text
     assert "OTEL_TORCHPROF_POLICY: ratio='2' is ignored" in caplog.text
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", "active=3,repeat=two,wait=1")
+    schedule = otp.SpanPolicy.from_environment().schedule
+    assert [schedule(step).name for step in range(4)] == ["NONE", "RECORD", "RECORD", "RECORD_AND_SAVE"]
+    assert "OTEL_TORCHPROF_POLICY: repeat='two' is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
