@@ -1,1 +1,1 @@
-"""Many ranks: who is which, ids that all can derive, who exports."""
+"""Distributed runs: the place of each rank, span ids that all ranks derive alike, which ranks export."""

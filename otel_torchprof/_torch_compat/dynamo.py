@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 _NS_PER_US = 1000
 _SHOWN_FRAMES = 3
 
-__all__ = [
-    "ProfileMetrics",
-    "ProfileResult",
-    "Profiler",
-    "fx_insert_profiling",
-    "print_missing",
-    "should_print_missing",
-]
-
 
 @dataclasses.dataclass
 class ProfileMetrics:

@@ -18,23 +18,12 @@ from otel_torchprof._events.events import EventList
 from otel_torchprof._export import file
 from otel_torchprof.errors import ExportError, TorchProfError
 
-from .legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
-from .legacy_devices import (
-    VIEW_LIKE_OPERATORS,
-    DeviceEvent,
-    DeviceEvents,
-    OnDevice,
-    ResolvedEvents,
-    may_have_device_event,
-)
-from .legacy_event import EventKind, LegacyEvent
+from .legacy_config import ProfilerConfig, ProfilerState
 from .legacy_parse import function_events
 from .legacy_state import (
     TLSLegacyProfilerGuard,
-    add_event_list,
     disable_profiler_legacy,
     enable_profiler_legacy,
-    wrap_propagate_state,
 )
 
 if TYPE_CHECKING:
@@ -45,27 +34,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
 
-__all__ = [
-    "VIEW_LIKE_OPERATORS",
-    "DeviceEvent",
-    "DeviceEvents",
-    "EventKind",
-    "LegacyEvent",
-    "OnDevice",
-    "ProfilerConfig",
-    "ProfilerDisableOptions",
-    "ProfilerState",
-    "RecordProfile",
-    "ResolvedEvents",
-    "TLSLegacyProfilerGuard",
-    "add_event_list",
-    "disable_profiler_legacy",
-    "enable_profiler_legacy",
-    "may_have_device_event",
-    "profile",
-    "wrap_propagate_state",
-    "write_profiler_events_to_stream",
-]
+    from .legacy_event import LegacyEvent
 
 _logger = logging.getLogger("otel_torchprof")
 
