@@ -130,7 +130,9 @@ void Fuzz::drain(bool final) {
   }
   uint64_t max_rows = bytes / sizeof(otp_record_begin) + pending, max_words = bytes / 8 + pending_words;
   uint64_t max_memory = bytes / sizeof(otp_record_memory);
-  otp::BatchBuilder builder({max_rows, max_words, max_memory, choices.inputs, choices.contexts, choices.memory});
+  uint64_t max_threads = 2 * (1 + choices.late);
+  otp::BatchBuilder builder(
+      {max_rows, max_words, max_memory, max_threads, choices.inputs, choices.contexts, choices.memory});
   REQUIRE(builder.ok());
   static const otp::Clock clock;
   otp::ClockReader reader(clock);
@@ -166,7 +168,7 @@ void Fuzz::drain(bool final) {
   std::sort(open.begin(), open.end());
   builder.remove_rows(open);
   otp_batch* batch = builder.finish();
-  REQUIRE(batch != nullptr);
+  REQUIRE(batch->thread_count <= max_threads && batch->outer_count + open.size() <= max_rows);
   check(*batch, max_rows, max_words, words, &seen);
   check_open(*batch, words, seen);
   check_memory(*batch, max_memory);

@@ -83,8 +83,29 @@ class Batch {
   otp_names d_names{};
 };
 
+// All that a batch points to lies in its own block, aligned, and no two columns overlap.
+inline void check_is_one_block(const otp_batch& b) {
+  auto* block = reinterpret_cast<const char*>(&b);
+  const char* free_from = block + sizeof b;
+  uint32_t count = 0;
+  const otp_column* columns = otp_batch_columns(&count);
+  CHECK_EQ(count, 36u);
+  for (uint32_t i = 0; i < count; ++i) {
+    char* data;
+    uint64_t entries;
+    std::memcpy(&data, block + columns[i].offset, sizeof data);
+    std::memcpy(&entries, block + columns[i].count, sizeof entries);
+    if (data == nullptr) continue;
+    CHECK(data >= free_from && reinterpret_cast<uintptr_t>(data) % columns[i].size == 0);
+    free_from = data + entries * columns[i].size;
+  }
+  CHECK(reinterpret_cast<const char*>(b.threads) >= free_from);
+  CHECK(reinterpret_cast<const char*>(b.threads + b.thread_count) <= block + b.bytes);
+}
+
 inline void Batch::check_sound() const {
   const otp_batch& b = *d_batch;
+  check_is_one_block(b);
   std::map<uint64_t, uint64_t> outer;
   for (uint64_t i = 0; i < b.outer_count; ++i) {
     CHECK(b.outer_row[i] < b.rows && b.outer_parent[i] != 0);

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
 
+from otel_torchprof._spans.span_tables import packed
 from otel_torchprof._tree.units import AttributeType
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class SpanList(Sequence[ReadableSpan]):
     def nbytes(self) -> int:
         """What it keeps in memory, in bytes: all of its table, whichever rows these are, and some objects around it."""
         return self._table.nbytes + self._link_rows.nbytes + _OBJECT_BYTES
+
+    def packed(self) -> SpanList:
+        """The same spans in memory of their own, see :func:`~otel_torchprof._spans.span_tables.packed`."""
+        return SpanList(packed(self._table), resource=self._resource, scope=self._scope, rows=self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -164,6 +164,11 @@ class ExportQueue:
         return finished and not self._abandoned
 
     @property
+    def is_behind(self) -> bool:
+        """Whether something waits, so that spans put now wait too. Without the lock: a guess."""
+        return self._backlog.spans > 0
+
+    @property
     def stats(self) -> QueueStats:
         """What became of the spans so far, at one moment."""
         with self._changed:

@@ -375,12 +375,15 @@ class TorchSpanProcessor(SpanProcessor):
         return watermark
 
     def _hand_on_spans(self, drained: Drained) -> None:
+        ready = []
+        for queue in self._queues:
+            spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
+            if len(spans):
+                ready.append((queue, spans.packed() if queue.is_behind else spans))
         with self._ledger.lock:  # until they wait in the queues they are nowhere
             self._ledger.add(drained.events, drained.dropped, drained.figures)
-            for queue in self._queues:
-                spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
-                if len(spans):
-                    queue.add(spans, spans.nbytes)
+            for queue, spans in ready:
+                queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
         for span_id, time_ns in drained.inside.items():

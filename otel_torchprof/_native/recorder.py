@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Array, Batch, KnownNames, Names, OpenEvents, Thread
-from otel_torchprof._columns.schema import COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner
@@ -107,21 +106,20 @@ class SessionStats(NamedTuple):
 class _View:
     """Native memory as numpy sees it; keeps its owner alive as long as an array refers to it."""
 
-    def __init__(self, pointer: Any, count: int, dtype: np.dtype[Any], owner: Any) -> None:
+    def __init__(self, address: int, count: int, dtype: np.dtype[Any], owner: Any) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "data": (int(ffi.cast("uintptr_t", pointer)), True),
+            "data": (address, True),
             "shape": (count,),
             "typestr": dtype.str,
             "version": 3,
         }
 
 
-def _view(pointer: Any, count: int, dtype: Any, owner: Any) -> Array:
-    dtype = np.dtype(dtype)
+def _view(address: int, count: int, dtype: np.dtype[Any], owner: Any) -> Array:
     if count == 0:
         return np.empty(0, dtype)
-    return np.asarray(_View(pointer, count, dtype, owner))
+    return np.asarray(_View(address, count, dtype, owner))
 
 
 _known: tuple[int, KnownNames] = 0, KnownNames()
@@ -133,11 +131,11 @@ def _names() -> Names:
     global _known  # noqa: PLW0603 - there is one table per process
     raw = ffi.new("otp_names *")
     lib.otp_names_view(raw)
-    address = int(ffi.cast("uintptr_t", raw.data))
+    address, of_ends = int(ffi.cast("uintptr_t", raw.data)), int(ffi.cast("uintptr_t", raw.ends))
     if _known[0] != address:
         _known = address, KnownNames()
-    ends = _view(raw.ends, raw.count, np.uint64, None)
-    return Names(_view(raw.data, int(ends[-1]), np.uint8, None), ends, known=_known[1])
+    ends = _view(of_ends, raw.count, np.dtype(np.uint64), None)
+    return Names(_view(address, int(ends[-1]), np.dtype(np.uint8), None), ends, known=_known[1])
 
 
 def living_threads() -> list[threading.Thread]:
@@ -198,40 +196,56 @@ def _threads(raw: Any) -> tuple[Thread, ...]:
     )
 
 
+class _Column(NamedTuple):
+    """A column of ``otp_batch`` (``otp_column``); where its address and its number of entries stand there, in words."""
+
+    group: int
+    name: str
+    dtype: np.dtype[Any]
+    pointer: int
+    entries: int
+
+
+def batch_columns() -> list[_Column]:
+    """The columns that a drain may fill, in the core's own order: what a batch is made of, beside threads and names."""
+    count = ffi.new("uint32_t *")
+    raw = lib.otp_batch_columns(count)
+    return [
+        _Column(
+            c.group,
+            ffi.string(c.name).decode(),
+            np.dtype(ffi.string(c.dtype).decode()),
+            c.offset // _WORD,
+            c.count // _WORD,
+        )
+        for c in (raw[i] for i in range(count[0]))
+    ]
+
+
+_WORD = 8
+_COLUMNS = batch_columns()
+
+
 def _batch(raw: Any) -> Batch:
     owned = owner(raw, "otp_batch_free")
-    columns = {c.name: _view(getattr(raw, c.name), raw.rows, c.dtype, owned) for c in COLUMNS}
-    words = None
-    if raw.inputs != ffi.NULL:
-        columns[INPUTS.name] = _view(raw.inputs, raw.rows, INPUTS.dtype, owned)
-        words = _view(raw.input_words, raw.input_word_count, np.int64, owned)
-    if raw.context != ffi.NULL:
-        columns[CONTEXT.name] = _view(raw.context, raw.rows, CONTEXT.dtype, owned)
-    memory = None
-    if raw.memory_time != ffi.NULL:
-        memory = {
-            c.name: _view(getattr(raw, f"memory_{c.name}"), raw.memory_count, c.dtype, owned) for c in MEMORY_COLUMNS
-        }
+    words = np.frombuffer(ffi.buffer(raw), np.uint64).tolist()
+    groups: list[dict[str, Array]] = [{} for _ in range(lib.OTP_COLUMN_GROUPS)]
+    for column in _COLUMNS:
+        if words[column.pointer]:
+            found = _view(words[column.pointer], words[column.entries], column.dtype, owned)
+            groups[column.group][column.name] = found
+    outer = groups[lib.OTP_COLUMNS_OUTER]
     return Batch(
-        columns,
+        groups[lib.OTP_COLUMNS_EVENTS] | groups[lib.OTP_COLUMNS_INPUTS] | groups[lib.OTP_COLUMNS_CONTEXTS],
         _names(),
         _threads(raw),
-        inputs=words,
-        memory=memory,
+        inputs=groups[lib.OTP_COLUMNS_INPUT_WORDS].get("input_words"),
+        memory=groups[lib.OTP_COLUMNS_MEMORY] or None,
         dropped=_by_reason(raw.dropped),
         watermark=int(raw.watermark),
-        outer_rows=_view(raw.outer_row, raw.outer_count, np.uint64, owned),
-        outer_parents=_view(raw.outer_parent, raw.outer_count, np.uint64, owned),
-        opens=OpenEvents(
-            id=_view(raw.open_id, raw.open_count, np.uint64, owned),
-            parent=_view(raw.open_parent, raw.open_count, np.uint64, owned),
-            start=_view(raw.open_start, raw.open_count, np.int64, owned),
-            context=_view(raw.open_context, raw.open_count, np.uint32, owned),
-            name=_view(raw.open_name, raw.open_count, np.uint32, owned),
-            kind=_view(raw.open_kind, raw.open_count, np.uint8, owned),
-            thread=_view(raw.open_thread, raw.open_count, np.uint32, owned),
-            scope=_view(raw.open_scope, raw.open_count, np.uint8, owned),
-        ),
+        outer_rows=outer["row"],
+        outer_parents=outer["parent"],
+        opens=OpenEvents(**groups[lib.OTP_COLUMNS_OPEN]),
     )
 
 

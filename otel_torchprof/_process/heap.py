@@ -1,8 +1,27 @@
-"""Memory that is free in the C library's heap, given back to the system."""
+"""Memory beside the C library's heap, and what is free in that heap given back to the system."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+_SMALLEST_OWN = 64 << 10
+"""Bytes from which on a block is worth pages of its own, of which the last one is used by half."""
+
+
+def own_memory(size: int) -> npt.NDArray[np.uint8]:
+    """So many bytes that the system has back as soon as nothing refers to them; few of them are of the heap.
+
+    numpy's memory is ``malloc``'s, which takes blocks of up to 32 MiB from its heap once one of that size was freed.
+    """
+    if size < _SMALLEST_OWN:
+        return np.empty(size, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # by default a forked child would write into the parent's
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
+
 
 _WORTH_IT = 64 << 20
 """Bytes that have to have been held."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._process.heap import own_memory
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Array = npt.NDArray[Any]
+
+_ALIGNMENT = 64
+"""Bytes to which the arrays of a packed table are aligned: a cache line."""
 
 _COLUMNS = ("start", "end", "span_id", "parent_span_id", "error", "row", "step")
 _OPTIONAL: dict[str, type[np.generic]] = {
@@ -58,6 +62,28 @@ def narrowed(table: SpanTable) -> SpanTable:
         return table
     name, attributes, names = _with_own_names(table.name, list(table.attributes), table.names)
     return replace(table, name=name, attributes=tuple(attributes), names=names)
+
+
+def packed(table: SpanTable) -> SpanTable:
+    """The same spans with copies of all arrays in one block of memory, which the system has back once nothing refers to it.
+
+    For spans that wait: arrays of their own share the heap with what is allocated meanwhile, and keep free memory between them
+    (measured: 100 MiB around 256), and those that are views of a drain's columns keep all of these. About 20 ns per span.
+    """
+    arrays = table.arrays()
+    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    block = own_memory(sum(sizes))
+    copies: dict[int, Array] = {}
+    for array, begin in zip(arrays, _offsets(sizes), strict=True):
+        copy = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        copies[id(array)] = copy
+    own: dict[str, Any] = {key: copies[id(found)] for key, found in vars(table).items() if id(found) in copies}
+    attributes = [
+        replace(c, values=copies[id(c.values)], present=None if c.present is None else copies[id(c.present)])
+        for c in table.attributes
+    ]
+    return replace(table, **own, attributes=tuple(attributes))
 
 
 def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:

@@ -7,7 +7,7 @@ unit, so that no span is separated from its parent.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -124,10 +124,14 @@ class SpanTable:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, those that it shares with the batch or with other tables among them; not the recorder's names."""
-        arrays = [value for field in fields(self) if isinstance(value := getattr(self, field.name), np.ndarray)]
+        return sum(array.nbytes for array in self.arrays()) + self.names.nbytes
+
+    def arrays(self) -> list[Array]:
+        """All that it has, those of attributes too; one that is used twice is there once."""
+        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         for column in self.attributes:
             arrays += [column.values] if column.present is None else [column.values, column.present]
-        return sum(array.nbytes for array in arrays) + self.names.nbytes
+        return list({id(array): array for array in arrays}.values())
 
     def __len__(self) -> int:
         return len(self.name)

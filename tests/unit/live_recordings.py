@@ -76,8 +76,11 @@ class Hanging(SpanExporter):
         self.let_go = threading.Event()
         self.outlasted = False
         """Whether it came back before it was let go: somebody waited for it."""
+        self.got = []
+        """The spans of each export."""
 
     def export(self, spans):
+        self.got.append(spans)
         self.outlasted |= not self.let_go.wait(60)
         return SpanExportResult.SUCCESS
 

@@ -1,10 +1,16 @@
-"""Memory that is free is given back once a backlog is over."""
+"""Memory beside the heap is the system's again at once, and what is free in the heap once a backlog is over."""
 
 from __future__ import annotations
 
-import pytest
+import gc
+import mmap
+import sys
+from pathlib import Path
 
-from otel_torchprof._process.heap import Heap
+import pytest
+from forked import in_child
+
+from otel_torchprof._process.heap import Heap, own_memory
 
 MIB = 1 << 20
 
@@ -56,3 +62,31 @@ def test_without_the_function():
     heap.look(200 * MIB)
     heap.look(0)
     assert heap._most == 0
+
+
+def mapped_bytes():
+    """What this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_own_memory_is_given_back():
+    """Once the last view of it is gone, a large block is not mapped any more."""
+    gc.collect()
+    before = mapped_bytes()
+    view = own_memory(100 * MIB)[5:10].view()
+    assert mapped_bytes() - before >= 100 * MIB
+    del view
+    assert mapped_bytes() - before < MIB
+
+
+def test_a_forked_child_has_its_own():
+    """What a forked child writes there is not written in its parent."""
+    block = own_memory(MIB)
+    block[0] = 1
+
+    def write():
+        block[0] = 2
+        return int(block[0])
+
+    assert (in_child(write), int(block[0])) == ("2", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+import numpy as np
 import pytest
 from live_batches import Event
 from live_recordings import Hanging, Recording, attached, names
@@ -154,6 +155,25 @@ def test_a_flush_takes_slices_until_it_began(recording, exporter):
     assert names(exporter) == ["first", "second", "third"]
     assert recording.watermarks == [3]
     processor.shutdown()
+
+
+def test_spans_behind_others_wait_in_memory_of_their_own(recording):
+    """What waits for a backend that hangs shares no memory with the drain that brought it; what goes at once is not copied."""
+    hanging = Hanging()
+    processor = attached(recording, hanging)
+    brought = []
+    drain = recording.drain
+    recording.drain = lambda: brought.append(drain()) or brought[-1]
+    recording.waiting += [(Event("first", 0, 10),), (Event("second", 0, 10),)]
+    processor.force_flush(50)
+    processor.force_flush(50)
+    (waiting,) = [stats.waiting_spans for stats in processor.health.exporters.values()]
+    hanging.let_go.set()
+    processor.shutdown()
+    tables = [spans.table for spans in hanging.got]
+    of_drains = [drained.sent.table for drained in brought if len(drained.sent)]
+    shared = [np.shares_memory(mine.start, its.start) for mine, its in zip(tables, of_drains, strict=True)]
+    assert (waiting, shared) == (2, [True, False])
 
 
 def test_a_drain_that_is_behind_says_so(recording, exporter):

@@ -13,9 +13,9 @@ from frame_trees import no_collections
 
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.schema import COLUMN_NAMES, CONTEXT, Flag, Kind
+from otel_torchprof._columns.schema import COLUMN_NAMES, COLUMNS, CONTEXT, INPUTS, MEMORY_COLUMNS, Flag, Kind
 from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._native.recorder import CHUNK_BYTES, CONTEXT_MUTED, Session, now_ns, recorder_stats
+from otel_torchprof._native.recorder import CHUNK_BYTES, CONTEXT_MUTED, Session, batch_columns, now_ns, recorder_stats
 from otel_torchprof.errors import NativeError
 
 
@@ -357,3 +357,16 @@ def test_open_events():
     assert last["id"].tolist() == [first.opens.id[0]]
     assert last[CONTEXT.name].tolist() == [3]
     assert len(last.opens) == len(Batch.of({"start": [1], "end": [2], "name": [0], "thread": [0]}, [""]).opens) == 0
+
+
+def test_the_table_of_columns_is_what_the_core_fills():
+    """Every column of the core has the name and the dtype that the table says, and none is missing."""
+    core = [(column.group, column.name, column.dtype) for column in batch_columns()]
+    groups = {
+        lib.OTP_COLUMNS_EVENTS: COLUMNS,
+        lib.OTP_COLUMNS_INPUTS: (INPUTS,),
+        lib.OTP_COLUMNS_CONTEXTS: (CONTEXT,),
+        lib.OTP_COLUMNS_MEMORY: MEMORY_COLUMNS,
+    }
+    for group, table in groups.items():
+        assert [(name, dtype) for of, name, dtype in core if of == group] == [(c.name, c.dtype) for c in table]

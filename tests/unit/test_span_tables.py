@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._spans.span_tables import joined_tables, packed, taken
 from otel_torchprof._tree.units import AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
@@ -74,3 +75,31 @@ def test_what_is_taken_holds_no_more_than_its_rows():
     """One span of a table with many names holds a few hundred bytes."""
     table = span_rows([f"{i:0100}" for i in range(1000)])
     assert taken(table, [500]).nbytes < 400
+
+
+@settings(max_examples=30, deadline=None)
+@given(tables())
+def test_packed_spans_say_the_same(table):
+    """Any packed table says what the table said and shares no memory with it."""
+    found = packed(table)
+    assert told(found) == told(table)
+    assert (found.row.tolist(), found.nbytes) == (table.row.tolist(), table.nbytes)
+    assert not any(np.shares_memory(a, b) for a in found.arrays() for b in table.arrays())
+
+
+@pytest.mark.parametrize("count", [2, 5_000], ids=["little", "much"])
+def test_packed_spans_are_one_block(count):
+    """All arrays of a packed table are views of one block of memory, on which they lie aligned and without overlap."""
+    found = packed(span_rows(["a"] * count)).arrays()
+    blocks = {id(_owner(array)) for array in found}
+    places = sorted((array.__array_interface__["data"][0], array.nbytes) for array in found if array.nbytes)
+    assert len(blocks) == 1
+    assert all(address % 8 == 0 for address, _ in places)
+    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(places))
+
+
+def _owner(array):
+    """What the memory of an array belongs to."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    return array

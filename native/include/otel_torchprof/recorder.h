@@ -134,9 +134,10 @@ typedef struct {
   char name[16]; /* as the system knows it, zero-terminated */
 } otp_thread;
 
-/* Events as columns; see otel_torchprof/_columns/schema.py for the meaning of each. Owned by the caller, until
- * otp_batch_free; refers to nothing else. */
+/* Events as columns; see otel_torchprof/_columns/schema.py for the meaning of each. It and all that it points to are
+ * one block of memory, owned by the caller until otp_batch_free; refers to nothing else. */
 typedef struct {
+  uint64_t bytes; /* of the block, of which the system may not have given all */
   uint64_t rows;
   uint64_t* id;
   int64_t* start;
@@ -183,6 +184,31 @@ typedef struct {
   uint64_t dropped[5]; /* by otp_loss, since the last drain */
   int64_t watermark;   /* Unix ns: what began or ended later has not been drained; INT64_MAX: all has been */
 } otp_batch;
+
+/* Which columns have the same number of entries, and are there or not together. */
+enum otp_column_group {
+  OTP_COLUMNS_EVENTS = 0,
+  OTP_COLUMNS_INPUTS = 1, /* one per event too */
+  OTP_COLUMNS_CONTEXTS = 2,
+  OTP_COLUMNS_INPUT_WORDS = 3,
+  OTP_COLUMNS_MEMORY = 4,
+  OTP_COLUMNS_OUTER = 5,
+  OTP_COLUMNS_OPEN = 6,
+  OTP_COLUMN_GROUPS = 7,
+};
+
+/* A column of otp_batch. */
+typedef struct {
+  const char* name;  /* of the field, without the name of its group */
+  const char* dtype; /* as numpy names it: i8 is an int64_t */
+  uint32_t group;    /* otp_column_group */
+  uint32_t offset;   /* in otp_batch, of the pointer to its first entry */
+  uint32_t count;    /* in otp_batch, of the number of its entries */
+  uint32_t size;     /* of an entry */
+} otp_column;
+
+/* All of them, forever valid; `count` gets how many. By them a batch is allocated, compacted and seen from Python. */
+const otp_column* otp_batch_columns(uint32_t* count);
 
 /* Decodes what is there for the session: the oldest `max_bytes` of records, or all where it is 0. Of all threads it
  * takes what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by

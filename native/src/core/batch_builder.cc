@@ -3,59 +3,152 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <type_traits>
 
 namespace otp {
 
 namespace {
 
+constexpr size_t kAlignment = 64;       // a cache line
+constexpr size_t kOwnPages = 1u << 20;  // from here on a block is the system's again once it is freed
 constexpr size_t kHugePage = 2u << 20;
 
-// Large columns in huge pages where the system has them: half of what decoding a million events costs are the page
-// faults of ordinary ones (measured: 45 against 28 ns per event). A reader may wait for the page to be cleared; see
-// ChunkPool for why a recording thread may not.
 template <typename T>
-bool allocate(T** out, uint64_t count) {
-  size_t size = (count + 1) * sizeof(T);
-  void* memory = nullptr;
-  if (size < 2 * kHugePage) {
-    memory = std::malloc(size);
-  } else if (posix_memalign(&memory, kHugePage, size) != 0) {
-    memory = nullptr;
-  }
-#ifdef MADV_HUGEPAGE
-  if (size >= 2 * kHugePage && memory != nullptr) madvise(memory, size, MADV_HUGEPAGE);
-#endif
-  *out = static_cast<T*>(memory);
-  return memory != nullptr;
+constexpr const char* dtype_of() {
+  constexpr const char* names[2][4] = {{"u1", "u2", "u4", "u8"}, {"i1", "i2", "i4", "i8"}};
+  return names[std::is_signed<T>::value][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
 }
 
-bool allocate_memory(otp_batch* b, uint64_t count) {
-  return allocate(&b->memory_time, count) && allocate(&b->memory_bytes, count) && allocate(&b->memory_address, count) &&
-         allocate(&b->memory_total_allocated, count) && allocate(&b->memory_total_reserved, count) &&
-         allocate(&b->memory_event, count) && allocate(&b->memory_thread, count) &&
-         allocate(&b->memory_device_type, count) && allocate(&b->memory_device_index, count) &&
-         allocate(&b->memory_flags, count);
+#define OTP_COLUMN(group, prefix, field, counter)                                                           \
+  otp_column {                                                                                              \
+    #field, dtype_of<std::remove_pointer<decltype(otp_batch::prefix##field)>::type>(), OTP_COLUMNS_##group, \
+        offsetof(otp_batch, prefix##field), offsetof(otp_batch, counter), sizeof(*otp_batch::prefix##field) \
+  }
+#define OTP_EVENTS(field) OTP_COLUMN(EVENTS, , field, rows)
+#define OTP_MEMORY(field) OTP_COLUMN(MEMORY, memory_, field, memory_count)
+#define OTP_OUTER(field) OTP_COLUMN(OUTER, outer_, field, outer_count)
+#define OTP_OPEN(field) OTP_COLUMN(OPEN, open_, field, open_count)
+
+constexpr otp_column kColumns[] = {
+    OTP_EVENTS(id),
+    OTP_EVENTS(start),
+    OTP_EVENTS(end),
+    OTP_EVENTS(sequence_nr),
+    OTP_EVENTS(name),
+    OTP_EVENTS(parent),
+    OTP_EVENTS(thread),
+    OTP_EVENTS(end_thread),
+    OTP_EVENTS(fwd_thread),
+    OTP_EVENTS(error_type),
+    OTP_EVENTS(kind),
+    OTP_EVENTS(scope),
+    OTP_EVENTS(flags),
+    OTP_COLUMN(INPUTS, , inputs, rows),
+    OTP_COLUMN(CONTEXTS, , context, rows),
+    OTP_COLUMN(INPUT_WORDS, , input_words, input_word_count),
+    OTP_MEMORY(time),
+    OTP_MEMORY(bytes),
+    OTP_MEMORY(address),
+    OTP_MEMORY(total_allocated),
+    OTP_MEMORY(total_reserved),
+    OTP_MEMORY(event),
+    OTP_MEMORY(thread),
+    OTP_MEMORY(device_type),
+    OTP_MEMORY(device_index),
+    OTP_MEMORY(flags),
+    OTP_OUTER(row),
+    OTP_OUTER(parent),
+    OTP_OPEN(id),
+    OTP_OPEN(parent),
+    OTP_OPEN(start),
+    OTP_OPEN(context),
+    OTP_OPEN(name),
+    OTP_OPEN(thread),
+    OTP_OPEN(kind),
+    OTP_OPEN(scope),
+};
+
+#undef OTP_OPEN
+#undef OTP_OUTER
+#undef OTP_MEMORY
+#undef OTP_EVENTS
+#undef OTP_COLUMN
+
+bool is_per_event(const otp_column& column) { return column.count == offsetof(otp_batch, rows); }
+
+char*& data_of(otp_batch* batch, const otp_column& column) {
+  return *reinterpret_cast<char**>(reinterpret_cast<char*>(batch) + column.offset);
+}
+
+uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Large blocks in pages of their own, so that the system has them back at once and the heap keeps no holes between
+// spans that wait; in huge pages where it has them, since half of what decoding a million events costs are the faults
+// of ordinary ones (measured: 45 against 28 ns per event). A reader may wait for the page to be cleared; see ChunkPool
+// for why a recording thread may not.
+void* allocate(size_t size) {
+  if (size < kOwnPages) return std::malloc(size);
+  void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (block == MAP_FAILED) return nullptr;
+#ifdef MADV_HUGEPAGE
+  if (size >= 2 * kHugePage) madvise(block, size, MADV_HUGEPAGE);
+#endif
+  return block;
+}
+
+constexpr uint64_t kAbsent = UINT64_MAX;
+
+// Upper bounds for the groups that are placed at once; the others are placed at the end, when their numbers are known.
+std::array<uint64_t, OTP_COLUMN_GROUPS> capacities(const BatchBuilder::Size& size) {
+  std::array<uint64_t, OTP_COLUMN_GROUPS> found;
+  found.fill(kAbsent);
+  found[OTP_COLUMNS_EVENTS] = size.rows;
+  if (size.with_contexts) found[OTP_COLUMNS_CONTEXTS] = size.rows;
+  if (size.with_memory) found[OTP_COLUMNS_MEMORY] = size.memory;
+  if (size.with_inputs) {
+    found[OTP_COLUMNS_INPUTS] = size.rows;
+    found[OTP_COLUMNS_INPUT_WORDS] = size.input_words;
+  }
+  return found;
+}
+
+// What finish() needs at most: a row is open, or its parent is outside, or neither.
+uint64_t bytes_at_the_end(const BatchBuilder::Size& size) {
+  uint64_t found = aligned(size.threads * sizeof(otp_thread));
+  for (const otp_column& column : kColumns)
+    if (column.group == OTP_COLUMNS_OPEN || column.group == OTP_COLUMNS_OUTER)
+      found += aligned(size.rows * column.size);
+  return found;
 }
 
 }  // namespace
 
-BatchBuilder::BatchBuilder(const Size& size)
-    : d_batch(static_cast<otp_batch*>(std::calloc(1, sizeof(otp_batch)))), d_ok(d_batch != nullptr) {
-  if (!d_ok) return;
-  otp_batch& b = *d_batch;
-  uint64_t max_rows = size.rows;
-  d_ok = allocate(&b.id, max_rows) && allocate(&b.start, max_rows) && allocate(&b.end, max_rows) &&
-         allocate(&b.sequence_nr, max_rows) && allocate(&b.name, max_rows) && allocate(&b.parent, max_rows) &&
-         allocate(&b.thread, max_rows) && allocate(&b.end_thread, max_rows) && allocate(&b.fwd_thread, max_rows) &&
-         allocate(&b.error_type, max_rows) && allocate(&b.kind, max_rows) && allocate(&b.scope, max_rows) &&
-         allocate(&b.flags, max_rows);
-  if (size.with_contexts) d_ok = d_ok && allocate(&b.context, max_rows);
-  if (size.with_inputs) d_ok = d_ok && allocate(&b.inputs, max_rows) && allocate(&b.input_words, size.input_words);
-  if (size.with_memory) d_ok = d_ok && allocate_memory(&b, size.memory);
+BatchBuilder::BatchBuilder(const Size& size) : d_batch(nullptr) {
+  std::array<uint64_t, OTP_COLUMN_GROUPS> entries = capacities(size);
+  uint64_t bytes = aligned(sizeof(otp_batch)) + bytes_at_the_end(size);
+  for (const otp_column& column : kColumns)
+    if (entries[column.group] != kAbsent) bytes += aligned(entries[column.group] * column.size);
+  void* block = allocate(bytes);
+  if (block == nullptr) return;
+  d_batch = new (block) otp_batch{};
+  d_batch->bytes = bytes;
+  d_used = aligned(sizeof(otp_batch));
+  for (const otp_column& column : kColumns)
+    if (entries[column.group] != kAbsent) place(column, entries[column.group]);
 }
 
 BatchBuilder::~BatchBuilder() { otp_batch_free(d_batch); }
+
+void BatchBuilder::place(const otp_column& column, uint64_t entries) {
+  data_of(d_batch, column) = reinterpret_cast<char*>(d_batch) + d_used;
+  d_used += aligned(entries * column.size);
+}
 
 uint32_t BatchBuilder::thread_index(const otp_thread& thread) {
   for (uint32_t i = static_cast<uint32_t>(d_threads.size()); i-- > 0;)
@@ -79,29 +172,25 @@ void BatchBuilder::add_memory(const otp_record_memory& record, int64_t time, uin
   b.memory_flags[at] = record.head.detail;
 }
 
-void BatchBuilder::move_row(uint64_t from, uint64_t to) {
-  otp_batch& b = *d_batch;
-  b.id[to] = b.id[from];
-  b.start[to] = b.start[from];
-  b.end[to] = b.end[from];
-  b.sequence_nr[to] = b.sequence_nr[from];
-  if (b.inputs != nullptr) b.inputs[to] = b.inputs[from];
-  if (b.context != nullptr) b.context[to] = b.context[from];
-  b.name[to] = b.name[from];
-  b.parent[to] = b.parent[from];
-  b.thread[to] = b.thread[from];
-  b.end_thread[to] = b.end_thread[from];
-  b.fwd_thread[to] = b.fwd_thread[from];
-  b.error_type[to] = b.error_type[from];
-  b.kind[to] = b.kind[from];
-  b.scope[to] = b.scope[from];
-  b.flags[to] = b.flags[from];
-}
-
 uint64_t BatchBuilder::outer_parent(uint64_t row) const {
   for (const Outer& outer : d_outer)
     if (outer.row == row) return outer.parent;
   return 0;
+}
+
+// Moves what stands between the rows that go, column by column.
+void BatchBuilder::close_gaps(const std::vector<uint64_t>& rows) {
+  for (const otp_column& column : kColumns) {
+    char* data = data_of(d_batch, column);
+    if (!is_per_event(column) || data == nullptr) continue;
+    uint64_t to = rows[0];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      uint64_t from = rows[i] + 1, end = i + 1 < rows.size() ? rows[i + 1] : d_batch->rows;
+      std::memmove(data + to * column.size, data + from * column.size, (end - from) * column.size);
+      to += end - from;
+    }
+  }
+  d_batch->rows -= rows.size();
 }
 
 void BatchBuilder::remove_rows(const std::vector<uint64_t>& rows) {
@@ -117,37 +206,24 @@ void BatchBuilder::remove_rows(const std::vector<uint64_t>& rows) {
   d_outer.erase(std::remove_if(d_outer.begin(), d_outer.end(), [&](const Outer& o) { return removed(o.row); }),
                 d_outer.end());
   for (Outer& outer : d_outer) outer.row -= removed_before(outer.row);
-  uint64_t to = 0, next = 0;
-  for (uint64_t from = 0; from < b.rows; ++from) {
-    if (next < rows.size() && rows[next] == from) {
-      ++next;
-      continue;
-    }
-    move_row(from, to);
-    if (b.parent[to] >= 0) {
-      auto parent = static_cast<uint64_t>(b.parent[to]);
-      uint64_t shift = removed_before(parent);
-      bool gone = shift < rows.size() && rows[shift] == parent;
-      b.parent[to] = gone ? -1 : static_cast<int32_t>(parent - shift);
-      if (gone) add_outer(to, removed_ids[shift]);
-    }
-    ++to;
+  close_gaps(rows);
+  for (uint64_t row = rows[0]; row < b.rows; ++row) {  // those before have their parents before them
+    if (b.parent[row] < 0) continue;
+    auto parent = static_cast<uint64_t>(b.parent[row]);
+    uint64_t shift = removed_before(parent);
+    bool gone = shift < rows.size() && rows[shift] == parent;
+    b.parent[row] = gone ? -1 : static_cast<int32_t>(parent - shift);
+    if (gone) add_outer(row, removed_ids[shift]);
   }
-  b.rows = to;
 }
 
 otp_batch* BatchBuilder::finish() {
   otp_batch& b = *d_batch;
   std::sort(d_outer.begin(), d_outer.end(), [](const Outer& a, const Outer& c) { return a.row < c.row; });
-  d_ok = d_ok && allocate(&b.threads, d_threads.size()) && allocate(&b.outer_row, d_outer.size()) &&
-         allocate(&b.outer_parent, d_outer.size()) && allocate(&b.open_id, d_open.size()) &&
-         allocate(&b.open_parent, d_open.size()) && allocate(&b.open_start, d_open.size()) &&
-         allocate(&b.open_context, d_open.size()) && allocate(&b.open_name, d_open.size()) &&
-         allocate(&b.open_thread, d_open.size()) && allocate(&b.open_kind, d_open.size()) &&
-         allocate(&b.open_scope, d_open.size());
-  if (!d_ok) return nullptr;
-  std::copy(d_threads.begin(), d_threads.end(), b.threads);
-  b.thread_count = d_threads.size();
+  for (const otp_column& column : kColumns) {
+    if (column.group == OTP_COLUMNS_OUTER) place(column, d_outer.size());
+    if (column.group == OTP_COLUMNS_OPEN) place(column, d_open.size());
+  }
   for (const Outer& outer : d_outer) {
     b.outer_row[b.outer_count] = outer.row;
     b.outer_parent[b.outer_count++] = outer.parent;
@@ -162,52 +238,29 @@ otp_batch* BatchBuilder::finish() {
     b.open_kind[b.open_count] = open.kind;
     b.open_scope[b.open_count++] = open.scope;
   }
-  otp_batch* done = d_batch;
+  b.threads = reinterpret_cast<otp_thread*>(reinterpret_cast<char*>(d_batch) + d_used);
+  b.thread_count = d_threads.size();
+  std::copy(d_threads.begin(), d_threads.end(), b.threads);
   d_batch = nullptr;
-  return done;
+  return &b;
 }
 
 }  // namespace otp
 
-extern "C" void otp_batch_free(otp_batch* batch) {
-  if (batch == nullptr) return;
-  void* arrays[] = {batch->id,
-                    batch->start,
-                    batch->end,
-                    batch->sequence_nr,
-                    batch->inputs,
-                    batch->name,
-                    batch->parent,
-                    batch->thread,
-                    batch->end_thread,
-                    batch->fwd_thread,
-                    batch->error_type,
-                    batch->kind,
-                    batch->scope,
-                    batch->flags,
-                    batch->input_words,
-                    batch->outer_row,
-                    batch->outer_parent,
-                    batch->threads,
-                    batch->memory_time,
-                    batch->memory_bytes,
-                    batch->memory_address,
-                    batch->memory_total_allocated,
-                    batch->memory_total_reserved,
-                    batch->memory_event,
-                    batch->memory_thread,
-                    batch->memory_device_type,
-                    batch->memory_device_index,
-                    batch->memory_flags,
-                    batch->context,
-                    batch->open_id,
-                    batch->open_parent,
-                    batch->open_start,
-                    batch->open_context,
-                    batch->open_name,
-                    batch->open_thread,
-                    batch->open_kind,
-                    batch->open_scope};
-  for (void* array : arrays) std::free(array);
-  std::free(batch);
+extern "C" {
+
+const otp_column* otp_batch_columns(uint32_t* count) {
+  *count = static_cast<uint32_t>(std::end(otp::kColumns) - std::begin(otp::kColumns));
+  return otp::kColumns;
 }
+
+void otp_batch_free(otp_batch* batch) {
+  if (batch == nullptr) return;
+  if (batch->bytes < otp::kOwnPages) {
+    std::free(batch);
+  } else {
+    munmap(batch, batch->bytes);
+  }
+}
+
+}  // extern "C"

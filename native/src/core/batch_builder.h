@@ -9,8 +9,8 @@
 
 namespace otp {
 
-// The rows of a batch while they are being made: arrays at their full size from the start (an upper bound is known, and
-// pages that are not touched cost nothing).
+// The rows of a batch while they are being made: columns at their full size from the start (an upper bound is known,
+// and pages that are not touched cost nothing), behind them room for what finish() adds.
 class BatchBuilder {
  public:
   // An event that is no row, since it has not ended.
@@ -23,7 +23,7 @@ class BatchBuilder {
 
   // Upper bounds, and which of the optional arrays there are.
   struct Size {
-    uint64_t rows, input_words, memory;
+    uint64_t rows, input_words, memory, threads;
     bool with_inputs, with_contexts, with_memory;
   };
 
@@ -32,26 +32,28 @@ class BatchBuilder {
   BatchBuilder(const BatchBuilder&) = delete;
   BatchBuilder& operator=(const BatchBuilder&) = delete;
 
-  bool ok() const { return d_ok; }
+  // Whether there was memory for it.
+  bool ok() const { return d_batch != nullptr; }
   otp_batch* batch() { return d_batch; }
   uint32_t thread_index(const otp_thread& thread);
   void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
   uint64_t outer_parent(uint64_t row) const;
   void add_open(const Open& open) { d_open.push_back(open); }
   void add_memory(const otp_record_memory& record, int64_t time, uint64_t event, uint32_t thread);
-  // Takes rows out; their children keep the id of their parent as an outer one. `rows` ascending.
+  // Takes rows out, once; their children keep the id of their parent as an outer one. `rows` ascending.
   void remove_rows(const std::vector<uint64_t>& rows);
-  // Hands the batch over; null when memory was short.
+  // Hands the batch over.
   otp_batch* finish();
 
  private:
   struct Outer {
     uint64_t row, parent;
   };
-  void move_row(uint64_t from, uint64_t to);
+  void place(const otp_column& column, uint64_t entries);
+  void close_gaps(const std::vector<uint64_t>& rows);
 
   otp_batch* d_batch;
-  bool d_ok;
+  uint64_t d_used = 0;  // bytes of its block
   std::vector<otp_thread> d_threads;
   std::vector<Outer> d_outer;
   std::vector<Open> d_open;

@@ -233,8 +233,9 @@ otp_batch* Drain::decode() {
     for (const PendingEvent& event : thread.decoder.pending) pending_words += event.inputs.size();
   }
   BatchBuilder builder({d_bytes / sizeof(otp_record_begin) + pending, d_bytes / 8 + pending_words,
-                        d_bytes / sizeof(otp_record_memory), d_session->options.inputs != 0,
-                        d_session->options.contexts != 0, d_session->options.memory != 0});
+                        d_bytes / sizeof(otp_record_memory), d_threads.size() + d_late_ends.size(),
+                        d_session->options.inputs != 0, d_session->options.contexts != 0,
+                        d_session->options.memory != 0});
   if (!builder.ok()) return nullptr;
   ClockReader clock(registry().clock);
   std::vector<ThreadDecode> decodes;
@@ -252,8 +253,7 @@ otp_batch* Drain::decode() {
   std::sort(open_rows.begin(), open_rows.end());
   builder.remove_rows(open_rows);
   otp_batch* batch = builder.finish();
-  if (batch != nullptr)
-    batch->watermark = d_limits.cut_ticks == UINT64_MAX ? INT64_MAX : clock.unix_ns(d_limits.cut_ticks);
+  batch->watermark = d_limits.cut_ticks == UINT64_MAX ? INT64_MAX : clock.unix_ns(d_limits.cut_ticks);
   return batch;
 }
 
