@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.recorder import living_threads
-from otel_torchprof._tree.flows import Numbered, numbered_events, pair
+from otel_torchprof._tree.flows import Numbered, latest_forward, numbered_events, pair
 from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
@@ -33,37 +33,54 @@ class _Ends(NamedTuple):
     trace_id: npt.NDArray[np.uint8]
     span_id: npt.NDArray[np.uint64]
 
+    def at(self, which: Array) -> _Ends:
+        """Those at some positions."""
+        return _Ends(self.trace_id[which], self.span_id[which])
+
+    def followed_by(self, other: _Ends) -> _Ends:
+        """These, then the others."""
+        return _Ends(np.concatenate((self.trace_id, other.trace_id)), np.concatenate((self.span_id, other.span_id)))
+
+
+_NO_IDS = np.empty((0, 16), dtype=np.uint8)
+
 
 class Flows:
     """Links of backward functions to forward operators, also to those of earlier drains. For one thread at a time.
 
-    Remembers the latest :data:`REMEMBERED` numbered operators.
+    Remembers the latest :data:`REMEMBERED` numbered operators, or up to twice as many.
     """
 
     def __init__(self) -> None:
         nothing = np.empty(0, dtype=np.int64)
         self._numbered = Numbered(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
-        self._ends = _Ends(np.empty((0, 16), dtype=np.uint8), np.empty(0, dtype=np.uint64))
+        self._ends = _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
 
     def links(self, placed: Placed, wanted: npt.NDArray[np.bool_], trace_ids: Array) -> tuple[Array, _Ends]:
         """Rows of backward functions that become spans, and what each links to. ``trace_ids``: per unit."""
         new = numbered_events(placed.batch)
         new = new.at(wanted[new.row])
-        if not len(new.row) and not len(self._numbered.row):
-            return np.empty(0, dtype=np.int64), self._ends
-        events = self._numbered.followed_by(new)
-        ends = _Ends(
-            np.concatenate((self._ends.trace_id, trace_ids[placed.unit[new.row]])),
-            np.concatenate((self._ends.span_id, placed.span_id[new.row])),
-        )
-        forward, backward = pair(events)
-        rows = events.row[backward]
-        kept = np.flatnonzero(~events.backward)
-        kept = kept[np.argsort(events.start[kept], kind="stable")[-REMEMBERED:]]
+        found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+        if new.backward.any():
+            events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
+            forward, backward = pair(events)
+            found = events.row[backward], ends.at(forward)
+        self._remember(placed, latest_forward(new), trace_ids)
+        return found
+
+    def _remember(self, placed: Placed, new: Numbered, trace_ids: Array) -> None:
+        if not len(new.row):
+            return
+        numbered, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
+        if len(numbered.row) > 2 * REMEMBERED:  # not at every drain
+            latest = np.argsort(numbered.start, kind="stable")[-REMEMBERED:]
+            numbered, ends = numbered.at(latest), ends.at(latest)
         # Rows of other batches mean nothing here: -1.
-        self._numbered = events.at(kept)._replace(row=np.full(len(kept), -1))
-        self._ends = _Ends(ends.trace_id[kept], ends.span_id[kept])
-        return rows, _Ends(ends.trace_id[forward], ends.span_id[forward])
+        self._numbered, self._ends = numbered._replace(row=np.full(len(numbered.row), -1)), ends
+
+
+def _ends_of(events: Numbered, placed: Placed, trace_ids: Array) -> _Ends:
+    return _Ends(trace_ids[placed.unit[events.row]], placed.span_id[events.row])
 
 
 def traced_events(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:

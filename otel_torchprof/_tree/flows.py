@@ -77,8 +77,23 @@ def numbered_events(batch: Batch) -> Numbered:
     return Numbered(rows, batch["sequence_nr"][rows], made_on[known], batch["start"][rows], backward[known])
 
 
+def latest_forward(events: Numbered) -> Numbered:
+    """Of events in the order of their rows: the forward operators that a backward function which begins later can be paired with.
+
+    Operators of a thread that have one number, with no other between them, are candidates for the same backward function, which
+    belongs to the last. Where gradients are on but nothing needs any, that is one of all operators.
+    """
+    at = np.flatnonzero(~events.backward)
+    number, made_on = events.number[at], events.made_on[at]
+    is_last = np.ones(len(at), dtype=np.bool_)
+    is_last[:-1] = (number[1:] != number[:-1]) | (made_on[1:] != made_on[:-1])
+    return events.at(at[is_last])
+
+
 def pair(events: Numbered) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Positions of forward operators and of their backward functions, sorted by the latter."""
+    if not events.backward.any():
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
     # sort is stable, so of equal starts the later row, which is the deeper one, comes last.
     order = np.lexsort((events.backward, events.start, events.number, events.made_on))

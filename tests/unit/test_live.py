@@ -205,7 +205,7 @@ def test_backward_functions_link_to_forward_operators_of_any_drain(service, drai
 
 def test_remembered_forward_operators_are_bounded(service):
     """However many forward operators have no backward function, a fixed number of them is remembered."""
-    rows = REMEMBERED + 500
+    rows = 2 * REMEMBERED + 500
     batch = service.recorder.drain(forward("mul", 4, 10))
     many = {name: np.repeat(column, rows) for name, column in batch.columns.items()}
     many["id"], many["sequence_nr"] = np.arange(1, rows + 1, dtype=np.uint64), np.arange(rows)
@@ -215,7 +215,16 @@ def test_remembered_forward_operators_are_bounded(service):
     wanted = np.ones(rows, dtype=bool)
     service.flows.links(placed, wanted, np.zeros((len(placed.units), 16), np.uint8))
     assert len(service.flows._numbered.row) == REMEMBERED
-    assert service.flows._numbered.number.min() == 500
+    assert service.flows._numbered.number.min() == REMEMBERED + 500
+
+
+def test_operators_that_make_no_node_are_remembered_as_one(service):
+    """Of operators with one number a backward function belongs to the last, so the others are forgotten with their drain."""
+    service.steps.begin(0)
+    spans = service.spans(*(forward(name, 4, start) for name, start in (("neg", 10), ("relu", 20), ("mul", 30))))
+    assert len(service.flows._numbered.row) == 1
+    spans |= service.spans(backward("MulBackward", 4, 50))
+    assert spans["MulBackward"].links == [(spans["mul"].trace, spans["mul"].span_id)]
 
 
 def test_own_time_counts_children_of_all_drains(service):
