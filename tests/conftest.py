@@ -19,7 +19,7 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("same")
 
-_ENDLESS = {"otel-torchprof-drain", "otel-torchprof-metrics", "otel-torchprof-energy"}
+_ENDLESS = {"otel-torchprof-drain", "otel-torchprof-energy"}
 """Threads of ours that end when they are told to."""
 _HASH_SEED = os.environ.get("PYTHONHASHSEED", "random")
 

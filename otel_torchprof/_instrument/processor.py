@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import traceback
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._events.averages_list import averages_list
 from otel_torchprof._export.chrome import ChromeTraceExporter
+from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.sdk import takes_whole_traces
@@ -26,8 +25,6 @@ from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof._tree.listed_devices import device_name
 from otel_torchprof.health import ON, ProcessorHealth
-
-from .drain_thread import DrainThread, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +45,6 @@ _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800
 """What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
-_GIVE_UP_SECONDS = 1.0
-"""After the deadline of a stop, for the drain thread to say what became of the rest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +121,8 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _reset(self) -> None:
         """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
-        # Reentrant, these and those of all that is called: a signal handler may shut down in the middle of anything.
-        self._lock = threading.RLock()
-        self._draining = threading.RLock()
-        self._in_drain = False
         self._attached: _Attached | None = None
-        self._thread: DrainThread | None = None
-        self._final: Request | None = None
+        self._drainer = Drainer(self._settings.schedule_delay_millis / 1000, self._hand_on, self._is_due)
         self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._inside: dict[int, int] = {}
@@ -151,8 +141,8 @@ class TorchSpanProcessor(SpanProcessor):
         if len(self._ended) == _MAX_ENDED:
             self._unseen += 1
         self._ended.append(span)
-        if self._thread is None and self._sends_alone:
-            self._start_thread()
+        if self._sends_alone and not self._drainer.has_thread:
+            self._drainer.start()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Sends what has been recorded so far; False when ``timeout_millis`` was not enough, or an exporter refused."""
@@ -248,49 +238,32 @@ class TorchSpanProcessor(SpanProcessor):
 
         ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
         """
-        with self._lock:
-            self._attached = _Attached(recording, release, sources, notes)
-            self._start_thread()
+        self._attached = _Attached(recording, release, sources, notes)
+        self._drainer.start()
 
     def detach(self, deadline: Deadline | None = None) -> None:
         """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
-        with self._ledger.let_go():
-            self._detach(deadline or Deadline.after(_SHUTDOWN_SECONDS))
+        attached = self._attached
+        try:
+            with self._ledger.let_go():
+                self._drainer.end(deadline or Deadline.after(_SHUTDOWN_SECONDS), self._claim)
+        except KeyboardInterrupt:
+            self._attached = self._attached or attached  # for the next call
+            raise
 
     # ---- within ----
 
-    def _detach(self, deadline: Deadline) -> None:
-        attached, thread = self._attached, self._thread
-        try:
-            with self._lock:
-                attached, self._attached = self._attached, None
-                thread, self._thread = self._thread, None
-                if attached is not None:
-                    self._final = Request(deadline, attached.recording.finish)
-                final = self._final
-            if attached is not None and final is not None:
-                self._finish(attached.recording, thread, final)
-            elif final is not None:
-                final.wait(deadline)  # another thread is at it, or this one, which a signal has interrupted
-            if thread is not None:
-                thread.end(deadline)
-            if attached is None:
-                self._drain_here(deadline)
-        except KeyboardInterrupt:
-            with self._lock:  # for the next call
-                self._attached, self._thread = attached, thread
-            raise
-
-    def _start_thread(self) -> None:
-        with self._lock:
-            if self._thread is not None:
-                return
-            try:
-                self._thread = DrainThread(
-                    self._settings.schedule_delay_millis / 1000, self._drain_here, self._drain_slice, self._is_due
-                )
-            except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
-                self._log.warning("there is no thread to take events from the recorder: %s", error)
+    def _claim(self) -> Ending | None:
+        attached, self._attached = self._attached, None
+        if attached is None:
+            return None
+        recording = attached.recording
+        return Ending(
+            recording.stop,
+            lambda: self._hand_on(recording.finish),
+            lambda: self._hand_on(recording.give_up),
+            lambda: self._ledger.add(*recording.abandon()),
+        )
 
     def _recorder_bytes(self) -> int:
         attached = self._attached
@@ -305,64 +278,12 @@ class TorchSpanProcessor(SpanProcessor):
         full = attached is not None and attached.recording.holds(SLICE_BYTES)
         return full or len(self._ended) >= _MAX_ENDED // 8
 
-    def _finish(self, recording: LiveRecording, thread: DrainThread | None, final: Request) -> None:
-        """Takes the rest of a recording, until the deadline; then gives up what is left."""
-        recording.stop()
-        if thread is None or thread.is_current or not thread.ask(final):
-            final.settle(self._drain_here(final.deadline, final.take))
-        if final.wait(final.deadline):
-            return
-        self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
-        grace = Deadline.after(_GIVE_UP_SECONDS)
-        rest = Request(Deadline.after(0), recording.give_up)
-        if thread is None or thread.is_current or not thread.ask(rest):
-            rest.settle(self._drain_here(rest.deadline, rest.take))
-        if not rest.wait(grace):  # it hangs in a drain, or fails
-            self._ledger.add(*recording.abandon())
-
     def _drain(self, deadline: Deadline) -> bool:
         """Hands on what was recorded until now; False where there was no time or it failed."""
-        thread = self._thread
-        if thread is None:
-            return self._drain_here(deadline)
-        if thread.is_current:
-            return False
-        request = Request(deadline)
         with self._ledger.let_go():
-            return request.wait(deadline) if thread.ask(request) else self._drain_here(deadline)
+            return self._drainer.drain(deadline)
 
-    def _drain_here(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> bool:
-        """On the caller's thread: hands on what was recorded until now, or all that ``take`` brings, in slices.
-
-        There is time for one slice at least, unless another thread is at it until the deadline.
-        """
-        until = now_ns() if take is None else NEVER
-        while True:
-            watermark = self._drain_slice(deadline, take)
-            if watermark is None or watermark >= until:
-                return watermark is not None
-            if deadline.passed:
-                return False
-
-    def _drain_slice(self, deadline: Deadline, take: Callable[[], Drained] | None = None) -> int | None:
-        """Up to when everything has been handed on, Unix ns; None where that failed, or another drain took until the deadline."""
-        if not self._draining.acquire(timeout=deadline.remaining()):
-            return None
-        try:
-            if self._in_drain:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
-                return None
-            self._in_drain = True
-            try:
-                return self._hand_on(take)
-            finally:
-                self._in_drain = False
-        except Exception:  # noqa: BLE001 - the application goes on, whatever this is
-            self._log.warning("taking events from the recorder failed, these are lost: %s", traceback.format_exc())
-            return None
-        finally:
-            self._draining.release()
-
-    def _hand_on(self, take: Callable[[], Drained] | None) -> int:
+    def _hand_on(self, take: Callable[[], Drained] | None = None) -> int:
         attached, ended = self._attached, len(self._ended)
         if take is None and attached is not None:
             take = attached.recording.drain

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics as otel_metrics
 
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
-from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Wants
@@ -26,7 +26,7 @@ from otel_torchprof._sources.source import Operators, Sources
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import RawMarks
 from otel_torchprof._sources.torch_hooks import OptimizerHooks
-from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 
 from .event_cost import event_cost
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
-_LOOK_SECONDS = 0.25
 _WINDOW_SECONDS = 0.05
 """How long operators are recorded at a time where there are no steps."""
 _STOP_SECONDS = 30.0
@@ -108,8 +107,7 @@ class MetricsInstrumentation:
     def _begin(self) -> None:
         """What belongs to one process."""
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._draining = threading.RLock()
-        self._in_drain = False
+        self._drainer = Drainer(math.inf, self._take_over, self._look)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
         self._mark_ns = self._boundary_ns = 0
@@ -132,8 +130,6 @@ class MetricsInstrumentation:
         )
         self._recorder = Sources(self._session, self._cleanup)
         self._session.mute_roots(True)
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
 
     # ---- from start to stop ----
 
@@ -153,10 +149,7 @@ class MetricsInstrumentation:
         self._metrics.times = lambda: self._sampler.times(time.monotonic())
         self._metrics.refresh = self.refresh
         self._metrics.recorder.source = self._figures
-        self._thread = threading.Thread(
-            target=self._run, args=(self._ended,), name="otel-torchprof-metrics", daemon=True
-        )
-        self._thread.start()
+        self._drainer.start()
 
     @property
     def is_running(self) -> bool:
@@ -180,13 +173,8 @@ class MetricsInstrumentation:
             self._cleanup.close_and_log()
             self._running = False
         close_due()
-        self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_SECONDS)
-        if self._session.consumer and not self._drain(Deadline.after(_STOP_SECONDS)):  # it was started
-            with contextlib.suppress(NativeError):  # another thread is still at it
-                self._session.discard()
-            self._drain(Deadline.after(0))
+        ending = Ending(lambda: None, self._take_over, self._give_up, self._abandon)
+        self._drainer.end(Deadline.after(_STOP_SECONDS), lambda: ending)
         self._metrics.end()
         self._metrics.recorder.source = None
 
@@ -344,23 +332,15 @@ class MetricsInstrumentation:
         if duration is not None and self._context is not None:
             self._durations.append((now / 1e9, duration, self._context))
 
-    # ---- in a thread of its own ----
+    # ---- on the thread that drains ----
 
-    def _run(self, ended: threading.Event) -> None:
-        with suppressed():
-            while not ended.wait(_LOOK_SECONDS):
-                try:
-                    self._look(ended)
-                except Exception:  # noqa: PERF203 - four looks a second; a later one may do better
-                    _logger.exception("operators could not be counted")
-                    ended.wait(_STOP_SECONDS)
-
-    def _look(self, ended: threading.Event) -> None:
+    def _look(self) -> bool:
+        """What there is to do every quarter second; whether events are to be added up."""
         begin = time.thread_time()
         provider: Any = self._provider or otel_metrics.get_meter_provider()
         if getattr(provider, "_shutdown", False):  # nobody will ask any more, and nobody else says so
             self.stop()
-            return
+            return False
         # A provider that somebody handed over is served whoever reads it; the global one where somebody does.
         has_reader = has_sdk(provider) if self._provider is not None else is_heard(provider)
         if self._library is not None and self._event_cost is None and not self._sampler.always and has_reader:
@@ -368,17 +348,16 @@ class MetricsInstrumentation:
             with self._lock:
                 if self._running:
                     self._may_record(self._event_cost)
-        self._record_window(ended)
+        self._record_window()
         with self._lock:
             self._take_marks()
             self._sampler.watch(time.monotonic())
-        self._drain(Deadline.after(0), events=False)
+        self._record_durations()
         with self._lock:
             self._spend(time.thread_time() - begin, time.monotonic())
-        if self._is_worth_a_drain():
-            self._drain(Deadline.after(_LOOK_SECONDS))
+        return self._is_worth_a_drain()
 
-    def _record_window(self, ended: threading.Event) -> None:
+    def _record_window(self) -> None:
         with self._lock:
             self._take_marks()
             now = time.monotonic()
@@ -386,7 +365,7 @@ class MetricsInstrumentation:
                 return
             self._sampler.open_window(now)
             self._follow()
-        ended.wait(_WINDOW_SECONDS)
+        time.sleep(_WINDOW_SECONDS)
         with self._lock:
             self._sampler.break_off(time.monotonic())
             self._follow()
@@ -396,36 +375,11 @@ class MetricsInstrumentation:
         return (sampler.wants_reading and not sampler.is_on) or self._session.stats().bytes_held >= SLICE_BYTES
 
     def refresh(self) -> None:
-        """Adds what was recorded to the sums, unless another thread is at it for a second. Any thread."""
-        try:
-            self._drain(Deadline.after(1))
-        except Exception:  # the reader of metrics gets what there is
-            _logger.exception("operators could not be counted")
+        """Adds what was recorded to the sums, for a second at most. Any thread."""
+        self._drainer.drain(Deadline.after(1))
 
-    def _drain(self, deadline: Deadline, *, events: bool = True) -> bool:
-        """Adds to the metrics what has come, durations of steps alone or with the ``events``; False where there was no time for all."""
-        if not self._draining.acquire(timeout=deadline.remaining()):
-            return False
-        try:
-            if not self._in_drain:  # else a signal handler asks
-                self._in_drain = True
-                try:
-                    is_done = not events or self._take_over_all(deadline)
-                    self._record_durations()
-                    return is_done
-                finally:
-                    self._in_drain = False
-        finally:
-            self._draining.release()
-        return True
-
-    def _take_over_all(self, deadline: Deadline) -> bool:
-        while not (is_last := self._take_over()) and not deadline.passed:
-            pass
-        return is_last
-
-    def _take_over(self) -> bool:
-        """Adds up a slice of the events; whether nothing is left."""
+    def _take_over(self) -> int:
+        """Adds up a slice of the events; up to when all has been, Unix ns."""
         begin = time.thread_time()
         with self._lock:
             self._take_marks()
@@ -441,7 +395,15 @@ class MetricsInstrumentation:
             cost, now = time.thread_time() - begin, time.monotonic()
             self._sampler.read_out(len(batch), cost, now, whole=is_whole and batch.is_last)
             self._follow()
-        return batch.is_last
+        self._record_durations()
+        return batch.watermark
+
+    def _give_up(self) -> int:
+        self._session.discard()
+        return self._take_over()
+
+    def _abandon(self) -> None:
+        """Another thread is still at it, and counts what it takes."""
 
     def _record_durations(self) -> None:
         self._thinned.record([self._durations.popleft() for _ in range(len(self._durations))])

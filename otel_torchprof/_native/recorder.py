@@ -28,8 +28,8 @@ NAME_KINDS: tuple[str, ...] = ("operators", "functions", "labels", "texts")
 CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 """The unit in which memory budgets are charged."""
 
-SLICE_BYTES = 4 << 20
-"""Of records, that is drained at a time while a recording runs: about 100,000 events. What numpy does to them in one call is then
+SLICE_BYTES = 2 << 20
+"""Of records, that is drained at a time while a recording runs: about 40,000 events. What numpy does to them in one call is then
 far below a millisecond, which is how long a training thread may wait for Python's lock, and what a drain holds is bounded."""
 
 CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED

@@ -21,6 +21,7 @@ from torch.optim import optimizer as optimizers  # noqa: E402
 from torch_metrics import data_points, points, value  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._export import draining  # noqa: E402
 from otel_torchprof._metrics import metrics_instrumentation  # noqa: E402
 
 LONG = 30
@@ -34,7 +35,7 @@ def hooks() -> int:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(monkeypatch):
     """Whatever a test does, torch has no callback of ours after it."""
-    monkeypatch.setattr(metrics_instrumentation, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(draining, "_LOOK_SECONDS", 0.01)
     before = hooks()
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:

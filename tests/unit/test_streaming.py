@@ -79,7 +79,7 @@ def held_after(streamed: otp.stream, rounds: int) -> int:
         assert streamed.flush()
     assert streamed._processor.figures().buffer_bytes <= 2 * CHUNK_BYTES
     assert all(stats.waiting_spans == 0 for stats in streamed.health.exporters.values())
-    with streamed._processor._draining:  # nobody has a batch in hand
+    with streamed._processor._drainer.draining:  # nobody has a batch in hand
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
