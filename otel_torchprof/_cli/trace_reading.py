@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
 from otel_torchprof._export.json_stream import JsonStream, UnusableError
 from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, contents
+from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._tree.units import STEP_NAME
 from otel_torchprof.errors import TorchProfError
 
 from .trace_sums import DURATIONS, UNFINISHED, WANTED, TraceSums
@@ -133,7 +135,11 @@ def _add_slice(event: dict[str, Any], sums: TraceSums) -> None:
         ids = _id(span_id, "span_id"), _id(args.get("parent_id") or "0", "parent_id"), _key(args.get("trace_id"))
         attributes = _object(args.get("attributes") or {}, "attributes")
         sums.add_span(
-            name, start, duration, ids, _amounts((key, attributes[key]) for key in WANTED & attributes.keys())
+            STEP_NAME if name.startswith(STEP_PREFIX) else name,
+            start,
+            duration,
+            ids,
+            _amounts((key, attributes[key]) for key in WANTED & attributes.keys()),
         )
         return
     track = _key(event.get("pid")), _key(event.get("tid"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,17 +12,17 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._native.ffi import ffi, lib
 from otel_torchprof._native.loops import pointer
 from otel_torchprof._spans.span_tables import narrowed
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.units import AttributeType, extend_names
 
 from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, valid
-from .chrome_objects import ANNOTATION, OPERATOR, category_of
+from .chrome_objects import ANNOTATION, OPERATOR, category_of, slice_name
 from .chrome_tracks import Outlines
 from .lent_spans import LentSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from otel_torchprof._tree.units import AttributeColumn
+    from otel_torchprof._tree.units import AttributeColumn, SpanTable
 
     from .spans import SpanList
 
@@ -35,7 +36,7 @@ class Columns:
     """
 
     def __init__(self, spans: SpanList) -> None:
-        self._table, rows = narrowed(spans.table), spans.rows
+        self._table, rows = _with_numbered_steps(narrowed(spans.table)), spans.rows
         self._spans = spans
         self._rows = np.arange(rows.start, rows.stop, rows.step)
         self._lent = LentSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
@@ -150,3 +151,14 @@ class Columns:
         order = np.argsort(source, kind="stable")
         arrows = {"arrow_from": target[order].astype(np.uint64), "arrow_to": source[order].astype(np.uint64)}
         return arrows | {"linked": linked}
+
+
+def _with_numbered_steps(table: SpanTable) -> SpanTable:
+    """The same spans, those of steps by the names that readers of torch's traces look for: see :func:`slice_name`."""
+    rows = np.flatnonzero(table.step >= 0).tolist()
+    names = [slice_name(table.names[table.name[row]], int(table.step[row])) for row in rows]
+    if not rows:
+        return table
+    name = table.name.copy()
+    name[rows] = np.arange(len(table.names), len(table.names) + len(rows))
+    return replace(table, name=name, names=extend_names(table.names, names))

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from opentelemetry.trace import SpanKind, StatusCode
 
+from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._tree.units import STEP_NAME
+
 from .chrome_json import compact, microseconds, valid
 from .chrome_tracks import Outlines
 
@@ -124,6 +127,11 @@ def arrows_of(spans: Sequence[ReadableSpan], order: Sequence[int]) -> list[tuple
     return arrows
 
 
+def slice_name(name: str, step: object) -> str:
+    """What a span is called in a trace file: that of a step as torch names it, ``ProfilerStep#7``, by which its readers find steps."""
+    return f"{STEP_PREFIX}{step}" if name == STEP_NAME and isinstance(step, int) else name
+
+
 class Writer:
     """Writes spans and arrows of one process as lines of JSON, each after a comma."""
 
@@ -137,7 +145,7 @@ class Writer:
         title = {"cat": valid(category_of(span.instrumentation_scope, attributes.get("torch.op.scope")))}
         start = _start(span)
         yield self._line(
-            {"ph": "X", **title, "name": valid(span.name)},
+            {"ph": "X", **title, "name": valid(slice_name(span.name, attributes.get(STEP_NAME)))},
             tid,
             start,
             f'"dur":{microseconds(max(_end(span) - start, 0))},"args":{compact(_arguments(span))}',

@@ -361,7 +361,7 @@ def configured_by_the_sdk(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, ["torch.step"] * 3 + ["torch.job"]),
+        ({}, [*(f"ProfilerStep#{number}" for number in range(3)), "torch.job"]),
         ({"OTEL_TORCHPROF_DETAIL": "off"}, []),
         ({"OTEL_TORCHPROF_ENABLED": "false"}, []),
         ({"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "torch"}, []),

@@ -223,6 +223,18 @@ def test_category(as_objects):
         assert [e["cat"] for e in slices(events_of(list(spans) if as_objects else spans))] == expected
 
 
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_steps_have_the_names_that_torchs_readers_look_for(as_objects):
+    """The span of a step is ``ProfilerStep#N`` in a file, as in a profile's; another span of its name or with its number is not."""
+    table = span_rows(["torch.step", "torch.step", "aten::mm"], step=np.array([7, -1, -1]))
+    numbers = AttributeColumn(
+        "torch.step", AttributeType.INT64, np.array([7, 0, 7]), np.array([1, 0, 1], dtype=np.uint8)
+    )
+    spans = spans_of(replace(table, attributes=(numbers,)))
+    found = slices(events_of(list(spans) if as_objects else spans))
+    assert [e["name"] for e in found] == ["ProfilerStep#7", "torch.step", "aten::mm"]
+
+
 def test_a_table_that_does_not_fit_together_is_an_error():
     """Native code follows the columns without looking, so they are looked at before."""
     with pytest.raises(ValueError, match="column name points to entry 9"):
