@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -107,14 +106,9 @@ def span_limits(provider: Any = None) -> SpanLimits:
     try:
         return SpanLimits()
     except ValueError as error:
-        _say_bad_limits(str(error))
+        config.warn_once(f"{error}: the span limits are OpenTelemetry's defaults")
     count, none = 128, SpanLimits.UNSET
     return SpanLimits(count, count, count, count, count, count, none, none)
-
-
-@functools.cache
-def _say_bad_limits(problem: str) -> None:
-    _logger.warning("%s: the span limits are OpenTelemetry's defaults", problem)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import copy
-import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._native import torch_library
 from otel_torchprof._process.caller_warnings import warn_caller
+from otel_torchprof.config import warn_once
 from otel_torchprof.health import NO_DEVICE
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ _CONFIG_MEANS = frozenset(("verbose", "profile_all_threads", "capture_overload_n
 
 CPU_ACTIVITY_TYPES = frozenset(("CPU_OP", "USER_ANNOTATION", "CPU_INSTANT_EVENT", "PYTHON_FUNCTION"))
 """Names of what a filter of the CPU's group can choose among here."""
-
-
-@functools.cache
-def say_once(text: str) -> None:
-    """Says something about a way of using the profiler once per process."""
-    _logger.warning(text)
 
 
 def privateuse1_name() -> str:
@@ -179,7 +173,7 @@ def checked_choice(
     as_torch_profiler = as_torch_profiler or activities is not None
     _say_that_use_cuda_is_deprecated(use_cuda, as_torch_profiler=as_torch_profiler)
     if use_kineto:
-        say_once("use_kineto is accepted as torch has it; nothing here is recorded by Kineto")
+        warn_once("use_kineto is accepted as torch has it; nothing here is recorded by Kineto")
     filters = checked_filters(activity_filters)
     if activities is None:
         wanted = "cuda" if use_cuda and not as_torch_profiler else use_device
@@ -205,7 +199,7 @@ def check_timeout(seconds: float | None) -> None:
         raise TypeError(f"post_processing_timeout_s is {seconds!r}; it must be a number of seconds, or None")
     if seconds < 0:
         raise ValueError("post_processing_timeout_s must be non-negative")
-    say_once("post_processing_timeout_s is accepted as torch has it; nothing here takes so long")
+    warn_once("post_processing_timeout_s is accepted as torch has it; nothing here takes so long")
 
 
 def checked_energy(energy: bool | None, device: str | None) -> bool:
@@ -286,7 +280,7 @@ def checked_device(wanted: str | None, *, use_cpu: bool, use_kineto: bool) -> De
     if not activities:
         raise AssertionError("No activities specified for the profiler")
     for activity in sorted(activities - {ProfilerActivity.CPU, own}):
-        say_once(f"activity {activity.name} is not recorded by this version: the profile has the CPU's events only")
+        warn_once(f"activity {activity.name} is not recorded by this version: the profile has the CPU's events only")
     return Device(name, frozenset(activities), kind)
 
 
@@ -357,7 +351,7 @@ def checked_config(config: Any, *, with_stack: bool) -> Any:
         )
     for name in sorted(set(_CONFIG_STATE) - _CONFIG_MEANS):
         if of_config(config, name):
-            say_once(f"experimental_config: {name} is accepted as torch has it; it has no meaning here")
+            warn_once(f"experimental_config: {name} is accepted as torch has it; it has no meaning here")
     if of_config(config, "trace_only") and with_stack:
         warn_caller(
             "trace_only=True is incompatible with with_stack=True (stack traces require event post-processing). "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof import config
 from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._export import sdk
 from otel_torchprof._native.recorder import now_ns
@@ -242,7 +243,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         Without effect, and said once, while the profile does not run.
         """
         if self.enabled and not self._active:
-            options.say_once(
+            config.warn_once(
                 "step() was called before the start or after the stop of a profile, where it has no effect"
             )
             return

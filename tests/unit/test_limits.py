@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
+from otel_torchprof import config
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
@@ -134,7 +135,7 @@ def test_limits_of_a_provider(monkeypatch):
 def test_bad_limits_in_the_environment(monkeypatch, caplog):
     """A value that is no limit is warned of once and the defaults are used, whatever the provider."""
     monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "many")
-    sdk._say_bad_limits.cache_clear()
+    config.forget_warnings()
     found = [sdk.span_limits(provider) for provider in (trace.NoOpTracerProvider(), object())]
     assert {limits.max_links for limits in found} == {128}
     assert {limits.max_span_attributes for limits in found} == {128}

@@ -14,6 +14,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof._profile import options as _profile_options
+from otel_torchprof.config import forget_warnings
 
 CPU, CUDA = otp.ProfilerActivity.CPU, otp.ProfilerActivity.CUDA
 
@@ -21,7 +22,7 @@ CPU, CUDA = otp.ProfilerActivity.CPU, otp.ProfilerActivity.CUDA
 @pytest.fixture(autouse=True)
 def _nothing_said_yet():
     """What is said once per process is said in each of these tests."""
-    _profile_options.say_once.cache_clear()
+    forget_warnings()
 
 
 @pytest.fixture

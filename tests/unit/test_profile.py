@@ -9,9 +9,9 @@ import os
 import pytest
 
 import otel_torchprof as otp
+from otel_torchprof import config
 from otel_torchprof._encode.formats import FORMATS
 from otel_torchprof._process.profiler_flag import profiler_flag
-from otel_torchprof._profile.options import say_once
 
 CHUNK = 65536
 
@@ -81,7 +81,7 @@ def test_reading_too_early(read):
 
 def test_step_outside(caplog):
     """step() outside of the recording has no effect, as in torch, and says so once."""
-    say_once.cache_clear()
+    config.forget_warnings()
     prof = otp.profile(operators=False)
     prof.step()
     with prof:
