@@ -11,20 +11,11 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+from otel_torchprof._tree.stacks import HIDDEN_STACK_ENTRIES
 from otel_torchprof._tree.tree import HIDDEN_NAMES, listed_name
 
 MEMORY_EVENT_NAME = "[memory]"
 OUT_OF_MEMORY_EVENT_NAME = "[OutOfMemory]"
-
-_NO_SOURCE = (
-    ("autograd/__init__", "_make_grads"),
-    ("autograd/__init__", "backward"),
-    ("torch/tensor", "backward"),
-    ("_internal/common_utils", "prof_callable"),
-    ("_internal/common_utils", "prof_func_call"),
-    ("_internal/common_utils", "prof_meth_call"),
-)
-"""Part of the file and part of the function of stack entries that say nothing about the user's program."""
 
 
 def demangle(name: str) -> str:
@@ -61,7 +52,7 @@ def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
 
 def _filter_stack_entry(entry: str) -> bool:
     """Whether a stack entry is worth showing."""
-    return not any(file in entry and function in entry for file, function in _NO_SOURCE)
+    return not any(file in entry and function in entry for file, function in HIDDEN_STACK_ENTRIES)
 
 
 def _demangled_by_the_system(name: str) -> str:

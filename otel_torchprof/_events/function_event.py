@@ -6,7 +6,6 @@ profiler reads them unchanged. Times are in microseconds, sizes in bytes.
 
 from __future__ import annotations
 
-import enum
 import warnings
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,16 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._encode.table import format_time
 
 from .event_metadata import EventMetadata
+from .torch_enum import TorchEnum
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.frame_info import FunctionInfo, ModuleInfo, OptimizerInfo
 
 
-class DeviceType(enum.IntEnum):
-    """Where an event ran: the values and the text of ``torch.autograd.DeviceType``, without torch.
-
-    ``ours == torchs`` holds for the same device; ``torchs == ours`` does not, since torch's enumeration knows only itself.
-    """
+class DeviceType(TorchEnum):
+    """Where an event ran: ``torch.autograd.DeviceType``, without torch."""
 
     CPU = 0
     CUDA = 1
@@ -46,22 +43,6 @@ class DeviceType(enum.IntEnum):
     IPU = 18
     MTIA = 19
     PrivateUse1 = 20
-
-    def __eq__(self, other: object) -> bool:
-        if type(other).__name__ == "DeviceType":
-            return int(self) == int(other)  # type: ignore[call-overload, no-any-return]  # torch's converts to int too
-        return int.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = int.__hash__
-
-    def __str__(self) -> str:
-        return f"DeviceType.{self.name}"
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
 
 
 class Interval:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Codes = npt.NDArray[np.int64]
 
-_LEFT_OUT = (
+HIDDEN_STACK_ENTRIES = (
     ("autograd/__init__", "_make_grads"),
     ("autograd/__init__", "backward"),
     ("torch/tensor", "backward"),
@@ -188,7 +188,7 @@ def _left_out(batch: Batch, is_frame: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
 
 
 def _is_left_out(name: str) -> bool:
-    return any(one in name and other in name for one, other in _LEFT_OUT)
+    return any(one in name and other in name for one, other in HIDDEN_STACK_ENTRIES)
 
 
 def _with_forward(view: TreeView, codes: Codes) -> Codes:
