@@ -92,8 +92,8 @@ class QueueStats:
     """The exporter answered FAILURE, or raised; with our own: the receiver refused or rejected them for good."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Spans that were given up, by reason: ``queue_full`` (the exporter was slower than they came), ``outage`` (full while the
-    receiver took nothing), ``shutdown`` (came after it, or its time was over), and ``no_answer``: those of them that were sent
-    before, or were being sent, and had no answer: they may have arrived, and a later answer changes no count."""
+    receiver took nothing), ``shutdown`` (came after it, or its time was over), and ``no_response``: those of them that were sent
+    before, or were being sent, and had no response: they may have arrived, and a later response changes no count."""
     waiting_spans: int = 0
     """Those that the exporter has in its hands are among them."""
     waiting_bytes: int = 0

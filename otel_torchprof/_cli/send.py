@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
-from otel_torchprof._export.answer import Verdict
 from otel_torchprof._export.otlp_reading import pieces
 from otel_torchprof._export.requests_of_files import requests_of, split
+from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
@@ -129,15 +129,15 @@ class _Delivery:
 
     def _deliver(self, request: FileRequest) -> bool:
         """Whether it makes sense to go on: also where the receiver refused this one."""
-        answer = self._limit.send(request.body, request.spans)
-        if answer.verdict is Verdict.TOO_LARGE and request.spans > 1:
+        response = self._limit.send(request.body, request.spans)
+        if response.outcome is Outcome.TOO_LARGE and request.spans > 1:
             parts = list(split(request, len(request.body) // 2))
             if len(parts) > 1:
                 return all(self._deliver(part) for part in parts)
-        if answer.may_pass:
-            say(f"{self._where}: {self._sender.settings.redacted(answer.reason)}")
+        if response.may_pass:
+            say(f"{self._where}: {self._sender.settings.redacted(response.reason)}")
             return False
-        self._sender.count(answer, request.spans)
+        self._sender.count(response, request.spans)
         return True
 
     def say_what_became_of_it(self) -> None:

@@ -28,16 +28,16 @@ class Batch:
     sending: int = 0
     """So many of the first are being sent."""
     unanswered: int = 0
-    """So many of the first were sent, and no answer came."""
+    """So many of the first were sent, and no response came."""
     number: int = 0
     """Of those that came before it."""
     attempts: int = 0
-    """In a row that failed, of its first message; this and what follows is for ``Patience``."""
+    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.poison_messages.PoisonMessages`."""
     since: float = 0.0
     """When the first of them began."""
     alone: int = 0
-    """Those of them before which others were taken."""
-    others_taken: int = 0
+    """Those of them before which others were accepted."""
+    others_accepted: int = 0
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from .answer import Answer
+    from .response import Response
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Delivery:
     """The receiver took their message, and said that it dropped them."""
     sending: int = 0
     """These are being sent: what becomes of them comes next."""
-    stopped_by: Answer | None = None
+    stopped_by: Response | None = None
     """Why these, and with them the rest, were not taken: a RETRY."""
     stopped_at: int = 0
     """Spans of the message that was not taken."""

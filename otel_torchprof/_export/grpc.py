@@ -10,7 +10,7 @@ from otel_torchprof._process import fork
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
-from .answer import Answer, Verdict, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
+from .response import Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
 from .settings import GZIP
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _MOST_UNENDED = 4
 _NOT_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins what it says of a connection that could not be made."""
 _OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
-"""What gRPC's core also says by itself, without an answer of the receiver; nothing tells one from the other (1.85)."""
+"""What gRPC's core also says by itself, without a response of the receiver; nothing tells one from the other (1.85)."""
 
 _channels_of_parents: list[Any] = []
 
@@ -46,7 +46,7 @@ _channels_of_parents: list[Any] = []
 class GrpcTransport:
     """Sends messages to one target. Thread-safe; all threads share one channel, made at the first message.
 
-    A channel whose receiver could not be reached or did not answer in time is replaced, and closed as soon as nobody uses it
+    A channel whose receiver could not be reached or did not response in time is replaced, and closed as soon as nobody uses it
     any more.
     """
 
@@ -67,32 +67,32 @@ class GrpcTransport:
         """The message itself: gRPC compresses."""
         return message
 
-    def send(self, message: bytes, timeout: float) -> Answer:
+    def send(self, message: bytes, timeout: float) -> Response:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
         if len(self._unended) >= _MOST_UNENDED:
-            return Answer(Verdict.RETRY, f"{_MOST_UNENDED} connections hold calls that do not end")
+            return Response(Outcome.RETRY, f"{_MOST_UNENDED} connections hold calls that do not end")
         try:
             connection = self._acquire()
         except OSError as error:  # a certificate file that was there when the exporter was made
-            return Answer(Verdict.REFUSED, root_cause(error))
+            return Response(Outcome.REFUSED, root_cause(error))
         if connection is None:
-            return Answer(Verdict.REFUSED, "the exporter is shut down")
+            return Response(Outcome.REFUSED, "the exporter is shut down")
         try:
             # gRPC's own deadline is not kept while a receiver sends PING or SETTINGS frames faster than it reads (1.85).
             return Deadline.after(timeout).bound(self._call, connection, message, timeout)
         except TimeoutError:
             self._leave(connection)
-            return Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: the call did not end in time", may_have_arrived=True)
+            return Response(Outcome.RETRY, "DEADLINE_EXCEEDED: the call did not end in time", may_have_arrived=True)
 
-    def _call(self, connection: _Connection, message: bytes, timeout: float) -> Answer:
+    def _call(self, connection: _Connection, message: bytes, timeout: float) -> Response:
         replace = False
         try:
             return accepted(connection.export(message, timeout=timeout, metadata=self._metadata))
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
-            return self._answer(error)
+            return self._response(error)
         except ValueError as error:  # closed since it was acquired
-            return Answer(Verdict.REFUSED, str(error))
+            return Response(Outcome.REFUSED, str(error))
         finally:
             self._release(connection, replace)
 
@@ -138,22 +138,22 @@ class GrpcTransport:
             if connection.users:
                 self._unended.add(connection)
 
-    def _answer(self, error: Any) -> Answer:
+    def _response(self, error: Any) -> Response:
         code, details = error.code().name, error.details() or ""
         reason = f"{code}: {one_line(details)}"
         wait = _retry_info(error)
         if code in _SIZE_CODES and _is_about_the_size(details):
-            return Answer(Verdict.TOO_LARGE, reason)
+            return Response(Outcome.TOO_LARGE, reason)
         if details.startswith(_NOT_CONNECTED):
             if is_tls_fault(details):
-                return Answer(Verdict.REFUSED, reason)
+                return Response(Outcome.REFUSED, reason)
             if details.endswith("Socket closed"):
-                return Answer(Verdict.RETRY, reason + self._hint())
+                return Response(Outcome.RETRY, reason + self._hint())
         # Exhausted for good (a quota), unless the receiver says when it no longer will be.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
             unknown = code in _OF_THE_CONNECTION_TOO and wait is None and not details.startswith(_NOT_CONNECTED)
-            return Answer(Verdict.RETRY, reason, wait=wait, may_have_arrived=unknown)
-        return Answer(Verdict.REFUSED, reason)
+            return Response(Outcome.RETRY, reason, wait=wait, may_have_arrived=unknown)
+        return Response(Outcome.REFUSED, reason)
 
     def _hint(self) -> str:
         """Why a receiver may have closed the connection before it said anything: gRPC does not tell."""

@@ -19,7 +19,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
 from . import http_connection
-from .answer import Answer, Verdict, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
+from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
 from .settings import GZIP
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _GZIP_LEVEL = 1
 _SHORTEST_TIMEOUT = 0.001
 """Seconds; urllib3 refuses 0."""
 _LONGEST_BODY = 4096
-"""Bytes of an answer that are read: a partial success takes a hundred, the rest is somebody's error page."""
+"""Bytes of a response that are read: a partial success takes a hundred, the rest is somebody's error page."""
 
 _sessions_of_parents: list[Any] = []
 
@@ -64,7 +64,7 @@ class HttpTransport:
         """The body to send, made once for all attempts."""
         return gzip.compress(message, _GZIP_LEVEL, mtime=0) if self._settings.compression == GZIP else message
 
-    def send(self, body: bytes, timeout: float) -> Answer:
+    def send(self, body: bytes, timeout: float) -> Response:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
         request = http_connection.request
         request.begin(Deadline.after(timeout))
@@ -81,12 +81,12 @@ class HttpTransport:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return _answer(response.status_code, response.reason, response.headers, _body(response))
+                return _response(response.status_code, response.reason, response.headers, _body(response))
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
             if request.status is not None:  # all of the status came, not all of the headers
-                return _answer(*request.status, {}, None)
-            answer = _no_answer(error, tls=self._settings.endpoint.startswith("https"))
-            return replace(answer, may_have_arrived=request.sent is not False)
+                return _response(*request.status, {}, None)
+            failed = _no_response(error, tls=self._settings.endpoint.startswith("https"))
+            return replace(failed, may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
         """Closes the connections that are not in use; those that are end with their timeout."""
@@ -111,30 +111,30 @@ def _body(response: requests.Response) -> bytes | None:
     return bytes(body[:_LONGEST_BODY])
 
 
-def _answer(status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+def _response(status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Response:
     if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
         # The status came whole, so the message was taken: to send it again would double it.
-        return Answer(Verdict.ACCEPTED, "the receiver's answer broke off") if body is None else accepted(body)
+        return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
     said = _error_text(headers, body or b"")
     reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
     if status in _RETRYABLE:
-        return Answer(Verdict.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
-    return Answer(Verdict.TOO_LARGE if status == _TOO_LARGE else Verdict.REFUSED, reason)
+        return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
+    return Response(Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED, reason)
 
 
-def _no_answer(error: Exception, *, tls: bool) -> Answer:
+def _no_response(error: Exception, *, tls: bool) -> Response:
     """Nothing is known of the message: it may be sent again, unless that cannot help."""
     for cause in causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
-            return Answer(Verdict.REFUSED if is_tls_fault(reason) else Verdict.RETRY, reason)
+            return Response(Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY, reason)
         if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
             hint = "" if tls else "; a receiver that expects https:// does this too"
-            return Answer(Verdict.RETRY, root_cause(error) + hint)
+            return Response(Outcome.RETRY, root_cause(error) + hint)
         if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
-            return Answer(Verdict.REFUSED, f"the receiver does not speak HTTP/1.1{_spoken(line)}")
+            return Response(Outcome.REFUSED, f"the receiver does not speak HTTP/1.1{_spoken(line)}")
     may_pass = isinstance(error, (requests.ConnectionError, requests.Timeout))
-    return Answer(Verdict.RETRY if may_pass else Verdict.REFUSED, root_cause(error))
+    return Response(Outcome.RETRY if may_pass else Outcome.REFUSED, root_cause(error))
 
 
 def _spoken(line: str) -> str:
@@ -144,7 +144,7 @@ def _spoken(line: str) -> str:
 
 
 def _error_text(headers: Mapping[str, str], body: bytes) -> str:
-    """What an answer that is no success says: OTLP wants a ``google.rpc.Status`` there, proxies send text."""
+    """What a response that is no success says: OTLP wants a ``google.rpc.Status`` there, proxies send text."""
     if _PROTOBUF not in headers.get("content-type", ""):
         return one_line(body.decode("utf-8", "replace"))
     from google.protobuf.message import DecodeError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 QUEUE_FULL = "queue_full"
 OUTAGE = "outage"
 SHUTDOWN = "shutdown"
-NO_ANSWER = "no_answer"
+NO_RESPONSE = "no_response"
 
 IN_WORDS = {
     QUEUE_FULL: "it is slower than the spans come",

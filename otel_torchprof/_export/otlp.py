@@ -11,9 +11,9 @@ from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._process import fork
 from otel_torchprof._process.deadline import Deadline
 
-from .answer import Answer, Verdict
 from .delivery import Delivery
 from .messages import import_encoders, messages
+from .response import Outcome, Response
 from .sdk import suppressed
 from .sending import ExportStats, Sender, SizeLimit
 from .settings import Settings
@@ -114,7 +114,7 @@ class OTLPExporter(SpanExporter):
         left = len(spans) - sum(delivery.settled for delivery in done)
         if left:
             over = "the exporter is shut down" if self._sender.is_closed else "there was no time left for them"
-            self._sender.count(Answer(Verdict.REFUSED, over), left)
+            self._sender.count(Response(Outcome.REFUSED, over), left)
         failed = left or any(delivery.failed for delivery in done)
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
@@ -129,12 +129,12 @@ class OTLPExporter(SpanExporter):
         deadline = Deadline.after(timeout_millis / 1000)
         first = True
 
-        def send(message: bytes) -> Answer:
+        def send(message: bytes) -> Response:
             nonlocal first
             with suppressed():
-                answer = self._sender.attempt(message, deadline, again=again and first)
+                response = self._sender.attempt(message, deadline, again=again and first)
             first = False
-            return answer
+            return response
 
         settled = 0
         for delivery in self._export(spans, SizeLimit(send).send, deadline):
@@ -142,7 +142,7 @@ class OTLPExporter(SpanExporter):
             yield delivery
         if self._sender.is_closed and settled < len(spans):
             left = len(spans) - settled
-            self._sender.count(Answer(Verdict.REFUSED, "the exporter is shut down"), left)
+            self._sender.count(Response(Outcome.REFUSED, "the exporter is shut down"), left)
             yield Delivery(failed=left)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the base's signature)
@@ -163,7 +163,7 @@ class OTLPExporter(SpanExporter):
     # ---- within ----
 
     def _export(
-        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Answer], deadline: Deadline
+        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Response], deadline: Deadline
     ) -> Iterator[Delivery]:
         """Sends message after message until one answers RETRY, or there is no time left."""
         settled = 0
@@ -172,12 +172,12 @@ class OTLPExporter(SpanExporter):
                 if deadline.passed or self._sender.is_closed:
                     return
                 yield Delivery(sending=count)
-                answer = send(message, count)
-                if answer.verdict is Verdict.RETRY:
-                    yield Delivery(stopped_by=answer, stopped_at=count)
+                response = send(message, count)
+                if response.outcome is Outcome.RETRY:
+                    yield Delivery(stopped_by=response, stopped_at=count)
                     return
                 before = settled
-                for delivery in self._delivered(spans[before : before + count], answer, send, deadline):
+                for delivery in self._delivered(spans[before : before + count], response, send, deadline):
                     settled += delivery.settled
                     yield delivery
                 if settled < before + count:
@@ -185,15 +185,19 @@ class OTLPExporter(SpanExporter):
         except Exception as error:  # noqa: BLE001 (an exporter never raises; whatever it was is told)
             left = len(spans) - settled
             reason = f"cannot be encoded: {type(error).__name__}: {error}"
-            self._sender.count(Answer(Verdict.REFUSED, reason), left)
+            self._sender.count(Response(Outcome.REFUSED, reason), left)
             yield Delivery(failed=left)
 
     def _delivered(
-        self, spans: Sequence[ReadableSpan], answer: Answer, send: Callable[[bytes, int], Answer], deadline: Deadline
+        self,
+        spans: Sequence[ReadableSpan],
+        response: Response,
+        send: Callable[[bytes, int], Response],
+        deadline: Deadline,
     ) -> Iterator[Delivery]:
-        """What became of the spans of a message with that answer; of one that is too large each half is sent."""
+        """What became of the spans of a message with that response; of one that is too large each half is sent."""
         count = len(spans)
-        if answer.verdict is Verdict.TOO_LARGE and count > 1:
+        if response.outcome is Outcome.TOO_LARGE and count > 1:
             settled = 0
             for half in (spans[: count // 2], spans[count // 2 :]):
                 for delivery in self._export(half, send, deadline):
@@ -202,8 +206,8 @@ class OTLPExporter(SpanExporter):
                 if settled < len(half):
                     return
                 settled = 0
-        elif self._sender.count(answer, count):
-            rejected = min(answer.rejected_spans, count)
+        elif self._sender.count(response, count):
+            rejected = min(response.rejected_spans, count)
             yield Delivery(count - rejected, rejected=rejected)
         else:
             yield Delivery(failed=count)

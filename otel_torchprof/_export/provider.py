@@ -85,7 +85,7 @@ class Provider:
 
     @property
     def samples_everything(self) -> bool:
-        """Whether the sampler takes every trace that begins here, so that nobody needs to wait for its answer."""
+        """Whether the sampler takes every trace that begins here, so that nobody needs to wait for its decision."""
         try:
             description = self.tracer_provider.sampler.get_description()
         except Exception:  # noqa: BLE001 - somebody's sampler; it is asked in earnest later, and what it raises told then

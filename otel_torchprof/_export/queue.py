@@ -14,12 +14,12 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
 
-from .answer import Answer, Verdict
 from .backlog import Backlog, Batch, Flush, Lost
 from .delivery import Delivery, can_stop_midway, takes_timeout
-from .ledger import IN_WORDS, NO_ANSWER, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
+from .ledger import IN_WORDS, NO_RESPONSE, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
 from .outage import Outage
-from .patience import Patience
+from .poison_messages import PoisonMessages
+from .response import Outcome, Response
 from .sdk import suppressed
 from .settings import QueueSettings
 
@@ -81,12 +81,12 @@ class ExportQueue:
         self._changed = threading.Condition(self._ledger.lock)
         self._backlog = Backlog(self._settings)
         self._outage = Outage(self._name, self._log, self._clock)
-        self._patience = Patience()
+        self._poison = PoisonMessages()
         self._end: Deadline | None = None
         self._exported = self._failed = 0
         self._dropped: Counter[str] = Counter()
         self._lost_at_flush = 0
-        self._stopped_by: Answer | None = None
+        self._stopped_by: Response | None = None
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
         self._thread: threading.Thread | None = None
 
@@ -315,7 +315,7 @@ class ExportQueue:
                 self._settle(batch, last)
                 if last.settled:
                     self._outage.over()
-                    self._patience.taken(batch)
+                    self._poison.accepted(batch)
         with self._changed:
             if self._abandoned:
                 return
@@ -327,22 +327,22 @@ class ExportQueue:
             batch.tried = stopped is not None
             self._drop(self._backlog.put_back(batch, behind), OUTAGE)
             if stopped is not None or nothing:
-                self._stopped_by = stopped or Answer(Verdict.RETRY, "there was no time")
+                self._stopped_by = stopped or Response(Outcome.RETRY, "there was no time")
                 self._outage.failed(began, self._stopped_by.reason, self._backlog.spans)
 
     def _failed_again(self, batch: Batch, last: Delivery, began: float) -> float:
         """Gives the first message up where it is due; behind how many others the rest is to wait."""
-        answer = last.stopped_by
-        if answer is None or answer.wait is not None:  # a receiver that asks for time gets it
+        response = last.stopped_by
+        if response is None or response.wait is not None:  # a receiver that asks for time gets it
             return 0
-        behind = self._patience.not_taken(batch, began)
-        if not self._patience.is_over(batch, self._clock()):
+        behind = self._poison.failed(batch, began)
+        if not self._poison.is_over(batch, self._clock()):
             return behind
         count = last.stopped_at or len(batch.spans)
-        self._patience.taken(batch)
+        self._poison.accepted(batch)
         self._settle(batch, Delivery(failed=count))
         text = "%s: %d spans were lost: they were not taken in any attempt, and others were meanwhile: %s"
-        self._log.warning(text, self._name, count, answer.reason)
+        self._log.warning(text, self._name, count, response.reason)
         return 0
 
     def _some_exported(self, batch: Batch) -> Iterator[Delivery]:
@@ -400,7 +400,7 @@ class ExportQueue:
             batch.unanswered = max(batch.unanswered, delivery.stopped_at)
 
     def _drop(self, lost: Lost, why: str) -> None:
-        self._dropped += Counter({why: lost.dropped, NO_ANSWER: lost.unanswered})
+        self._dropped += Counter({why: lost.dropped, NO_RESPONSE: lost.unanswered})
         if why == OUTAGE:
             self._outage.dropped(lost.spans)
 
@@ -438,7 +438,7 @@ class ExportQueue:
         self._changed.notify_all()
         if lost.spans:
             sent = lost.unanswered
-            unanswered = f" ({sent} of them were sent and had no answer: they may have arrived)" if sent else ""
+            unanswered = f" ({sent} of them were sent and had no response: they may have arrived)" if sent else ""
             why = f": {self._outage.reason}" if self._outage.seconds else ""
             text = "%s: %d waiting spans were dropped: the shutdown's time was over%s%s"
             self._log.warning(text, self._name, lost.spans, why, unanswered)

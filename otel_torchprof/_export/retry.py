@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .answer import Answer, Verdict
+from .response import Outcome, Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +36,14 @@ class Backoff:
 
 
 def deliver(
-    attempt: Callable[[float], Answer],
+    attempt: Callable[[float], Response],
     *,
     deadline: Deadline,
     wait: Callable[[float], bool],
     backoff: Backoff,
-    retrying: Callable[[Answer, float], None],
-) -> Answer:
-    """Attempts until the answer is final; never answers RETRY.
+    retrying: Callable[[Response, float], None],
+) -> Response:
+    """Attempts until the response is final; never answers RETRY.
 
     Args:
         attempt: sends once, within so many seconds.
@@ -54,15 +54,15 @@ def deliver(
     """
     retries = 0
     while True:
-        answer = attempt(deadline.remaining())
-        if answer.verdict is not Verdict.RETRY:
-            return answer
-        seconds = backoff.wait(retries, answer.wait)
+        response = attempt(deadline.remaining())
+        if response.outcome is not Outcome.RETRY:
+            return response
+        seconds = backoff.wait(retries, response.wait)
         if seconds >= deadline.remaining():
             tried = f"after {retries + 1} attempts, with no time left to wait {seconds:.1f} s for another"
-            return Answer(Verdict.REFUSED, f"{answer.reason} ({tried})", may_pass=True)
-        retrying(answer, seconds)
+            return Response(Outcome.REFUSED, f"{response.reason} ({tried})", may_pass=True)
+        retrying(response, seconds)
         if wait(seconds):
-            reason = f"{answer.reason} (shut down while waiting to try again)"
-            return Answer(Verdict.REFUSED, reason, may_pass=True)
+            reason = f"{response.reason} (shut down while waiting to try again)"
+            return Response(Outcome.REFUSED, reason, may_pass=True)
         retries += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, debug
 
-from .answer import Answer, Verdict, root_cause
+from .response import Outcome, Response, root_cause
 from .retry import Backoff, deliver
 from .settings import GRPC
 
@@ -49,7 +49,7 @@ class Transport(Protocol):
     def prepare(self, message: bytes) -> bytes:
         """What to send, made once for all attempts."""
 
-    def send(self, message: bytes, timeout: float) -> Answer:
+    def send(self, message: bytes, timeout: float) -> Response:
         """Sends what ``prepare`` returned, once, within ``timeout`` seconds."""
 
     def close(self) -> None:
@@ -65,19 +65,19 @@ class SizeLimit:
     Else each span of a resource that alone is too large would be a request.
     """
 
-    def __init__(self, send: Callable[[bytes], Answer]) -> None:
+    def __init__(self, send: Callable[[bytes], Response]) -> None:
         self._send = send
         self._refused = math.inf
-        self._answer = Answer(Verdict.TOO_LARGE)
+        self._response = Response(Outcome.TOO_LARGE)
 
-    def send(self, message: bytes, spans: int) -> Answer:
-        """The answer to a message with so many spans; TOO_LARGE also where it was not sent."""
+    def send(self, message: bytes, spans: int) -> Response:
+        """The response to a message with so many spans; TOO_LARGE also where it was not sent."""
         if len(message) >= self._refused:
-            return self._answer
-        answer = self._send(message)
-        if answer.verdict is Verdict.TOO_LARGE and spans == 1:
-            self._refused, self._answer = len(message), answer
-        return answer
+            return self._response
+        response = self._send(message)
+        if response.outcome is Outcome.TOO_LARGE and spans == 1:
+            self._refused, self._response = len(message), response
+        return response
 
 
 class Sender:
@@ -108,18 +108,18 @@ class Sender:
         """Whether nothing more is to be sent."""
         return self._stopping.is_set()
 
-    def attempt(self, message: bytes, deadline: Deadline, *, again: bool = False) -> Answer:
+    def attempt(self, message: bytes, deadline: Deadline, *, again: bool = False) -> Response:
         """Sends once, within the settings' timeout and the deadline; ``again``: it is not the message's first time."""
-        answer = self._send(self._transport.prepare(message), len(message), self._timeout(deadline))
+        response = self._send(self._transport.prepare(message), len(message), self._timeout(deadline))
         if again:
             self._counts.add(retries=1)
-        if answer.verdict is Verdict.RETRY:  # nobody else redacts what others say of it
-            answer = replace(answer, reason=self.settings.redacted(answer.reason))
-            self._counts.add(last_error=answer.reason)
-        return answer
+        if response.outcome is Outcome.RETRY:  # nobody else redacts what others say of it
+            response = replace(response, reason=self.settings.redacted(response.reason))
+            self._counts.add(last_error=response.reason)
+        return response
 
-    def deliver(self, message: bytes, deadline: Deadline) -> Answer:
-        """Sends until the answer is final, within the settings' timeout and the deadline; never answers RETRY."""
+    def deliver(self, message: bytes, deadline: Deadline) -> Response:
+        """Sends until the response is final, within the settings' timeout and the deadline; never answers RETRY."""
         body = self._transport.prepare(message)
         return deliver(
             lambda timeout: self._send(body, len(message), timeout),
@@ -129,14 +129,14 @@ class Sender:
             retrying=self._retrying,
         )
 
-    def count(self, answer: Answer, spans: int) -> bool:
+    def count(self, response: Response, spans: int) -> bool:
         """Counts and logs what became of so many spans; whether their message was taken."""
-        reason = self.settings.redacted(answer.reason)
-        if answer.verdict is not Verdict.ACCEPTED:
+        reason = self.settings.redacted(response.reason)
+        if response.outcome is not Outcome.ACCEPTED:
             self._counts.add(failed_spans=spans, last_error=reason)
             self._log.warning("%s: %d spans were not delivered: %s", self.name, spans, reason)
             return False
-        rejected = min(answer.rejected_spans, spans)
+        rejected = min(response.rejected_spans, spans)
         self._counts.add(accepted_spans=spans - rejected, rejected_spans=rejected, last_error=reason)
         if rejected or reason:
             self._log.warning(
@@ -163,15 +163,15 @@ class Sender:
     def _timeout(self, deadline: Deadline) -> float:
         return min(self.settings.timeout, deadline.remaining())
 
-    def _send(self, body: bytes, size: int, timeout: float) -> Answer:
+    def _send(self, body: bytes, size: int, timeout: float) -> Response:
         self._counts.add(requests=1, bytes_sent=size)
         try:
             return self._transport.send(body, timeout)
         except Exception as error:  # noqa: BLE001 (a transport's surprise is a message that did not arrive)
-            return Answer(Verdict.REFUSED, root_cause(error))
+            return Response(Outcome.REFUSED, root_cause(error))
 
-    def _retrying(self, answer: Answer, seconds: float) -> None:
-        reason = self.settings.redacted(answer.reason)
+    def _retrying(self, response: Response, seconds: float) -> None:
+        reason = self.settings.redacted(response.reason)
         self._counts.add(retries=1, last_error=reason)
         debug("%s: %s; trying again in %.1f s", self.name, reason, seconds)
 

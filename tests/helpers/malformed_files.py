@@ -25,7 +25,7 @@ from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import send as send_command
 from otel_torchprof._cli import show as show_command
 from otel_torchprof._encode import otlp_json
-from otel_torchprof._export.answer import Answer, Verdict
+from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.sending import ExportStats
 
 if TYPE_CHECKING:
@@ -287,11 +287,11 @@ class _Receiver:
         self.settings = settings
         self.spans = self.largest = 0
 
-    def deliver(self, message: bytes, deadline: Any) -> Answer:
+    def deliver(self, message: bytes, deadline: Any) -> Response:
         self.largest = max(self.largest, len(message))
-        return Answer(Verdict.ACCEPTED)
+        return Response(Outcome.ACCEPTED)
 
-    def count(self, answer: Answer, spans: int) -> bool:
+    def count(self, response: Response, spans: int) -> bool:
         self.spans += spans
         return True
 

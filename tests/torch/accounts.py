@@ -285,7 +285,7 @@ LOADS = {
     "finds all too large": Load(requests, behaves=always("too large")),
     "finds some too large": Load(requests, behaves=at_random(2, "too large")),
     "answers too late": Load(
-        requests, behaves=always("late"), timeout=0.2, deadline=1, loses=("no_answer", "shutdown")
+        requests, behaves=always("late"), timeout=0.2, deadline=1, loses=("no_response", "shutdown")
     ),
     "answers too late at first": Load(requests, behaves=first(2, "late"), timeout=0.2),
     "answers nonsense": Load(requests, behaves=always("garbage")),

@@ -22,9 +22,9 @@ def test_every_event_is_accounted_for(name, protocol):
         assert health.dropped.get(reason) or stats.dropped.get(reason)
     assert health.spans.get("held", 0) == stats.waiting_spans == stats.waiting_bytes == 0
     accepted = set(receiver.accepted)
-    no_answer = stats.dropped.get("no_answer", 0)
-    assert stats.exported_spans <= len(accepted) <= stats.exported_spans + no_answer
+    no_response = stats.dropped.get("no_response", 0)
+    assert stats.exported_spans <= len(accepted) <= stats.exported_spans + no_response
     if "too large" not in name:  # else those that are no smaller are not even sent
         assert stats.failed_spans <= len((receiver.refused | receiver.rejected) - accepted)
-    assert len(receiver.unanswered - accepted) <= no_answer + stats.failed_spans
+    assert len(receiver.unanswered - accepted) <= no_response + stats.failed_spans
     assert service.shutdown_seconds < load.deadline + 1

@@ -7,9 +7,9 @@ import threading
 from fault_server import LONG
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from otel_torchprof._export.answer import Answer, Verdict
 from otel_torchprof._export.delivery import Delivery
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
+from otel_torchprof._export.response import Outcome, Response
 
 BATCH = 10
 """Spans in each put, of one byte each."""
@@ -75,13 +75,13 @@ class Receiver(SpanExporter):
         self.again += again
         taken = list(spans)[: self.at_once]
         if any(first <= now < last for first, last in self.down):
-            yield Delivery(stopped_by=Answer(Verdict.RETRY, "UNAVAILABLE: down", wait=self.asks))
+            yield Delivery(stopped_by=Response(Outcome.RETRY, "UNAVAILABLE: down", wait=self.asks))
             return
         good = [span for span in taken if span not in self.bad]
         self.arrived += good
         self.came.set()
         rest = len(taken) < len(spans)
-        stopped = Answer(Verdict.RETRY, "busy") if rest else None
+        stopped = Response(Outcome.RETRY, "busy") if rest else None
         yield Delivery(len(good), len(taken) - len(good), stopped_by=stopped)
 
     def force_flush(self, timeout_millis=0):

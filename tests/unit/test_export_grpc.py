@@ -8,8 +8,8 @@ import grpc
 import pytest
 from fault_server import LONG, SILENCE, Abort, GrpcReceiver, Relay, Reply, free_port, partial_success
 
-from otel_torchprof._export.answer import Answer, Verdict
 from otel_torchprof._export.grpc import GrpcTransport
+from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.settings import Settings
 
 BODY = b"\x0a\x00"
@@ -27,7 +27,7 @@ def transport(endpoint, **keywords):
 
 
 def sent(endpoint, timeout=LONG, **keywords):
-    """The answer to one attempt, on a transport of its own."""
+    """The response to one attempt, on a transport of its own."""
     sender = transport(endpoint, **keywords)
     try:
         return sender.send(sender.prepare(BODY), timeout)
@@ -38,7 +38,7 @@ def sent(endpoint, timeout=LONG, **keywords):
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_what_arrives(receiver, compression):
     """The bytes arrive as they are, with our name and the headers in lower case."""
-    assert sent(receiver.url, headers={"Tenant": "a b"}, compression=compression) == Answer(Verdict.ACCEPTED)
+    assert sent(receiver.url, headers={"Tenant": "a b"}, compression=compression) == Response(Outcome.ACCEPTED)
     (arrived,) = receiver.arrived
     assert arrived.body == BODY
     assert arrived.headers["tenant"] == "a b"
@@ -49,46 +49,46 @@ def test_gzip(receiver):
     """With gzip a message arrives whole, and less goes over the wire."""
     with Relay(receiver.port) as relay:
         sender = transport(f"http://127.0.0.1:{relay.port}", compression="gzip")
-        assert sender.send(BODY * 500_000, LONG).verdict is Verdict.ACCEPTED
+        assert sender.send(BODY * 500_000, LONG).outcome is Outcome.ACCEPTED
         sender.close()
     assert receiver.arrived[0].body == BODY * 500_000
     assert relay.sent < 10_000
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict"),
+    ("code", "outcome"),
     [
-        (CODES.CANCELLED, Verdict.RETRY),
-        (CODES.UNKNOWN, Verdict.REFUSED),
-        (CODES.INVALID_ARGUMENT, Verdict.REFUSED),
-        (CODES.DEADLINE_EXCEEDED, Verdict.RETRY),
-        (CODES.NOT_FOUND, Verdict.REFUSED),
-        (CODES.PERMISSION_DENIED, Verdict.REFUSED),
-        (CODES.RESOURCE_EXHAUSTED, Verdict.REFUSED),
-        (CODES.ABORTED, Verdict.RETRY),
-        (CODES.OUT_OF_RANGE, Verdict.RETRY),
-        (CODES.UNIMPLEMENTED, Verdict.REFUSED),
-        (CODES.INTERNAL, Verdict.REFUSED),
-        (CODES.UNAVAILABLE, Verdict.RETRY),
-        (CODES.DATA_LOSS, Verdict.RETRY),
-        (CODES.UNAUTHENTICATED, Verdict.REFUSED),
+        (CODES.CANCELLED, Outcome.RETRY),
+        (CODES.UNKNOWN, Outcome.REFUSED),
+        (CODES.INVALID_ARGUMENT, Outcome.REFUSED),
+        (CODES.DEADLINE_EXCEEDED, Outcome.RETRY),
+        (CODES.NOT_FOUND, Outcome.REFUSED),
+        (CODES.PERMISSION_DENIED, Outcome.REFUSED),
+        (CODES.RESOURCE_EXHAUSTED, Outcome.REFUSED),
+        (CODES.ABORTED, Outcome.RETRY),
+        (CODES.OUT_OF_RANGE, Outcome.RETRY),
+        (CODES.UNIMPLEMENTED, Outcome.REFUSED),
+        (CODES.INTERNAL, Outcome.REFUSED),
+        (CODES.UNAVAILABLE, Outcome.RETRY),
+        (CODES.DATA_LOSS, Outcome.RETRY),
+        (CODES.UNAUTHENTICATED, Outcome.REFUSED),
     ],
 )
-def test_codes(receiver, code, verdict):
+def test_codes(receiver, code, outcome):
     """Exactly those that OTLP lists are retried; the reason is the code and what the receiver said.
 
-    Whether it took the message is not known with those that gRPC says by itself too, where there was no answer.
+    Whether it took the message is not known with those that gRPC says by itself too, where there was no response.
     """
     receiver.turns = [Abort(code, "as\n told")]
     unknown = code in {CODES.CANCELLED, CODES.DEADLINE_EXCEEDED, CODES.UNAVAILABLE}
-    assert sent(receiver.url) == Answer(verdict, f"{code.name}: as told", may_have_arrived=unknown)
+    assert sent(receiver.url) == Response(outcome, f"{code.name}: as told", may_have_arrived=unknown)
 
 
 @pytest.mark.parametrize("code", [CODES.UNAVAILABLE, CODES.RESOURCE_EXHAUSTED])
 def test_retry_info(receiver, code):
     """The wait in a RetryInfo is read; with one, an exhausted receiver is tried again."""
     receiver.turns = [Abort(code, "busy", wait=0.25)]
-    assert sent(receiver.url) == Answer(Verdict.RETRY, f"{code.name}: busy", wait=0.25)
+    assert sent(receiver.url) == Response(Outcome.RETRY, f"{code.name}: busy", wait=0.25)
 
 
 def test_status_details_that_cannot_be_read(receiver, monkeypatch):
@@ -97,7 +97,7 @@ def test_status_details_that_cannot_be_read(receiver, monkeypatch):
 
     monkeypatch.setattr(Status, "SerializeToString", lambda self: b"\xff\xff")
     receiver.turns = [Abort(CODES.UNAVAILABLE, "busy", wait=1)]
-    assert sent(receiver.url) == Answer(Verdict.RETRY, "UNAVAILABLE: busy", may_have_arrived=True)
+    assert sent(receiver.url) == Response(Outcome.RETRY, "UNAVAILABLE: busy", may_have_arrived=True)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_status_details_that_cannot_be_read(receiver, monkeypatch):
 def test_too_large_in_the_words_of_others(receiver, abort):
     """Go's, Java's and Rust's servers are understood."""
     receiver.turns = [abort]
-    assert sent(receiver.url).verdict is Verdict.TOO_LARGE
+    assert sent(receiver.url).outcome is Outcome.TOO_LARGE
 
 
 def test_too_large(receiver):
@@ -120,40 +120,40 @@ def test_too_large(receiver):
     receiver.max_message_bytes = 1000
     with receiver:
         sender = transport(receiver.url)
-        assert sender.send(BODY * 1000, LONG).verdict is Verdict.TOO_LARGE
+        assert sender.send(BODY * 1000, LONG).outcome is Outcome.TOO_LARGE
         sender.close()
 
 
 def test_partial_success(receiver):
-    """Spans that the receiver says it rejected, and why; an answer that cannot be read is a yes."""
+    """Spans that the receiver says it rejected, and why; a response that cannot be read is a yes."""
     receiver.turns = [Reply(partial_success(3, "too old")), Reply(b"\xff\xff")]
-    assert sent(receiver.url) == Answer(Verdict.ACCEPTED, "too old", rejected_spans=3)
-    assert sent(receiver.url) == Answer(Verdict.ACCEPTED, "the receiver's answer cannot be read")
+    assert sent(receiver.url) == Response(Outcome.ACCEPTED, "too old", rejected_spans=3)
+    assert sent(receiver.url) == Response(Outcome.ACCEPTED, "the receiver's response cannot be read")
 
 
-def test_no_answer(receiver):
+def test_no_response(receiver):
     """A receiver that never answers costs the timeout, and can be tried again."""
     receiver.turns = [SILENCE]
-    answer = sent(receiver.url, timeout=0.05)
-    assert answer.verdict is Verdict.RETRY
-    assert answer.reason.startswith("DEADLINE_EXCEEDED")
+    response = sent(receiver.url, timeout=0.05)
+    assert response.outcome is Outcome.RETRY
+    assert response.reason.startswith("DEADLINE_EXCEEDED")
 
 
 def test_nobody_there():
     """A refused connection can be tried again."""
-    answer = sent(f"http://127.0.0.1:{free_port()}")
-    assert answer.verdict is Verdict.RETRY
-    assert "Connection refused" in answer.reason
+    response = sent(f"http://127.0.0.1:{free_port()}")
+    assert response.outcome is Outcome.RETRY
+    assert "Connection refused" in response.reason
 
 
 def test_a_receiver_that_returns():
     """After a receiver has died and come back on its port, the same transport reaches it at the first attempt."""
     with GrpcReceiver() as receiver:
         sender = transport(receiver.url)
-        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
-    assert sender.send(BODY, LONG).verdict is Verdict.RETRY
+        assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
+    assert sender.send(BODY, LONG).outcome is Outcome.RETRY
     with receiver:
-        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+        assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
     sender.close()
 
 
@@ -165,11 +165,11 @@ def test_one_channel_for_all(receiver):
     thread = threading.Thread(target=lambda: slow.append(sender.send(BODY, LONG)))
     thread.start()
     receiver.wait_for(1)
-    assert sender.send(BODY, LONG).verdict is Verdict.RETRY
-    assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+    assert sender.send(BODY, LONG).outcome is Outcome.RETRY
+    assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
     receiver.ended.set()
     thread.join()
-    assert slow == [Answer(Verdict.ACCEPTED)]
+    assert slow == [Response(Outcome.ACCEPTED)]
     first, second, third = (arrived.peer for arrived in receiver.arrived)
     assert first == second != third
     sender.close()
@@ -185,5 +185,5 @@ def test_close_ends_what_is_being_sent(receiver):
     receiver.wait_for(1)
     sender.close()
     thread.join(LONG)
-    assert [answer.verdict for answer in answers] == [Verdict.RETRY]
-    assert sender.send(BODY, LONG) == Answer(Verdict.REFUSED, "the exporter is shut down")
+    assert [response.outcome for response in answers] == [Outcome.RETRY]
+    assert sender.send(BODY, LONG) == Response(Outcome.REFUSED, "the exporter is shut down")

@@ -9,8 +9,8 @@ from certificates import make_tls
 from fault_server import LONG, HttpReceiver, free_port, partial_success, raw, silence, status
 from google.rpc.status_pb2 import Status
 
-from otel_torchprof._export.answer import Answer, Verdict
 from otel_torchprof._export.http import HttpTransport
+from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.settings import Settings
 
 BODY = b"\x0a\x00"
@@ -32,7 +32,7 @@ def transport(endpoint, **keywords):
 
 
 def sent(endpoint, timeout=LONG, **keywords):
-    """The answer to one attempt, on a transport of its own."""
+    """The response to one attempt, on a transport of its own."""
     sender = transport(endpoint, **keywords)
     try:
         return sender.send(sender.prepare(BODY), timeout)
@@ -42,7 +42,7 @@ def sent(endpoint, timeout=LONG, **keywords):
 
 def test_what_arrives(receiver):
     """The bytes are posted to the path, as protobuf, with our name and the headers."""
-    assert sent(receiver.url, headers={"Tenant": "a b"}) == Answer(Verdict.ACCEPTED)
+    assert sent(receiver.url, headers={"Tenant": "a b"}) == Response(Outcome.ACCEPTED)
     (arrived,) = receiver.arrived
     assert (arrived.path, arrived.body) == ("/v1/traces", BODY)
     assert arrived.headers["content-type"] == "application/x-protobuf"
@@ -59,7 +59,7 @@ def test_gzip(receiver):
     body = sender.prepare(BODY * 1000)
     assert len(body) < 100
     assert gzip.decompress(body) == BODY * 1000
-    assert sender.send(body, LONG).verdict is Verdict.ACCEPTED
+    assert sender.send(body, LONG).outcome is Outcome.ACCEPTED
     sender.close()
     (arrived,) = receiver.arrived
     assert arrived.body == BODY * 1000
@@ -70,34 +70,34 @@ def test_connections_are_kept(receiver):
     """Messages one after the other go over one connection."""
     sender = transport(receiver.url)
     for _ in range(3):
-        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+        assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
     sender.close()
     assert len({arrived.peer for arrived in receiver.arrived}) == 1
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict"),
+    ("code", "outcome"),
     [
-        (200, Verdict.ACCEPTED),
-        (202, Verdict.ACCEPTED),
-        (301, Verdict.REFUSED),
-        (400, Verdict.REFUSED),
-        (401, Verdict.REFUSED),
-        (404, Verdict.REFUSED),
-        (408, Verdict.REFUSED),
-        (413, Verdict.TOO_LARGE),
-        (429, Verdict.RETRY),
-        (500, Verdict.REFUSED),
-        (501, Verdict.REFUSED),
-        (502, Verdict.RETRY),
-        (503, Verdict.RETRY),
-        (504, Verdict.RETRY),
+        (200, Outcome.ACCEPTED),
+        (202, Outcome.ACCEPTED),
+        (301, Outcome.REFUSED),
+        (400, Outcome.REFUSED),
+        (401, Outcome.REFUSED),
+        (404, Outcome.REFUSED),
+        (408, Outcome.REFUSED),
+        (413, Outcome.TOO_LARGE),
+        (429, Outcome.RETRY),
+        (500, Outcome.REFUSED),
+        (501, Outcome.REFUSED),
+        (502, Outcome.RETRY),
+        (503, Outcome.RETRY),
+        (504, Outcome.RETRY),
     ],
 )
-def test_statuses(receiver, code, verdict):
+def test_statuses(receiver, code, outcome):
     """Exactly those that OTLP lists are retried; a redirection is not followed."""
     receiver.turns = [status(code, {"Location": "/elsewhere"})]
-    assert sent(receiver.url).verdict is verdict
+    assert sent(receiver.url).outcome is outcome
     assert len(receiver.arrived) == 1
 
 
@@ -126,55 +126,55 @@ def test_what_an_error_says(receiver):
 def test_partial_success(receiver):
     """Spans that the receiver says it rejected, and why."""
     receiver.turns = [status(200, body=partial_success(3, "too old"))]
-    assert sent(receiver.url) == Answer(Verdict.ACCEPTED, "too old", rejected_spans=3)
+    assert sent(receiver.url) == Response(Outcome.ACCEPTED, "too old", rejected_spans=3)
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
-        (b"", Verdict.RETRY),
-        (b"HTTP/1.", Verdict.RETRY),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", Verdict.ACCEPTED),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nha", Verdict.ACCEPTED),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xff", Verdict.ACCEPTED),
-        (b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nhalf", Verdict.RETRY),
+        (b"", Outcome.RETRY),
+        (b"HTTP/1.", Outcome.RETRY),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", Outcome.ACCEPTED),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nha", Outcome.ACCEPTED),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xff", Outcome.ACCEPTED),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nhalf", Outcome.RETRY),
     ],
 )
-def test_half_an_answer(receiver, answer, expected):
+def test_half_an_answer(receiver, response, expected):
     """Without a status nothing is known and it is sent again; with one, the message is not sent a second time."""
-    receiver.turns = [raw(answer)]
+    receiver.turns = [raw(response)]
     answered = sent(receiver.url)
-    assert answered.verdict is expected
+    assert answered.outcome is expected
     assert answered.reason
 
 
-def test_no_answer(receiver):
+def test_no_response(receiver):
     """A receiver that never answers costs the timeout, and can be tried again."""
     receiver.turns = [silence]
-    answer = sent(receiver.url, timeout=0.05)
-    assert (answer.verdict, answer.reason) == (Verdict.RETRY, "TimeoutError: timed out")
+    response = sent(receiver.url, timeout=0.05)
+    assert (response.outcome, response.reason) == (Outcome.RETRY, "TimeoutError: timed out")
 
 
 def test_no_time_at_all(receiver):
     """Nor is a timeout of 0 an error of its own."""
     receiver.turns = [silence]
-    assert sent(receiver.url, timeout=0).verdict is Verdict.RETRY
+    assert sent(receiver.url, timeout=0).outcome is Outcome.RETRY
 
 
 def test_nobody_there():
     """A refused connection can be tried again; the reason is the system's, without the URL."""
-    answer = sent(f"http://user:secret@127.0.0.1:{free_port()}/?key=secret")
-    assert answer == Answer(Verdict.RETRY, "ConnectionRefusedError: [Errno 111] Connection refused")
+    response = sent(f"http://user:secret@127.0.0.1:{free_port()}/?key=secret")
+    assert response == Response(Outcome.RETRY, "ConnectionRefusedError: [Errno 111] Connection refused")
 
 
 def test_a_receiver_that_returns():
     """After a receiver has died and come back on its port, the same transport reaches it."""
     with HttpReceiver() as receiver:
         sender = transport(receiver.url)
-        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
-    assert sender.send(BODY, LONG).verdict is Verdict.RETRY
+        assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
+    assert sender.send(BODY, LONG).outcome is Outcome.RETRY
     with receiver:
-        assert sender.send(BODY, LONG).verdict is Verdict.ACCEPTED
+        assert sender.send(BODY, LONG).outcome is Outcome.ACCEPTED
     sender.close()
 
 
@@ -182,4 +182,4 @@ def test_the_authority_counts_before_the_environment(tls, monkeypatch):
     """REQUESTS_CA_BUNDLE, which is for everybody, does not replace the authority that was given to this exporter."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", tls.path("stranger.pem"))
     with HttpReceiver(tls=tls) as receiver:
-        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
+        assert sent(receiver.url, certificate_file=tls.path("ca.pem")).outcome is Outcome.ACCEPTED

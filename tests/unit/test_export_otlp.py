@@ -225,7 +225,7 @@ def test_an_answer_that_cannot_be_read(receiver, exporter, caplog):
     receiver.turns = [receiver.turn("garbage")]
     assert exporter.export(span_list("a")) is SUCCESS
     assert exporter.stats.accepted_spans == 1
-    assert "the receiver's answer cannot be read" in caplog.text
+    assert "the receiver's response cannot be read" in caplog.text
 
 
 def test_no_answer(receiver, exporter):

@@ -15,10 +15,10 @@ from outages import BATCH, Receiver, World, adds_up, finished
 from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export.answer import Answer, Verdict
 from otel_torchprof._export.delivery import Delivery
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
+from otel_torchprof._export.response import Outcome, Response
 
 SHORT = 0.3
 """Seconds until a deadline that is meant to be missed."""
@@ -120,17 +120,17 @@ def test_a_shutdown_during_an_outage(caplog):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         Delivery(BATCH - 3),
         Delivery(failed=BATCH - 3),
-        Delivery(stopped_by=Answer(Verdict.RETRY, "no")),
+        Delivery(stopped_by=Response(Outcome.RETRY, "no")),
         RuntimeError("no"),
     ],
     ids=["accepted", "refused", "retry", "raised"],
 )
-def test_a_shutdown_with_a_batch_in_hand(answer, caplog):
-    """What is being sent when the time is over may arrive, the rest does not; a later answer changes no count."""
+def test_a_shutdown_with_a_batch_in_hand(response, caplog):
+    """What is being sent when the time is over may arrive, the rest does not; a later response changes no count."""
 
     class Hangs(Receiver):
         def export_some(self, spans, timeout_millis, *, again):
@@ -138,9 +138,9 @@ def test_a_shutdown_with_a_batch_in_hand(answer, caplog):
             yield Delivery(sending=BATCH - 3)
             self.came.set()
             assert self.may_go_on.wait(LONG)
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
+            if isinstance(response, Exception):
+                raise response
+            yield response
 
     world = World()
     receiver = Hangs(world)
@@ -150,13 +150,13 @@ def test_a_shutdown_with_a_batch_in_hand(answer, caplog):
     assert receiver.came.wait(LONG)
     world.put_batch()
     assert not queue.shutdown(Deadline.after(0, world.clock))
-    dropped = {"shutdown": BATCH + 2, "no_answer": BATCH - 3}
+    dropped = {"shutdown": BATCH + 2, "no_response": BATCH - 3}
     assert adds_up(world).dropped == dropped
     receiver.may_go_on.set()
     queue._thread.join(LONG)
     stats = adds_up(world)
     assert (stats.dropped, stats.waiting_spans, stats.waiting_bytes) == (dropped, 0, 0)
-    text = "19 waiting spans were dropped: the shutdown's time was over (7 of them were sent and had no answer"
+    text = "19 waiting spans were dropped: the shutdown's time was over (7 of them were sent and had no response"
     assert [message for message in caplog.messages if text in message]
 
 
@@ -329,8 +329,8 @@ class Allergic(Receiver):
         if int(self.world.now) % 2 and not stats.failed_spans + stats.dropped_spans:
             self.world.put_batch()
         if self.poison in spans:
-            answer = Answer(Verdict.RETRY, "DEADLINE_EXCEEDED: too much", may_have_arrived=self.is_late)
-            yield Delivery(stopped_by=answer, stopped_at=BATCH // 2)
+            response = Response(Outcome.RETRY, "DEADLINE_EXCEEDED: too much", may_have_arrived=self.is_late)
+            yield Delivery(stopped_by=response, stopped_at=BATCH // 2)
             return
         if not self.arrived:
             self.first_at = self.world.now
@@ -350,7 +350,7 @@ def test_a_message_that_is_never_taken(caplog, is_late):
             queue._changed.wait(0.001)
     stats = finished(queue)
     assert sorted(receiver.arrived) == list(range(5, world.put))
-    assert (stats.failed_spans, stats.dropped) == ((0, {"no_answer": 5}) if is_late else (5, {}))
+    assert (stats.failed_spans, stats.dropped) == ((0, {"no_response": 5}) if is_late else (5, {}))
     assert stats.waiting_spans == 0
     assert receiver.first_at < 15
     assert 300 <= world.now < 400

@@ -300,15 +300,15 @@ def test_shutdown_keeps_its_deadline(made, caplog):
     queue.put(["a", "b"], 1)
     assert not queue.shutdown(soon())
     assert told.wait(LONG)
-    assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_answer": 1})
+    assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_response": 1})
     assert (
-        "4 waiting spans were dropped: the shutdown's time was over (1 of them were sent and had no answer"
+        "4 waiting spans were dropped: the shutdown's time was over (1 of them were sent and had no response"
         in caplog.text
     )
     exporter.may_go_on.set()
     (thread,) = exporter.threads
     thread.join(LONG)
-    assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_answer": 1})
+    assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_response": 1})
     assert exporter.calls == ["export", "shutdown"]
 
 

@@ -7,12 +7,12 @@ from email.utils import formatdate
 
 import pytest
 
-from otel_torchprof._export.answer import Answer, Verdict, accepted, one_line, root_cause
 from otel_torchprof._export.http import retry_after
+from otel_torchprof._export.response import Outcome, Response, accepted, one_line, root_cause
 from otel_torchprof._export.retry import Backoff, deliver
 from otel_torchprof._process.deadline import Deadline
 
-ACCEPTED = Answer(Verdict.ACCEPTED)
+ACCEPTED = Response(Outcome.ACCEPTED)
 EVEN = Backoff(first=1, longest=8, jitter=0, shortest=0.1)
 
 
@@ -43,29 +43,29 @@ class World:
             deadline=Deadline.after(timeout, lambda: self.now),
             wait=self.wait,
             backoff=backoff,
-            retrying=lambda answer, seconds: None,
+            retrying=lambda response, seconds: None,
         )
 
 
 def later(reason="busy", wait=None):
-    return Answer(Verdict.RETRY, reason, wait=wait)
+    return Response(Outcome.RETRY, reason, wait=wait)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.TOO_LARGE])
-def test_a_final_answer_is_final(verdict):
+@pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.REFUSED, Outcome.TOO_LARGE])
+def test_a_final_answer_is_final(outcome):
     """What is accepted or refused is not sent again."""
-    world = World(Answer(verdict, "so it is"))
-    assert world.deliver() == Answer(verdict, "so it is")
+    world = World(Response(outcome, "so it is"))
+    assert world.deliver() == Response(outcome, "so it is")
     assert world.attempts == [(0, 10)]
 
 
 def test_waits_double_within_the_deadline():
     """Each wait is twice the one before; an attempt has the time that is left; a wait past the deadline is not begun."""
     world = World(later())
-    answer = world.deliver(timeout=10)
+    response = world.deliver(timeout=10)
     assert world.attempts == [(0, 10), (1, 9), (3, 7), (7, 3)]
-    assert answer.verdict is Verdict.REFUSED
-    assert answer.reason == "busy (after 4 attempts, with no time left to wait 8.0 s for another)"
+    assert response.outcome is Outcome.REFUSED
+    assert response.reason == "busy (after 4 attempts, with no time left to wait 8.0 s for another)"
 
 
 def test_the_receivers_wait_counts_first():
@@ -142,7 +142,7 @@ def test_a_deadline():
 
 def test_an_answer_that_cannot_be_read():
     """What the receiver has taken is taken, whatever it says about it."""
-    assert accepted(b"\xff\xff") == Answer(Verdict.ACCEPTED, "the receiver's answer cannot be read")
+    assert accepted(b"\xff\xff") == Response(Outcome.ACCEPTED, "the receiver's response cannot be read")
 
 
 def test_somebody_elses_text():

@@ -34,11 +34,11 @@ from slow_receiver import (
 from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export.answer import Verdict
 from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import ExportQueue, QueueSettings
+from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
 from otel_torchprof._process.deadline import THREAD_NAME, Deadline
 from otel_torchprof.health import ProcessorHealth
@@ -47,8 +47,8 @@ SHORT = 0.3
 """Seconds until a deadline that is meant to be missed."""
 BODY = b"\x0a\x00"
 LARGE = BODY * (2 << 20)
-TIMED_OUT = (Verdict.RETRY, "TimeoutError")
-BROKE_OFF = (Verdict.ACCEPTED, "the receiver's answer broke off")
+TIMED_OUT = (Outcome.RETRY, "TimeoutError")
+BROKE_OFF = (Outcome.ACCEPTED, "the receiver's response broke off")
 repeat, chain = itertools.repeat, itertools.chain
 
 
@@ -76,14 +76,14 @@ def grpc_transport(url, **keywords):
 
 
 def sent(transport, body=BODY):
-    """Verdict and first words of the answer to one attempt. On a thread of its own, since it would wait for ever if it did not keep its deadline."""
+    """Outcome and first words of the response to one attempt. On a thread of its own, since it would wait for ever if it did not keep its deadline."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(transport.send(body, SHORT)), daemon=True)
     thread.start()
     thread.join(LONG)
     transport.close()
     assert answers, "the deadline was not kept"
-    return answers[0].verdict, answers[0].reason.split(":")[0]
+    return answers[0].outcome, answers[0].reason.split(":")[0]
 
 
 # ---- HTTP ----
@@ -104,11 +104,11 @@ def sent(transport, body=BODY):
             ),
             BROKE_OFF,
         ),
-        (answering(b"HTTP/1.1 503 Busy\r\n", b"X: ", then=repeat(b"y")), (Verdict.RETRY, "HTTP 503 Busy")),
-        (answering(b"HTTP/1.1 400 No\r\n", b"X: ", then=repeat(b"y")), (Verdict.REFUSED, "HTTP 400 No")),
+        (answering(b"HTTP/1.1 503 Busy\r\n", b"X: ", then=repeat(b"y")), (Outcome.RETRY, "HTTP 503 Busy")),
+        (answering(b"HTTP/1.1 400 No\r\n", b"X: ", then=repeat(b"y")), (Outcome.REFUSED, "HTTP 400 No")),
         (
             answering(b"HTTP/1.1 301 Moved\r\nLocation: /x\r\n\r\n", then=repeat(b"y")),
-            (Verdict.REFUSED, "HTTP 301 Moved"),
+            (Outcome.REFUSED, "HTTP 301 Moved"),
         ),
     ],
     ids=[
@@ -142,19 +142,19 @@ def test_http_keeps_its_deadline_while_it_sends(encrypted, tls):
 
 
 @pytest.mark.parametrize(
-    ("script", "verdict"),
+    ("script", "outcome"),
     [
-        (answering(then=repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)), Verdict.RETRY),
-        (answering(ACCEPTED, CHUNKED, b"5;", then=repeat(b"e" * 65_536)), Verdict.ACCEPTED),
-        (answering(b"HTTP/1.1 301 Moved\r\nLocation: /x\r\n\r\n", then=repeat(b"y" * 65_536)), Verdict.REFUSED),
+        (answering(then=repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)), Outcome.RETRY),
+        (answering(ACCEPTED, CHUNKED, b"5;", then=repeat(b"e" * 65_536)), Outcome.ACCEPTED),
+        (answering(b"HTTP/1.1 301 Moved\r\nLocation: /x\r\n\r\n", then=repeat(b"y" * 65_536)), Outcome.REFUSED),
     ],
     ids=["100 Continue", "chunk extension", "body of a redirection"],
 )
-def test_http_reads_so_much_and_no_more(script, verdict):
+def test_http_reads_so_much_and_no_more(script, outcome):
     """A response without end is left after a megabyte, long before its deadline would be over."""
     with SlowReceiver(script, pause=0) as receiver:
         transport = http_transport(receiver.url)
-        assert transport.send(BODY, 10 * LONG).verdict is verdict
+        assert transport.send(BODY, 10 * LONG).outcome is outcome
         transport.close()
         assert receiver.hung_up.wait(LONG)
 
@@ -180,7 +180,7 @@ def test_a_tls_handshake_keeps_the_deadline(script):
     ids=["status line", "handshake behind it", "header"],
 )
 def test_a_proxy_keeps_the_deadline(script, monkeypatch):
-    """So does a proxy on the way; what it says of itself is not taken for the receiver's answer."""
+    """So does a proxy on the way; what it says of itself is not taken for the receiver's response."""
     with SlowReceiver(script) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         assert sent(http_transport("https://receiver.invalid/v1/traces")) == TIMED_OUT
@@ -191,7 +191,7 @@ def test_a_proxy_is_used(monkeypatch):
     with HttpReceiver() as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url.removesuffix("/v1/traces"))
         transport = http_transport("http://receiver.invalid/v1/traces")
-        assert transport.send(BODY, LONG).verdict is Verdict.ACCEPTED
+        assert transport.send(BODY, LONG).outcome is Outcome.ACCEPTED
         transport.close()
     assert [arrived.path for arrived in proxy.arrived] == ["http://receiver.invalid/v1/traces"]
 
@@ -236,7 +236,7 @@ def test_an_address_that_does_not_answer(dead_address, monkeypatch):
     with HttpReceiver() as receiver:
         resolved(monkeypatch, dead_address, ("127.0.0.1", receiver.port))
         transport = http_transport("http://receiver.invalid/")
-        assert transport.send(BODY, 1.0).verdict is Verdict.ACCEPTED
+        assert transport.send(BODY, 1.0).outcome is Outcome.ACCEPTED
         transport.close()
 
 
@@ -272,7 +272,7 @@ BEGUN = called(
 SLOW_PEERS = {
     "silence": silent,
     "settings a byte at a time": lambda _: map(bytes, zip(frame(SETTINGS, 0, 0, b"\0\3\0\0\0\1" * 1000), strict=True)),
-    "no answer": called(),
+    "no response": called(),
     "headers without end": called(frame(HEADERS, 0, 1, HEAD), then=repeat(frame(CONTINUATION, 0, 1, field(b"x", b"")))),
     "a response a byte at a time": BEGUN,
     "reading a byte at a time": lambda connection: chain([READY], reading_slowly(connection)),
@@ -294,14 +294,14 @@ def flood(what):
 def test_grpc_keeps_its_deadline(peer, size):
     """Whatever a peer is slow at, the message is answered for at its deadline and may be sent again."""
     with SlowReceiver(SLOW_PEERS[peer]) as receiver:
-        assert sent(grpc_transport(receiver.url), size) == (Verdict.RETRY, "DEADLINE_EXCEEDED")
+        assert sent(grpc_transport(receiver.url), size) == (Outcome.RETRY, "DEADLINE_EXCEEDED")
 
 
 @pytest.mark.parametrize("what", FLOODS)
 def test_grpc_keeps_its_deadline_in_a_flood(what):
     """Nor does it wait for ever where gRPC's core does, and neither does ``close``."""
     with SlowReceiver(flood(what), pause=0) as receiver:
-        assert sent(grpc_transport(receiver.url), LARGE) == (Verdict.RETRY, "DEADLINE_EXCEEDED")
+        assert sent(grpc_transport(receiver.url), LARGE) == (Outcome.RETRY, "DEADLINE_EXCEEDED")
 
 
 def test_calls_that_do_not_end_are_few(monkeypatch):
@@ -310,7 +310,7 @@ def test_calls_that_do_not_end_are_few(monkeypatch):
     transport = grpc_transport("http://127.0.0.1:1")
     monkeypatch.setattr(GrpcTransport, "_call", _hanging(released, GrpcTransport._call))
     answers = [transport.send(BODY, 0.001) for _ in range(5)]
-    assert [answer.verdict for answer in answers] == [Verdict.RETRY] * 5
+    assert [response.outcome for response in answers] == [Outcome.RETRY] * 5
     assert answers[-1].reason == "4 connections hold calls that do not end"
     released.set()
     for thread in threading.enumerate():
@@ -343,9 +343,9 @@ def test_a_response_that_is_too_large(script):
     """It is the response and not the message that is too large: it is not sent again in halves."""
     with SlowReceiver(script) as receiver:
         transport = grpc_transport(receiver.url)
-        answer = transport.send(BODY, LONG)
+        response = transport.send(BODY, LONG)
         transport.close()
-        assert (answer.verdict, answer.reason.split(":")[0]) == (Verdict.REFUSED, "RESOURCE_EXHAUSTED")
+        assert (response.outcome, response.reason.split(":")[0]) == (Outcome.REFUSED, "RESOURCE_EXHAUSTED")
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,4 @@ def test_health_shows_it(protocol, script, reason):
         health = str(ProcessorHealth({}, 1, {}, {"OTLPExporter": stats}))
         assert f"it is tried again: {reason}" in health
         assert not queue.shutdown(Deadline.after(SHORT))
-        assert queue.stats.dropped == {"no_answer": 1}
+        assert queue.stats.dropped == {"no_response": 1}

@@ -1,4 +1,4 @@
-"""TLS that works and TLS that cannot: the answer names the fault, and is final where a retry cannot help."""
+"""TLS that works and TLS that cannot: the response names the fault, and is final where a retry cannot help."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from certificates import make_tls
 from fault_server import LONG, GrpcReceiver, HttpReceiver
 from slow_receiver import SlowReceiver, answering
 
-from otel_torchprof._export.answer import Verdict
 from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
+from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
 
 SMALL = b"\x0a\x00"
@@ -30,7 +30,7 @@ def protocol(request):
 
 
 def sent(protocol, endpoint, body=SMALL, **files):
-    """The answer to one attempt, on a transport of its own."""
+    """The response to one attempt, on a transport of its own."""
     transport = PROTOCOLS[protocol][0](Settings.from_environment({}, endpoint=endpoint, protocol=protocol, **files))
     try:
         return transport.send(transport.prepare(body), LONG)
@@ -45,10 +45,10 @@ def receiver(protocol, **keywords):
 def test_an_authority_of_ones_own(protocol, tls):
     """With the certificate of its authority the receiver is trusted; gRPC also without a scheme."""
     with receiver(protocol, tls=tls) as server:
-        assert sent(protocol, server.url, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
+        assert sent(protocol, server.url, certificate_file=tls.path("ca.pem")).outcome is Outcome.ACCEPTED
         if protocol == "grpc":
             endpoint = f"localhost:{server.port}"
-            assert sent(protocol, endpoint, certificate_file=tls.path("ca.pem")).verdict is Verdict.ACCEPTED
+            assert sent(protocol, endpoint, certificate_file=tls.path("ca.pem")).outcome is Outcome.ACCEPTED
 
 
 @pytest.mark.parametrize("file", [None, "stranger.pem"])
@@ -56,8 +56,8 @@ def test_a_receiver_that_is_not_trusted(protocol, tls, file):
     """Signed by an authority that is not known: final."""
     files = {"certificate_file": tls.path(file)} if file else {}
     with receiver(protocol, tls=tls) as server:
-        answer = sent(protocol, server.url, **files)
-    assert (answer.verdict, "CERTIFICATE_VERIFY_FAILED" in answer.reason) == (Verdict.REFUSED, True)
+        response = sent(protocol, server.url, **files)
+    assert (response.outcome, "CERTIFICATE_VERIFY_FAILED" in response.reason) == (Outcome.REFUSED, True)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_receiver_that_is_not_trusted(protocol, tls, file):
 def test_a_certificate_that_is_not_valid(protocol, tls, certificate, said):
     """For another host, or expired: final."""
     with receiver(protocol, tls=replace(tls, server=certificate)) as server:
-        answer = sent(protocol, server.url, certificate_file=tls.path("ca.pem"))
-    assert answer.verdict is Verdict.REFUSED
-    assert said[protocol] in answer.reason
+        response = sent(protocol, server.url, certificate_file=tls.path("ca.pem"))
+    assert response.outcome is Outcome.REFUSED
+    assert said[protocol] in response.reason
 
 
 @pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.both", None)])
@@ -81,42 +81,42 @@ def test_a_client_certificate(protocol, tls, names):
     certificate, key = names
     files = {"client_certificate_file": tls.path(certificate), "client_key_file": key and tls.path(key)}
     with receiver(protocol, tls=tls, client_certificates=True) as server:
-        assert sent(protocol, server.url, certificate_file=tls.path("ca.pem"), **files).verdict is Verdict.ACCEPTED
+        assert sent(protocol, server.url, certificate_file=tls.path("ca.pem"), **files).outcome is Outcome.ACCEPTED
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
 def test_a_client_certificate_that_is_missing(protocol, tls, body):
-    """Over HTTP the receiver's alert says so, and it is final; gRPC tells nothing, and the answer what it may be."""
+    """Over HTTP the receiver's alert says so, and it is final; gRPC tells nothing, and the response what it may be."""
     with receiver(protocol, tls=tls, client_certificates=True) as server:
-        answer = sent(protocol, server.url, body, certificate_file=tls.path("ca.pem"))
+        response = sent(protocol, server.url, body, certificate_file=tls.path("ca.pem"))
     if protocol == "grpc":
-        assert answer.verdict is Verdict.RETRY
-        assert answer.reason.endswith("a receiver that asks for a client certificate does this too")
+        assert response.outcome is Outcome.RETRY
+        assert response.reason.endswith("a receiver that asks for a client certificate does this too")
     else:
-        assert (answer.verdict, "CERTIFICATE_REQUIRED" in answer.reason) == (Verdict.REFUSED, True)
+        assert (response.outcome, "CERTIFICATE_REQUIRED" in response.reason) == (Outcome.REFUSED, True)
 
 
 def test_a_client_certificate_that_is_not_taken(protocol, tls):
     """One of another authority's: final."""
     files = {"client_certificate_file": tls.path("stranger.pem"), "client_key_file": tls.path("stranger.key")}
     with receiver(protocol, tls=tls, client_certificates=True) as server:
-        answer = sent(protocol, server.url, certificate_file=tls.path("ca.pem"), **files)
-    assert answer.verdict is Verdict.REFUSED
+        response = sent(protocol, server.url, certificate_file=tls.path("ca.pem"), **files)
+    assert response.outcome is Outcome.REFUSED
 
 
 def test_tls_to_a_receiver_without(protocol, tls):
     """Final: what it answers is no TLS."""
     with receiver(protocol) as server:
-        answer = sent(protocol, server.url.replace("http", "https"), certificate_file=tls.path("ca.pem"))
-    assert (answer.verdict, "WRONG_VERSION_NUMBER" in answer.reason) == (Verdict.REFUSED, True)
+        response = sent(protocol, server.url.replace("http", "https"), certificate_file=tls.path("ca.pem"))
+    assert (response.outcome, "WRONG_VERSION_NUMBER" in response.reason) == (Outcome.REFUSED, True)
 
 
 def test_no_tls_to_a_receiver_with(protocol, tls):
-    """The receiver hangs up without a word, as one that dies does: it may be tried again, and the answer says what it may be."""
+    """The receiver hangs up without a word, as one that dies does: it may be tried again, and the response says what it may be."""
     with receiver(protocol, tls=tls) as server:
-        answer = sent(protocol, server.url.replace("https", "http"))
-    assert answer.verdict is Verdict.RETRY
-    assert "a receiver that expects" in answer.reason
+        response = sent(protocol, server.url.replace("https", "http"))
+    assert response.outcome is Outcome.RETRY
+    assert "a receiver that expects" in response.reason
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_no_tls_to_a_receiver_with(protocol, tls):
 def test_a_receiver_of_another_protocol(answered, hint):
     """Final: what it answers is no HTTP/1.1, and often it can be told what it is."""
     with SlowReceiver(answering(answered)) as server:
-        answer = sent("http/protobuf", server.url)
-    assert answer.verdict is Verdict.REFUSED
-    assert answer.reason.startswith("the receiver " + hint)
+        response = sent("http/protobuf", server.url)
+    assert response.outcome is Outcome.REFUSED
+    assert response.reason.startswith("the receiver " + hint)
 
 
 def test_a_file_that_has_gone(protocol, tls, tmp_path):
@@ -143,7 +143,7 @@ def test_a_file_that_has_gone(protocol, tls, tmp_path):
     settings = Settings.from_environment({}, endpoint="https://localhost:1", protocol=protocol, certificate_file=path)
     path.unlink()
     transport = PROTOCOLS[protocol][0](settings)
-    answer = transport.send(SMALL, LONG)
+    response = transport.send(SMALL, LONG)
     transport.close()
-    assert answer.verdict is Verdict.REFUSED
-    assert "No such file" in answer.reason or f"invalid path: {path}" in answer.reason
+    assert response.outcome is Outcome.REFUSED
+    assert "No such file" in response.reason or f"invalid path: {path}" in response.reason

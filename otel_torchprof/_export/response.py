@@ -1,4 +1,4 @@
-"""What a receiver answered to a message, whatever the protocol."""
+"""What a receiver responded to a message, whatever the protocol."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _TLS_FAULTS = (
 """Parts of OpenSSL's and BoringSSL's names of what will be the same at the next attempt."""
 
 
-class Verdict(enum.Enum):
+class Outcome(enum.Enum):
     """What to do with the message now."""
 
     ACCEPTED = enum.auto()
     RETRY = enum.auto()
-    """Not taken, and it may be the next time."""
+    """Not accepted, and it may be the next time."""
     TOO_LARGE = enum.auto()
-    """Not taken because of its size."""
+    """Not accepted because of its size."""
     REFUSED = enum.auto()
-    """Not taken, and never will be."""
+    """Not accepted, and never will be."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A verdict and what goes with it."""
+class Response:
+    """What a receiver responded to a message, as an outcome and what goes with it."""
 
-    verdict: Verdict
+    outcome: Outcome
     reason: str = ""
     """In words, for people. Where accepted: what the receiver remarked."""
     wait: float | None = None
@@ -57,8 +57,8 @@ class Answer:
     """Where it is to be tried again: the message was sent, in part at least, and nothing came back."""
 
 
-def accepted(body: bytes) -> Answer:
-    """The answer of a receiver that took the message and said ``body``, a serialized ExportTraceServiceResponse."""
+def accepted(body: bytes) -> Response:
+    """The response of a receiver that accepted the message and said ``body``, a serialized ExportTraceServiceResponse."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -66,8 +66,8 @@ def accepted(body: bytes) -> Answer:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
         # The status said that it was taken, and sending it again would double what was.
-        return Answer(Verdict.ACCEPTED, "the receiver's answer cannot be read")
-    return Answer(Verdict.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
+        return Response(Outcome.ACCEPTED, "the receiver's response cannot be read")
+    return Response(Outcome.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
 
 
 def one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a message that is not taken is itself at fault, and not its receiver."""
+"""Messages that their receiver never accepts: whether one is itself at fault, and not the receiver."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ if TYPE_CHECKING:
 _ATTEMPTS = 4
 """In a row; then another message shows whether it is the receiver that takes nothing."""
 _ALONE = 5
-"""Attempts, each after others were taken: a receiver that refuses some at random does not refuse the same ones so often."""
+"""Attempts, each after others were accepted: a receiver that refuses some at random does not refuse the same ones so often."""
 _SECONDS = 300.0
 """From the first of its attempts, all of which failed. Meanwhile it keeps nobody waiting: all others go before it."""
 
 
-class Patience:
-    """A message that crashes its receiver, or that takes it longer than we wait, must not hold up all that come after it.
+class PoisonMessages:
+    """The poison message policy: one that crashes its receiver, or takes it longer than we wait, must not hold up all that follow.
 
-    In an outage no other message is taken either: then the order stays, and nothing is given up. Not thread-safe: its queue locks.
+    In an outage no other message is accepted either: then the order stays, and nothing is given up. Not thread-safe: its queue locks.
     """
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._accepted = 0
 
-    def taken(self, batch: Batch) -> None:
+    def accepted(self, batch: Batch) -> None:
         """The receiver has done with the first of its spans."""
-        self._taken += 1
+        self._accepted += 1
         batch.attempts = batch.alone = 0
 
-    def not_taken(self, batch: Batch, began: float) -> float:
-        """Behind how many others the batch is to wait now: its first message was not taken, in an attempt that began then."""
+    def failed(self, batch: Batch, began: float) -> float:
+        """Behind how many others the batch is to wait now: its first message was not accepted in an attempt that began then."""
         if not batch.attempts:
             batch.since = began
-        elif self._taken > batch.others_taken:
+        elif self._accepted > batch.others_accepted:
             batch.alone += 1
         batch.attempts += 1
-        batch.others_taken = self._taken
+        batch.others_accepted = self._accepted
         if batch.alone:
             return math.inf
         return 1 if batch.attempts % _ATTEMPTS == 0 else 0
