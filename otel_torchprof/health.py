@@ -134,7 +134,7 @@ class ProcessorHealth:
     without its events, a call that was too short), ``lost`` (by an error after they were recorded, which was
     logged). Spans that are none of an event's: ``added`` (steps, the job, roots of operators), ``parts`` (roots of traces
     that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``merged``, ``folded``, or
-    ``shrunk_away`` with the detail of their step; ``held`` until it is decided; steps (or what is a step where there are none)
+    ``shrunk_away`` with the detail of their step; ``buffered`` until it is decided; steps (or what is a step where there are none)
     whose detail was ``kept`` and that were ``shrunk``."""
 
     def __str__(self) -> str:

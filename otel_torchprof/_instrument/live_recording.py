@@ -17,7 +17,7 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
 from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof._sampling.pending import PendingSpans, Pieces
+from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.source import Sources
 from otel_torchprof._spans.collectives import LiveCollectives
@@ -142,7 +142,7 @@ class LiveRecording:
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
-        self._pending = PendingSpans(
+        self._buffer = SpanBuffer(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
         )
         self._flows = Flows()
@@ -156,7 +156,7 @@ class LiveRecording:
             shortest_call=shortest_call,
             collectives=self._links,
             keeps_bare_calls=keeps_bare_calls,
-            max_spans=lambda: self._pending.budget.max_spans,
+            max_spans=lambda: self._buffer.budget.max_spans,
         )
         self.session = Session(
             budget_bytes,
@@ -184,7 +184,7 @@ class LiveRecording:
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
-        self._pending.verdicts.ask(self.steps.running)
+        self._buffer.sampler.ask(self.steps.running)
 
     @property
     def bytes_held(self) -> int:
@@ -209,8 +209,8 @@ class LiveRecording:
                 return self._drained(ended, final)
             except BaseException:
                 self.steps.put_back(ended)
-                self._figures["lost"] += self._pending.lost + self._undelivered
-                self._pending.lost = self._undelivered = 0
+                self._figures["lost"] += self._buffer.lost + self._undelivered
+                self._buffer.lost = self._undelivered = 0
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
@@ -273,7 +273,7 @@ class LiveRecording:
         dropped = Counter(stats.dropped)
         dropped["failed"] = self._failed = self._failed + stats.recorded - self._taken - recorded
         self._taken = stats.recorded
-        figures = Counter({**self._pending.figures, **self._figures, "held": self._pending.spans})
+        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans})
         before, self._reported = self._reported, (dropped, figures)
         return recorded, _since(dropped, before[0]), _since(figures, before[1])
 
@@ -344,7 +344,7 @@ class LiveRecording:
             device_times=placed.devices,
         )
         figures = self._figures_of(events, placed, len(table))
-        sent = self._pending.decide(self._pieces(placed, table, ended, jobs, final=final))
+        sent = self._buffer.decide(self._pieces(placed, table, ended, jobs, final=final))
         # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
         self._figures.update(figures)
         self._recorded += events

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .decisions import Rules
-from .pending import PendingSpans, Pieces
+from .span_buffer import Pieces, SpanBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,4 +32,4 @@ def bounded(
     around = np.zeros(len(table.trace_ids), dtype=np.uint64)
     around[table.trace[is_root]] = table.parent_span_id[is_root]
     pieces = Pieces(table, unit, (), around, {}, [], final=True)
-    return PendingSpans(Rules(budget), new_trace_id, new_span_id).decide(pieces)
+    return SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces)

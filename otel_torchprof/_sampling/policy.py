@@ -19,14 +19,14 @@ from otel_torchprof._tree.units import AttributeType, SpanTable
 from .absorbing import counts_of, folded_of, with_values
 from .folding import folded
 from .merging import merged
-from .splitting import Home, Part, split, with_links
+from .splitting import Part, TargetTrace, split, with_links
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_torchprof._spans.budget import Budget
 
-__all__ = ["RECORDED", "Home", "Part", "Reduction", "fits", "reduced", "without_hidden"]
+__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
 
 Array = npt.NDArray[Any]
 
@@ -74,7 +74,7 @@ def fits(table: SpanTable, budget: Budget) -> bool:
 def reduced(
     table: SpanTable,
     budget: Budget,
-    home: Home,
+    target: TargetTrace,
     *,
     new_trace_id: Callable[[], int],
     new_span_id: Callable[[], int],
@@ -83,12 +83,12 @@ def reduced(
 ) -> tuple[SpanTable, Reduction]:
     """The spans of one unit as traces within the budget, and what was done now: add it to ``before`` for the next table.
 
-    ``table`` holds the spans of one trace; where that of ``home`` is not among them yet, all go to linked traces, or those that
+    ``table`` holds the spans of one trace; where that of ``target`` is not among them yet, all go to linked traces, or those that
     do not fit if ``stays``: that trace is somebody else's. The table
     itself comes back where it fits and nothing was reduced before. ``new_trace_id`` and ``new_span_id`` have the contract of
     OpenTelemetry's IdGenerator. Thread-safe; some 2 µs per span that is too many.
     """
-    found = np.flatnonzero(table.span_id == np.uint64(home.span_id))
+    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
     root = int(found[0]) if found.size else -1
     stays |= root >= 0
     if not len(table) or (stays and not before and fits(table, budget)):
@@ -98,13 +98,13 @@ def reduced(
     room = budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
     if root >= 0:
         table = _with_strays(table, root)
-    table = _smaller(table, home, budget, room)
+    table = _smaller(table, target, budget, room)
     done, parts = _accounts(table), list[Part]()
     if not stays or not fits(table, room):
         first = room.less(0, links_left * LINK_SIZE)
         table, parts = split(
             table,
-            home,
+            target,
             (first.max_spans, first.max_bytes),
             (budget.max_spans, budget.max_bytes),
             before=before.parts,
@@ -114,7 +114,7 @@ def reduced(
         )
     done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]))
     if root >= 0 and (total := before + done):
-        table = _told(table, home, total)
+        table = _told(table, target, total)
     return without_hidden(table), done
 
 
@@ -131,13 +131,13 @@ def _accounts(table: SpanTable) -> Reduction:
     return Reduction(recorded=count + into, merged=count - len(table), folded=into)
 
 
-def _smaller(table: SpanTable, home: Home, budget: Budget, room: Budget) -> SpanTable:
+def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, room: Budget) -> SpanTable:
     """Merged and folded as far as needed and possible."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
     for reduce in (merged, folded):
         if fits(table, room):
             break
-        found = np.flatnonzero(table.span_id == np.uint64(home.span_id))
+        found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
         table = reduce(table, int(found[0]) if found.size else -1, float(short), room.allows)
     return table
 
@@ -149,9 +149,9 @@ def _with_strays(table: SpanTable, root: int) -> SpanTable:
     return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))
 
 
-def _told(table: SpanTable, home: Home, total: Reduction) -> SpanTable:
+def _told(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
     """The table with numbers, and links to parts, on its root."""
-    row = int(np.flatnonzero(table.span_id == np.uint64(home.span_id))[0])
+    row = int(np.flatnonzero(table.span_id == np.uint64(target.span_id))[0])
     numbers = {
         RECORDED: total.recorded,
         "torch.merged_spans": total.merged,

@@ -20,7 +20,7 @@ from .policy import RECORDED, without_hidden
 if TYPE_CHECKING:
     from otel_torchprof._tree.units import SpanTable
 
-    from .policy import Home
+    from .policy import TargetTrace
 
 Array = npt.NDArray[Any]
 
@@ -31,12 +31,12 @@ _LONGEST_NAME = 200
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def shrunk(table: SpanTable, home: Home) -> SpanTable:
-    """Only the span of ``home``, as :func:`without_detail` leaves it; no span where that of ``home`` is not in the table."""
-    root = np.flatnonzero(table.span_id == np.uint64(home.span_id))
+def shrunk(table: SpanTable, target: TargetTrace) -> SpanTable:
+    """Only the span of ``target``, as :func:`without_detail` leaves it; no span where that of ``target`` is not in the table."""
+    root = np.flatnonzero(table.span_id == np.uint64(target.span_id))
     if not root.size:
         return taken(table, root)
-    unit = np.full(len(table), home.span_id, dtype=np.uint64)
+    unit = np.full(len(table), target.span_id, dtype=np.uint64)
     return taken(without_detail(table, unit, np.arange(len(table))), root)
 
 

@@ -26,7 +26,7 @@ _PART_ROOT_SIZE = 256
 """Bytes of the root of a part beside its name and its trace state, at most."""
 
 
-class Home(NamedTuple):
+class TargetTrace(NamedTuple):
     """The root of a unit: the span of a step, or an outermost event."""
 
     trace_id: int
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 def split(
     table: SpanTable,
-    home: Home,
+    target: TargetTrace,
     first: tuple[int, int],
     most: tuple[int, int],
     *,
@@ -58,53 +58,53 @@ def split(
 ) -> tuple[SpanTable, list[Part]]:
     """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
 
-    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``home`` and every other one may have. What is
+    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
     cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
     first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
-    there and links to its parent, save where that is ``home``, to which the roots link.
+    there and links to its parent, save where that is ``target``, to which the roots link.
     """
-    tree = SpanTree(table, _row_of(table, home))
-    part = _parts(table, tree, home, (first, most), 0 if stays else 1)
+    tree = SpanTree(table, _row_of(table, target))
+    part = _parts(table, tree, target, (first, most), 0 if stays else 1)
     count = int(part.max(initial=0))
     parts = [Part(new_trace_id(), new_span_id()) for _ in range(count)]
-    whole = joined_tables([table, _roots(table, part, home, [made.span_id for made in parts], before)])
-    trace_ids = _trace_ids([home.trace_id, *(made.trace_id for made in parts)])
-    span_ids = np.array([home.span_id, *(made.span_id for made in parts)], dtype=np.uint64)
+    whole = joined_tables([table, _roots(table, part, target, [made.span_id for made in parts], before)])
+    trace_ids = _trace_ids([target.trace_id, *(made.trace_id for made in parts)])
+    span_ids = np.array([target.span_id, *(made.span_id for made in parts)], dtype=np.uint64)
     known = np.where(tree.parent >= 0, part[tree.parent], np.where(part > 0, -1, 0))
     moved = np.concatenate((known != part, np.zeros(count, np.bool_)))
     trace = np.concatenate((part, np.arange(1, count + 1)))
     parent = np.where(moved, span_ids[trace], whole.parent_span_id)
     apart = moved[: len(table)] & (table.parent_span_id != 0) & (table.parent_span_id != span_ids[0])
     links = _links(table, tree, part, np.flatnonzero(apart), trace_ids)
-    to_home = _link_rows(np.arange(len(table), len(whole)), trace_ids[:1], np.full(count, home.span_id))
+    to_home = _link_rows(np.arange(len(table), len(whole)), trace_ids[:1], np.full(count, target.span_id))
     links = np.concatenate((links, to_home))
     remote = whole.parent_is_remote
     whole = replace(
         whole,
         trace=trace.astype(np.uint32),
         trace_ids=trace_ids,
-        trace_states=(home.trace_state,) * len(trace_ids) if home.trace_state else (),
+        trace_states=(target.trace_state,) * len(trace_ids) if target.trace_state else (),
         parent_span_id=parent.astype(np.uint64),
         parent_is_remote=None if remote is None else np.where(moved, 0, remote).astype(np.uint8),
         links=links_once(links),
     )
     is_event = np.arange(len(whole)) < len(table)
-    is_root = whole.span_id == np.uint64(home.span_id)
+    is_root = whole.span_id == np.uint64(target.span_id)
     return taken(whole, np.lexsort((is_event & ~is_root, trace))), parts
 
 
-def _row_of(table: SpanTable, home: Home) -> int:
-    found = np.flatnonzero(table.span_id == np.uint64(home.span_id))
+def _row_of(table: SpanTable, target: TargetTrace) -> int:
+    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
     return int(found[0]) if found.size else -1
 
 
 def _parts(
-    table: SpanTable, tree: SpanTree, home: Home, limits: tuple[tuple[int, int], tuple[int, int]], number: int
+    table: SpanTable, tree: SpanTree, target: TargetTrace, limits: tuple[tuple[int, int], tuple[int, int]], number: int
 ) -> npt.NDArray[np.int64]:
-    """The number of each span's part, from ``number`` on; 0 is the trace of ``home``."""
+    """The number of each span's part, from ``number`` on; 0 is the trace of ``target``."""
     rows = tree.preorder()
     ends = np.cumsum(span_sizes(table)[rows] + LINK_SIZE + 2)
-    spare = _PART_ROOT_SIZE + 3 * len(home.name.encode()) + 2 * len(home.trace_state)
+    spare = _PART_ROOT_SIZE + 3 * len(target.name.encode()) + 2 * len(target.trace_state)
     part = np.empty(len(rows), dtype=np.int64)
     begin = 0
     while begin < len(rows):
@@ -117,7 +117,7 @@ def _parts(
     return part
 
 
-def _roots(table: SpanTable, part: Array, home: Home, span_ids: Sequence[int], before: int) -> SpanTable:
+def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequence[int], before: int) -> SpanTable:
     """The spans that the parts hang under."""
     count = len(span_ids)
     start = np.full(count + 1, np.iinfo(np.int64).max)
@@ -135,12 +135,12 @@ def _roots(table: SpanTable, part: Array, home: Home, span_ids: Sequence[int], b
         parent_span_id=np.zeros(count, dtype=np.uint64),
         error=np.zeros(count, dtype=np.uint8),
         row=np.full(count, -1),
-        step=np.full(count, home.step),
+        step=np.full(count, target.step),
         links=np.empty(0, dtype=LINK),
-        names=Names.of(["", home.name]),
+        names=Names.of(["", target.name]),
     )
-    if home.step >= 0:
-        roots = with_values(roots, STEP, AttributeType.INT64, numbers, home.step)
+    if target.step >= 0:
+        roots = with_values(roots, STEP, AttributeType.INT64, numbers, target.step)
     return with_values(roots, PART, AttributeType.INT64, numbers, before + 1 + numbers)
 
 

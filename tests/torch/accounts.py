@@ -167,7 +167,7 @@ class Service:
         spans, stats = Counter(health.spans), next(iter(health.exporters.values()))
         came = health.recorded + spans["added"] + spans["parts"]
         ended = sum(
-            spans[what] for what in ("not_sampled", "filtered", "lost", "merged", "folded", "shrunk_away", "held")
+            spans[what] for what in ("not_sampled", "filtered", "lost", "merged", "folded", "shrunk_away", "buffered")
         )
         put = stats.exported_spans + stats.failed_spans + stats.dropped_spans + stats.waiting_spans
         assert came == ended + put, str(health)

@@ -20,7 +20,7 @@ def test_every_event_is_accounted_for(name, protocol):
     assert came > 0
     for reason in load.loses:
         assert health.dropped.get(reason) or stats.dropped.get(reason)
-    assert health.spans.get("held", 0) == stats.waiting_spans == stats.waiting_bytes == 0
+    assert health.spans.get("buffered", 0) == stats.waiting_spans == stats.waiting_bytes == 0
     accepted = set(receiver.accepted)
     no_response = stats.dropped.get("no_response", 0)
     assert stats.exported_spans <= len(accepted) <= stats.exported_spans + no_response

@@ -28,7 +28,7 @@ from otel_torchprof._instrument.live_recording import LiveRecording
 from otel_torchprof._metrics import gpu_metrics
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._sampling.pending import PendingSpans
+from otel_torchprof._sampling.span_buffer import SpanBuffer
 from otel_torchprof._sources.ambient import AmbientTable
 from otel_torchprof._spans.live import LiveTrees
 
@@ -38,7 +38,7 @@ STAGES = {
     "taking events from the recorder": (Session, "drain"),
     "placing spans": (LiveTrees, "place"),
     "computing a cached property": (attribute_source, "device_times"),
-    "deciding what is sent": (PendingSpans, "decide"),
+    "deciding what is sent": (SpanBuffer, "decide"),
     "adding up averages": (RunningAverages, "add"),
     "asking for contexts": (AmbientTable, "end_drain"),
     "queueing": (Backlog, "append"),

@@ -11,7 +11,7 @@ from live_batches import Event, Service, in_request, label, readable
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._sampling.decisions import Rules
-from otel_torchprof._sampling.pending import PendingSpans, Pieces
+from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
@@ -183,7 +183,7 @@ class Buffered:
 
     def __init__(self, rules: Rules) -> None:
         self.service = Service()
-        self.buffer = PendingSpans(rules, lambda: 1, lambda: 2)
+        self.buffer = SpanBuffer(rules, lambda: 1, lambda: 2)
 
     def sent(self, *events: Event, watermark: int) -> SpanTable:
         trees = self.service.trees
@@ -214,7 +214,7 @@ def test_operators_wait_for_their_root():
 
 def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
     """An operator that outlives its root, by more roots than are remembered, is sent when it ends, and is not held."""
-    monkeypatch.setattr("otel_torchprof._sampling.pending._MOST_PAST", 3)
+    monkeypatch.setattr("otel_torchprof._sampling.span_buffer._MOST_PAST", 3)
     buffered = Buffered(Rules(Budget()))
     buffered.sent(Event("async", 0), watermark=1)
     for number in range(1, 10):

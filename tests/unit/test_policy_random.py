@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings
 from span_tables import tables
-from unit_tables import HOME, attributes_of, cut, per_name, random_unit, unit_of
+from unit_tables import TARGET, attributes_of, cut, per_name, random_unit, unit_of
 
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import add_attributes
@@ -127,7 +127,7 @@ def test_merging_keeps_counts_and_sums(seed):
 def test_the_documentation_knows_all_that_is_added():
     """The attributes of reduced and shrunk traces are those that the table of attributes has for them, with their types."""
     tables_of = [cut(random_unit(seed), Budget(max_spans=10, short=seed * 2e-6))[0] for seed in range(10)]
-    tables_of.append(shrunk(random_unit(0), HOME))
+    tables_of.append(shrunk(random_unit(0), TARGET))
     before = {column.key for column in random_unit(0).attributes} | {"torch.step"}
     added = {(c.key, c.type) for table in tables_of for c in table.attributes if c.key not in before}
     assert added == {(key, kind) for key, kind, *_ in REDUCTIONS}
@@ -153,7 +153,7 @@ def test_a_unit_in_two_tables(seed):
     late, then = cut(taken(table, second), budget, before=done)
     whole = done + then
     assert whole.recorded == len(table) == len(early) + len(late) - whole.parts + whole.merged + whole.folded
-    root = int(np.flatnonzero(late.span_id == HOME.span_id)[0])
+    root = int(np.flatnonzero(late.span_id == TARGET.span_id)[0])
     said = attributes_of(late, root)
     assert (said["torch.recorded_spans"], said["torch.parts"]) == (len(table), whole.parts)
     for part in (early, late):

@@ -7,7 +7,7 @@ import threading
 from policy_jobs import job
 
 import otel_torchprof as otp
-from otel_torchprof._sampling.pending import PendingSpans
+from otel_torchprof._sampling.span_buffer import SpanBuffer
 
 
 def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
@@ -18,7 +18,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
         with otp.record_function("held"):
             pass
         program.drain()
-        working = PendingSpans._needing_a_look
+        working = SpanBuffer._needing_a_look
         calls = []
 
         def failing(*args):
@@ -29,7 +29,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
 
         with otp.record_function("lost"):
             pass
-        monkeypatch.setattr(PendingSpans, "_needing_a_look", failing)
+        monkeypatch.setattr(SpanBuffer, "_needing_a_look", failing)
         spans = program.spans()
         health = program.processor.health
     assert [s.name for s in spans if s.name in {"held", "lost"}] == ["held"]
@@ -47,7 +47,7 @@ def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
             pass
         program.drain()
         program.step()
-        monkeypatch.setattr(PendingSpans, "_decided", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(SpanBuffer, "_decided", lambda *_, **__: 1 / 0)
         assert not program.provider.force_flush()
         monkeypatch.undo()
         program.step("fourth")
@@ -59,7 +59,7 @@ def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
 
 def test_crossing_labels_stay_together(monkeypatch):
     """A label that ends after the one it began in belongs to it, in what is kept, in the budget, and in what is sent in parts."""
-    monkeypatch.setattr("otel_torchprof._sampling.pending.HELD_NS", 0)
+    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.HELD_NS", 0)
     with job(otp.SpanPolicy(max_spans=10, job_interval=0)) as program:
         outer, inner = otp.record_function("outer"), otp.record_function("inner")
         with program.provider.get_tracer("app").start_as_current_span("request") as request:
@@ -145,12 +145,12 @@ def test_units_that_come_whole_shrink_all_at_once():
             with otp.record_function("request"), otp.record_function("inner"):
                 pass
         calls = []
-        original = PendingSpans._decided
-        PendingSpans._decided = lambda *args, **options: calls.append(args) or original(*args, **options)
+        original = SpanBuffer._decided
+        SpanBuffer._decided = lambda *args, **options: calls.append(args) or original(*args, **options)
         try:
             spans = program.spans()
         finally:
-            PendingSpans._decided = original
+            SpanBuffer._decided = original
     assert len(spans) == 100
     assert not calls
     assert {s.attributes["torch.recorded_spans"] for s in spans} == {2}

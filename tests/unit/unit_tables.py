@@ -11,12 +11,12 @@ import numpy as np
 from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._sampling.policy import Home, reduced
+from otel_torchprof._sampling.policy import TargetTrace, reduced
 from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
 
 TRACE = 0xA5
 ROOT = 1
-HOME = Home(TRACE, ROOT, "torch.step", 7)
+TARGET = TargetTrace(TRACE, ROOT, "torch.step", 7)
 MS = 1_000_000
 BEGIN = 1_000_000_000_000
 
@@ -69,9 +69,9 @@ def ids() -> dict[str, Any]:
     return {"new_trace_id": lambda: next(traces), "new_span_id": lambda: next(spans)}
 
 
-def cut(table: SpanTable, budget: Any, home: Home = HOME, **more: Any) -> Any:
+def cut(table: SpanTable, budget: Any, target: TargetTrace = TARGET, **more: Any) -> Any:
     """As ``reduced``, with ids."""
-    return reduced(table, budget, home, **ids(), **more)
+    return reduced(table, budget, target, **ids(), **more)
 
 
 def attributes_of(table: SpanTable, row: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Spans that wait until what they belong to is whole: only then is it known how much of it is sent.
+"""Buffers spans until their step, or what is a step where there are none, has ended: only then is it known how much of it is sent.
 
 A step, operators that share a root, or else the tree of an outermost event, is a *unit*, named by the span id of its root. A drain brings
-pieces of units. Those of a unit that goes on are held, compact, until it ends; then its detail is kept or not, and brought within
-the budget of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
+pieces of units. Those of a unit that continues are buffered, compact, until it ends; then its detail is kept or not, and brought within
+the size limit of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
-from .policy import Home, Reduction, reduced
+from .policy import Reduction, TargetTrace, reduced
 from .shrunk import shrunk, without_detail
+from .tail_sampler import TailSampler
 from .trace_room import TraceRoom
-from .verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 HELD_BYTES = 64 << 20
-"""That may be held; beyond it the largest unit is sent in parts while it runs."""
+"""That may be buffered; beyond it the largest unit is sent in parts while it runs."""
 HELD_NS = 60_000_000_000
 """How long what is no step may go on before it is sent in parts: a label around a whole program must not hide it."""
 HELD_STEP_NS = 600_000_000_000
@@ -70,7 +70,7 @@ class Pieces(NamedTuple):
     """Nothing more will come."""
 
 
-class _Fate(enum.Enum):
+class _Outcome(enum.Enum):
     """What became of a unit that has ended, and with it of what comes late."""
 
     WHOLE = "whole"
@@ -83,14 +83,14 @@ def _alone() -> int:
     return 1
 
 
-class PendingSpans:
-    """The spans of one recording on their way out. For one thread at a time, but for :attr:`verdicts`' :meth:`ask`.
+class SpanBuffer:
+    """The spans of one recording on their way out. For one thread at a time, but for :attr:`sampler`'s :meth:`ask`.
 
     Args:
         rules: what is kept, and how much.
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
-        share: among how many processes the budget of a trace is divided; may grow when they find each other.
+        share: number of processes that share one trace's size limit; may grow when they find each other.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class PendingSpans:
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
         self._room = TraceRoom(rules.budget.max_spans)
-        self.verdicts = Verdicts(rules)
-        self._held: dict[int, list[SpanTable]] = {}
+        self.sampler = TailSampler(rules)
+        self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
         self._sent_early: dict[int, Reduction] = {}
         self._reduced_now: set[int] = set()
         self._moved = MovedRoots()
-        self._past: OrderedDict[int, _Fate] = OrderedDict()
+        self._past: OrderedDict[int, _Outcome] = OrderedDict()
         self._figures: Counter[str] = Counter()
         self.lost = 0
-        """Spans that were held and went with a call of :meth:`decide` that failed."""
+        """Spans that were buffered and went with a call of :meth:`decide` that failed."""
 
     @property
     def budget(self) -> Budget:
@@ -127,29 +127,29 @@ class PendingSpans:
     @property
     def figures(self) -> Mapping[str, int]:
         """So far: spans ``merged``, ``folded`` and ``shrunk_away``, ``parts``; units ``kept`` and ``shrunk``."""
-        return +(self._figures + self.verdicts.figures)
+        return +(self._figures + self.sampler.figures)
 
     @property
     def spans(self) -> int:
-        """Spans that are held."""
-        return sum(len(table) for tables in self._held.values() for table in tables)
+        """Spans that are buffered."""
+        return sum(len(table) for tables in self._buffered.values() for table in tables)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
-        return sum(map(_nbytes, self._held.values()))
+        """Bytes that are buffered."""
+        return sum(map(_nbytes, self._buffered.values()))
 
     def decide(self, pieces: Pieces) -> SpanTable:
         """Takes the spans of a drain, and gives those that are to be sent now.
 
-        Where it raises, none of these are held; what was held before is, unless it was its turn: that is ``lost``.
+        Where it raises, none of these are buffered; what was buffered before is, unless it was its turn: that is ``lost``.
         """
-        before, figures = {key: list(tables) for key, tables in self._held.items()}, self._figures.copy()
+        before, figures = {key: list(tables) for key, tables in self._buffered.items()}, self._figures.copy()
         try:
             return self._decide(pieces)
         except BaseException:
-            self.lost += sum(len(table) for key in before.keys() - self._held.keys() for table in before[key])
-            self._held = {key: before[key] for key in self._held if key in before}
+            self.lost += sum(len(table) for key in before.keys() - self._buffered.keys() for table in before[key])
+            self._buffered = {key: before[key] for key in self._buffered if key in before}
             self._figures = figures
             raise
 
@@ -158,12 +158,12 @@ class PendingSpans:
         open_units = self._open_units(pieces)
         is_open = np.isin(unit, np.fromiter(open_units, np.uint64, len(open_units)))
         for key, rows in _groups(unit, np.flatnonzero(is_open)):
-            self._held.setdefault(key, []).append(taken(table, rows))
+            self._buffered.setdefault(key, []).append(taken(table, rows))
         ready = np.flatnonzero(~is_open)
-        whole = [key for key in dict.fromkeys([*self._held, *self._sent_early]) if key not in open_units]
+        whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_units]
         kept: Mapping[int, bool] = {}
         if not self._rules.keep_all:
-            kept = self._verdicts_on(pieces, ready, whole)
+            kept = self._sampled_of(pieces, ready, whole)
             pieces, ready = self._of_kept(pieces, ready, whole, kept)
         table = pieces.table
         alone = self._needing_a_look(pieces, ready, whole)
@@ -172,9 +172,9 @@ class PendingSpans:
         out += self._looked_at(pieces, ready[alone], whole, kept)
         out += self._too_much()
         for step in pieces.ended:
-            fate = _Fate.REDUCED if step.span_id in self._reduced_now else _Fate.WHOLE
+            outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
-            self._past[step.span_id] = fate if kept.get(step.span_id, True) else _Fate.SHRUNK
+            self._past[step.span_id] = outcome if kept.get(step.span_id, True) else _Outcome.SHRUNK
         self._reduced_now.clear()
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
@@ -192,10 +192,10 @@ class PendingSpans:
             return set()
         return self._running.keys() | set(pieces.open_roots)
 
-    def _verdicts_on(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> dict[int, bool]:
+    def _sampled_of(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> dict[int, bool]:
         failed = set(pieces.unit[ready][pieces.table.error[ready] != 0].tolist()) | self._sent_early.keys()
-        failed.update(key for key in whole if any(held.error.any() for held in self._held.get(key, ())))
-        return self.verdicts.of_steps(pieces.ended, failed)
+        failed.update(key for key in whole if any(buffered.error.any() for buffered in self._buffered.get(key, ())))
+        return self.sampler.of_steps(pieces.ended, failed)
 
     def _of_kept(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], kept: Mapping[int, bool]
@@ -214,7 +214,7 @@ class PendingSpans:
                 continue
             index = int(table.name[row])
             name = names.get(index) or names.setdefault(index, table.names[index])
-            is_kept = self.verdicts.of_unit(name, int(table.end[row] - table.start[row]), failed=bool(failed[number]))
+            is_kept = self.sampler.of_unit(name, int(table.end[row] - table.start[row]), failed=bool(failed[number]))
             goes[number] = not is_kept and counts[number] > 1  # one that is alone has no detail
         if not goes.any():
             return pieces, ready
@@ -228,7 +228,7 @@ class PendingSpans:
     def _needing_a_look(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which of the ready rows cannot just pass."""
         unit = pieces.unit[ready]
-        late = [key for key in pieces.steps if self._past.get(key, _Fate.WHOLE) is not _Fate.WHOLE]
+        late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         found: npt.NDArray[np.bool_] = np.isin(unit, np.array([*whole, *late], dtype=np.uint64))
         first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
         trace = first[pieces.table.trace[ready]]
@@ -250,10 +250,10 @@ class PendingSpans:
         table, around = pieces.table, pieces.around[pieces.table.trace]
         singly = np.isin(pieces.unit[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
         singly |= around[rows] == 0
-        groups, held = dict(_groups(pieces.unit, rows[singly])), set(whole)
+        groups, buffered = dict(_groups(pieces.unit, rows[singly])), set(whole)
         below: dict[int, list[SpanTable]] = {}
         for key in dict.fromkeys([*whole, *groups]):
-            parts, own = self._held.pop(key, []), groups.get(key)
+            parts, own = self._buffered.pop(key, []), groups.get(key)
             if own is not None:
                 parts.append(taken(table, own))
             if not parts:  # it was sent early, and its root was lost
@@ -261,7 +261,7 @@ class PendingSpans:
                 continue
             unit = _Unit.of(parts, key, pieces.steps.get(key), 0 if own is None else int(around[own[0]]))
             in_parts = key in self._sent_early
-            if (found := self._decided(unit, kept, was_held=key in held)) is None:
+            if (found := self._decided(unit, kept, was_buffered=key in buffered)) is None:
                 continue
             if unit.is_step or not unit.around or in_parts:
                 yield found
@@ -274,23 +274,23 @@ class PendingSpans:
 
     # ---- what becomes of them ----
 
-    def _decided(self, unit: _Unit, kept: Mapping[int, bool], *, was_held: bool) -> SpanTable | None:
+    def _decided(self, unit: _Unit, kept: Mapping[int, bool], *, was_buffered: bool) -> SpanTable | None:
         """What is sent of a unit; None for nothing."""
-        table, key = unit.table, unit.home.span_id
+        table, key = unit.table, unit.target.span_id
         if key in self._past:
             return self._late(unit, self._past[key])
         if unit.at is None:
             return self._reduced(unit, self.budget) if unit.is_step or key in self._sent_early else table
-        if was_held and not self._rules.keep_all and not self._is_kept(unit, unit.at, kept):
+        if was_buffered and not self._rules.keep_all and not self._is_kept(unit, unit.at, kept):
             self._figures["shrunk_away"] += len(table) - 1
-            unit = unit._replace(table=shrunk(table, unit.home), at=0)
+            unit = unit._replace(table=shrunk(table, unit.target), at=0)
         if unit.is_step or not unit.around or key in self._sent_early:
             return self._of_step(unit, unit.at or 0)
         return unit.table
 
-    def _late(self, unit: _Unit, fate: _Fate) -> SpanTable | None:
+    def _late(self, unit: _Unit, outcome: _Outcome) -> SpanTable | None:
         """What comes of a step that was decided on; where that is not as it was, into a trace of its own."""
-        if fate is _Fate.SHRUNK:
+        if outcome is _Outcome.SHRUNK:
             self._figures["shrunk_away"] += len(unit.table)
             return None
         return self._reduced(unit, self.budget)
@@ -298,21 +298,21 @@ class PendingSpans:
     def _is_kept(self, unit: _Unit, at: int, kept: Mapping[int, bool]) -> bool:
         table = unit.table
         if table.row[at] < 0:
-            return kept.get(unit.home.span_id, True)
+            return kept.get(unit.target.span_id, True)
         duration = int(table.end[at] - table.start[at])
-        has_to_be = bool(table.error.any()) or unit.home.span_id in self._sent_early
-        return self.verdicts.of_unit(unit.home.name, duration, failed=has_to_be)
+        has_to_be = bool(table.error.any()) or unit.target.span_id in self._sent_early
+        return self.sampler.of_unit(unit.target.name, duration, failed=has_to_be)
 
     def _of_step(self, unit: _Unit, at: int) -> SpanTable:
         """The unit within the budget; of a trace of the application within what that has left."""
-        budget, home = self.budget, unit.home
-        trace_id = home.trace_id.to_bytes(16, "big")
+        budget, target = self.budget, unit.target
+        trace_id = target.trace_id.to_bytes(16, "big")
         if unit.around:
             left = self._room.left(trace_id)
             if left < len(unit.table) and left * _WORTH_A_TRIM < budget.max_spans:
-                above = home._replace(span_id=int(unit.table.parent_span_id[at]))
-                found = self._reduced(unit, budget, home=above)
-                self._moved.note(found, home.span_id)
+                above = target._replace(span_id=int(unit.table.parent_span_id[at]))
+                found = self._reduced(unit, budget, target=above)
+                self._moved.note(found, target.span_id)
                 return found
             budget = replace(budget, max_spans=min(budget.max_spans, left))
         if unit.around or unit.is_step:
@@ -331,15 +331,21 @@ class PendingSpans:
         return found
 
     def _reduced(
-        self, unit: _Unit, budget: Budget, *, home: Home | None = None, goes_on: bool = False, stays: bool = False
+        self,
+        unit: _Unit,
+        budget: Budget,
+        *,
+        target: TargetTrace | None = None,
+        goes_on: bool = False,
+        stays: bool = False,
     ) -> SpanTable:
-        """``home``: what the unit's parts link to, if that is not its own root."""
-        key = unit.home.span_id
+        """``target``: what the unit's parts link to, if that is not its own root."""
+        key = unit.target.span_id
         before = self._sent_early.pop(key, Reduction())
         found, done = reduced(
             unit.table,
             budget,
-            home or unit.home,
+            target or unit.target,
             new_trace_id=self._new_trace_id,
             new_span_id=self._new_span_id,
             before=before,
@@ -353,15 +359,15 @@ class PendingSpans:
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:
-        """What goes on for too long, and the largest units for as long as too much is held: parts of them."""
-        sizes = {key: _nbytes(tables) for key, tables in self._held.items()}
-        late = [key for key, tables in self._held.items() if _lasts(tables) > self._patience(key)]
+        """What goes on for too long, and the largest units for as long as too much is buffered: parts of them."""
+        sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
+        late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._patience(key)]
         while late or sum(sizes.values()) > HELD_BYTES:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
-            unit = _Unit.of(self._held.pop(key), key, self._running.get(key), 0)
+            unit = _Unit.of(self._buffered.pop(key), key, self._running.get(key), 0)
             if unit.at is not None:  # the root has ended, and something below it has not: the root goes last
-                self._held[key] = [taken(unit.table, np.array([unit.at]))]
+                self._buffered[key] = [taken(unit.table, np.array([unit.at]))]
                 unit = unit._replace(table=taken(unit.table, np.delete(np.arange(len(unit.table)), unit.at)), at=None)
             if len(unit.table):
                 yield self._reduced(unit, self.budget, goes_on=True)
@@ -375,7 +381,7 @@ class _Unit(NamedTuple):
     """All that there is of one, in one trace."""
 
     table: SpanTable
-    home: Home
+    target: TargetTrace
     at: int | None
     """Where in the table its root is; None where it is not there."""
     is_step: bool
@@ -391,8 +397,8 @@ class _Unit(NamedTuple):
         state = table.trace_states[0] if table.trace_states else ""
         name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
         number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
-        home = Home(trace_id, key, name, number, state)
-        return cls(table, home, at, step is not None and step.is_step, around)
+        target = TargetTrace(trace_id, key, name, number, state)
+        return cls(table, target, at, step is not None and step.is_step, around)
 
 
 def _nbytes(tables: Sequence[SpanTable]) -> int:

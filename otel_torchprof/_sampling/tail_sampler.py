@@ -1,4 +1,4 @@
-"""Which units keep their detail, where not all do: those that were slow, that failed, or that somebody asked for."""
+"""Tail sampling: which steps are traced in full, once they have ended: those that were slow, that failed, or that somebody asked for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from .decisions import Rules
 
 
-class Verdicts:
-    """One recording's. For one thread at a time, but for :meth:`ask`."""
+class TailSampler:
+    """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
 
     def __init__(self, rules: Rules) -> None:
         self._keeps_all = rules.keep_all
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
         self._asked: set[int] = set()
         self.figures: Counter[str] = Counter()
-        """Units by verdict: ``kept``, ``shrunk``."""
+        """Units by decision: ``kept``, ``shrunk``."""
 
     def ask(self, step: int) -> None:
         """The detail of a step is to be kept, whatever it turns out to be. Any thread."""
@@ -35,7 +35,7 @@ class Verdicts:
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
         """Whether each ended step, and each ended root of operators, keeps its detail, by unit. ``failed``: where something did.
 
-        One verdict for all spans of a step, by the duration that its own loop gave it. How long operators share a root says
+        One decision for all spans of a step, by the duration that its own loop gave it. How long operators share a root says
         nothing about them: there it is the longest operator that is compared with those of other roots.
         """
         steps = [span for span in ended if span.is_step]
