@@ -23,8 +23,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Kind
-from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._native.loops import pointer
+from otel_torchprof._native.chrome_encoders import EscapedNames, encode_events
 from otel_torchprof._tree.flows import forward_backward
 from otel_torchprof._tree.modules import module_hierarchy
 from otel_torchprof._tree.nesting import not_nested
@@ -35,13 +34,9 @@ from .chrome_frames import frame_threads, python_columns, stack_columns, with_ca
 from .chrome_json import (
     BASE_GRID_NS,
     LARGEST_TID,
-    PIECE_SIZE,
-    checked,
     compact,
-    escaped_names,
     metadata_event,
     microseconds,
-    new_buffer,
     valid,
 )
 
@@ -223,30 +218,18 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread]
 
 def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Drawn) -> Iterator[bytes]:
     all_names, stacks = stack_columns(batch) if call_stacks else (batch.names, {})
-    names, _alive = escaped_names(all_names)
+    names = EscapedNames(all_names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
     if batch.inputs is not None and INPUTS.name in batch.columns:
         columns[INPUTS.name] = np.ascontiguousarray(batch[INPUTS.name], dtype=INPUTS.dtype)
         columns["input_words"] = np.ascontiguousarray(batch.inputs, dtype=np.int64)
     hierarchy = with_called_modules(batch, module_hierarchy(batch))
-    hierarchies, _alive_hierarchies = escaped_names(Names.of(hierarchy.texts))
+    hierarchies = EscapedNames(Names.of(hierarchy.texts))
     if len(hierarchy.texts) > 1:
         columns["hierarchy"] = hierarchy.rows
     columns |= python_columns(batch, call_stacks) | stacks
     columns |= {"detached": drawn.detached, "thread_tids": drawn.tids, **drawn.flows}
-    events = ffi.new("otp_chrome_events *", {field: pointer(array) for field, array in columns.items()})
-    events.hierarchies = hierarchies
-    events.count, events.names, events.base, events.pid = len(batch), names, base_ns, pid
-    events.flow_count = len(drawn.flows["flow_row"])
-    events.input_word_count = len(columns.get("input_words", ()))
-
-    # `events` points into `columns` and what is kept alive above, which this frame holds until the last row.
-    piece = new_buffer()
-    row = 0
-    while row < len(batch):
-        piece.size = 0
-        row = checked(lib.otp_chrome_encode(events, row, PIECE_SIZE, piece))
-        yield ffi.buffer(piece.data, piece.size)[:]
+    yield from encode_events(columns, names, hierarchies, base_ns=base_ns, pid=pid)
 
 
 def _drawn(batch: Batch) -> _Drawn:

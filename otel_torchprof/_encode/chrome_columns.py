@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._native.loops import pointer
+from otel_torchprof._native.chrome_encoders import EscapedNames, SpanTexts, encode_spans, link_targets
 from otel_torchprof._spans.span_tables import narrowed
 from otel_torchprof._tree.units import AttributeType, extend_names
 
-from .chrome_json import PIECE_SIZE, checked, compact, escaped_names, new_buffer, valid
+from .chrome_json import compact, valid
 from .chrome_objects import ANNOTATION, OPERATOR, category_of, slice_name
 from .chrome_tracks import Outlines
 from .lent_spans import LentSpans
@@ -57,22 +56,10 @@ class Columns:
 
     def pieces(self, pid: int, base: int, first_arrow: int) -> Iterator[bytes]:
         """The lines of JSON."""
-        names, _alive_names = escaped_names(self._lent.all_names)
+        names = EscapedNames(self._lent.all_names)
         keys = Names.of([f"{compact(column.key)}:" for column in self._table.attributes])
-        categories, _alive_categories = escaped_names(Names.of(self._category_names()))
-        layout = ffi.new("otp_chrome_layout *", {field: pointer(array) for field, array in self._layout.items()})
-        layout.names, layout.categories = names, categories
-        layout.keys = {"data": pointer(keys.data), "ends": pointer(keys.ends), "count": len(keys)}
-        layout.row_count, layout.arrow_count = len(self._layout["rows"]), len(self._layout["arrow_from"])
-        layout.pid, layout.base, layout.first_arrow_id = pid, base, first_arrow
-
-        # `layout` points into `self._layout` and what is kept alive above, which this frame holds until the last piece.
-        piece = new_buffer()
-        item = 0
-        while item < layout.row_count + layout.arrow_count:
-            piece.size = 0
-            item = checked(lib.otp_encode_chrome_spans(self._lent.spans, layout, item, PIECE_SIZE, piece))
-            yield ffi.buffer(piece.data, piece.size)[:]
+        texts = SpanTexts(names, EscapedNames(Names.of(self._category_names())), keys)
+        return encode_spans(self._lent.spans, self._layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid)
 
     def _outlines(self) -> Outlines:
         table, picked = self._table, self._picked
@@ -138,8 +125,7 @@ class Columns:
         rows, links = self._layout["rows"], self._table.links
         if not len(links):
             return {"arrow_from": np.empty(0, dtype=np.uint64), "arrow_to": np.empty(0, dtype=np.uint64)}
-        target = np.empty(len(links), dtype=np.int64)
-        checked(lib.otp_chrome_link_targets(self._lent.spans, pointer(rows), len(rows), pointer(target)))
+        target = link_targets(self._lent.spans, rows, len(links))
         place = np.full(len(self._table), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
         source = place[links["row"]]

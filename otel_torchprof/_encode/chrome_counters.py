@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._native.loops import pointer
+from otel_torchprof._native.chrome_encoders import encode_counter
 from otel_torchprof._tree.memory_totals import Total, totals_over_time
-
-from .chrome_json import PIECE_SIZE, checked, new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,18 +32,7 @@ def pieces(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
 
 def _lines(total: Total, base_ns: int, pid: int) -> Iterator[bytes]:
     columns = {name: np.ascontiguousarray(getattr(total, name), dtype=np.int64) for name in ("time", "bytes")}
-    name = ffi.from_buffer("char[]", _track(total).encode())
-    counter = ffi.new("otp_chrome_counter *", {field: pointer(array) for field, array in columns.items()})
-    counter.name, counter.name_size = name, len(name)
-    counter.count, counter.base, counter.pid = len(total.time), base_ns, pid
-
-    # `counter` points into `columns` and `name`, which this frame holds until the last sample.
-    piece = new_buffer()
-    row = 0
-    while row < counter.count:
-        piece.size = 0
-        row = checked(lib.otp_chrome_encode_counter(counter, row, PIECE_SIZE, piece))
-        yield ffi.buffer(piece.data, piece.size)[:]
+    yield from encode_counter(columns, _track(total).encode(), base_ns=base_ns, pid=pid)
 
 
 def _track(total: Total) -> str:

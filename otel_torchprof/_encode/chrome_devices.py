@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._native.loops import pointer
+from otel_torchprof._native.chrome_encoders import EscapedNames, encode_device_slices
 from otel_torchprof._tree.device_slices import device_slices
 
-from .chrome_json import LARGEST_TID, PIECE_SIZE, checked, escaped_names, metadata_event, new_buffer
+from .chrome_json import LARGEST_TID, metadata_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,17 +111,8 @@ class DeviceTimeline:
         told = [(place.pid, place.tid, place.stream.device_index, place.stream.number) for place in self._places]
         for name, values in zip(("pid", "tid", "device", "stream"), zip(*told, strict=True), strict=True):
             columns[f"place_{name}"] = np.array(values, dtype=np.int64)
-        slices = ffi.new("otp_chrome_device_slices *", {field: pointer(array) for field, array in columns.items()})
-        slices.names, _alive = escaped_names(batch.names)
-        slices.count, slices.first_arrow_id, slices.base, slices.pid = len(rows), first_arrow, base_ns, self._pid
-
-        # `slices` points into `columns` and the names, which this frame holds until the last row.
-        piece = new_buffer()
-        row = 0
-        while row < slices.count:
-            piece.size = 0
-            row = checked(lib.otp_chrome_encode_device_slices(slices, row, PIECE_SIZE, piece))
-            yield ffi.buffer(piece.data, piece.size)[:]
+        names = EscapedNames(batch.names)
+        yield from encode_device_slices(columns, names, first_arrow=first_arrow, base_ns=base_ns, pid=self._pid)
 
     def _lay_out(self, slices: DeviceSlices) -> None:
         """Settles the process of each device and the track of each lane."""

@@ -15,8 +15,10 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._native.chrome_encoders import PIECE_SIZE
+
 from .chrome_columns import Columns
-from .chrome_json import BASE_GRID_NS, PIECE_SIZE, compact, metadata_event
+from .chrome_json import BASE_GRID_NS, compact, metadata_event
 from .chrome_objects import Writer, arrows_of, json_value, outlines_of
 from .chrome_tracks import Tracks
 from .process_resource import of_this_process

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._native.ffi import lib
-from otel_torchprof._native.loops import pointer
+from otel_torchprof._native.chrome_encoders import detach_overlapping
 
-from .chrome_json import LARGEST_TID, checked, metadata_event, valid
+from .chrome_json import LARGEST_TID, metadata_event, valid
 from .chrome_lanes import Lanes
 
 if TYPE_CHECKING:
@@ -132,10 +131,10 @@ class Tracks:
 
     def _leave_what_crosses(self, spans: Outlines, rows: npt.NDArray[np.int64], off: npt.NDArray[np.uint8]) -> None:
         """Sets 1 for spans that cross one of their thread that began earlier, and is not off it."""
-        arrays = [
+        rows, thread, start, end = (
             np.ascontiguousarray(values, dtype=np.int64) for values in (rows, spans.thread, spans.start, spans.end)
-        ]
-        checked(lib.otp_chrome_detach_overlapping(len(rows), *map(pointer, arrays), pointer(off)))
+        )
+        detach_overlapping(rows, thread, start, end, off)
 
     def _place_on_lanes(self, spans: Outlines, rows: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> None:
         columns = (spans.start, spans.end, spans.span_id, spans.parent_id)

@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._native.ffi import ffi
+from otel_torchprof._native.span_columns import SpanAttribute, SpanColumns
 from otel_torchprof._tree.units import LINK, AttributeType, extend_names
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._tree.units import AttributeColumn, SpanTable
+    from otel_torchprof._tree.units import Array, AttributeColumn, SpanTable
 
 _COLUMNS = (
-    ("name", np.dtype(np.uint32), "uint32_t[]"),
-    ("start", np.dtype(np.int64), "int64_t[]"),
-    ("end", np.dtype(np.int64), "int64_t[]"),
-    ("trace", np.dtype(np.uint32), "uint32_t[]"),
-    ("span_id", np.dtype(np.uint64), "uint64_t[]"),
-    ("parent_span_id", np.dtype(np.uint64), "uint64_t[]"),
-    ("error", np.dtype(np.uint8), "uint8_t[]"),
+    ("name", np.dtype(np.uint32)),
+    ("start", np.dtype(np.int64)),
+    ("end", np.dtype(np.int64)),
+    ("trace", np.dtype(np.uint32)),
+    ("span_id", np.dtype(np.uint64)),
+    ("parent_span_id", np.dtype(np.uint64)),
+    ("error", np.dtype(np.uint8)),
 )
 _OPTIONAL_COLUMNS = (
-    ("parent_is_remote", np.dtype(np.uint8), "uint8_t[]"),
-    ("dropped_attributes", np.dtype(np.uint32), "uint32_t[]"),
-    ("dropped_links", np.dtype(np.uint32), "uint32_t[]"),
+    ("parent_is_remote", np.dtype(np.uint8)),
+    ("dropped_attributes", np.dtype(np.uint32)),
+    ("dropped_links", np.dtype(np.uint32)),
 )
 
 
@@ -38,25 +38,13 @@ class LentSpans:
     """
 
     def __init__(self, table: SpanTable, rows: range) -> None:
-        self._alive: list[Any] = []
         self.rows = rows
         self.all_names, self._states = _with_states(table)
         """The names of the table, with its trace states after them."""
         self.spans = self._spans(table)
-        """The ``otp_spans``."""
 
-    def _array(self, name: str, values: Any, dtype: np.dtype[Any], ctype: str, count: int) -> Any:
-        if values.dtype != dtype or len(values) != count:
-            raise ValueError(f"column {name} holds {len(values)} {values.dtype}, but must hold {count} {dtype}")
-        return self.keep(ffi.from_buffer(ctype, np.ascontiguousarray(values)))
-
-    def keep(self, pointer: Any) -> Any:
-        """Lets the pointer live as long as this object."""
-        self._alive.append(pointer)
-        return pointer
-
-    def _spans(self, table: SpanTable) -> Any:
-        """``otp_spans`` of a table, checked so that C reads nothing outside its arrays."""
+    def _spans(self, table: SpanTable) -> SpanColumns:
+        """The columns of a table, checked so that C reads nothing outside its arrays."""
         count, names, states = len(table), self.all_names, self._states
         _check_names(names)
         self._check_index("name", table.name, len(names))
@@ -65,48 +53,17 @@ class LentSpans:
             raise ValueError(f"trace_ids has shape {table.trace_ids.shape}, but must hold 16 uint8 per trace")
         if not _rises(table.links["row"]):
             raise ValueError("links must be sorted by row")
-        columns = {c: self._array(c, getattr(table, c), dtype, ctype, count) for c, dtype, ctype in _COLUMNS}
+        columns = {c: _checked(c, getattr(table, c), dtype, count) for c, dtype in _COLUMNS}
         columns |= {
-            c: self._array(c, values, dtype, ctype, count)
-            for c, dtype, ctype in _OPTIONAL_COLUMNS
+            c: _checked(c, values, dtype, count)
+            for c, dtype in _OPTIONAL_COLUMNS
             if (values := getattr(table, c)) is not None
         }
         if states is not None:
-            columns["trace_state"] = self.keep(ffi.from_buffer("uint32_t[]", states))
+            columns["trace_state"] = states
         attributes = [self._attribute(column, count, len(names)) for column in table.attributes]
-        links = self._array("links", table.links, LINK, "char[]", len(table.links))
-        return self.keep(
-            ffi.new(
-                "otp_spans *",
-                {
-                    **columns,
-                    "count": count,
-                    "trace_ids": self.keep(ffi.from_buffer("uint8_t[]", np.ascontiguousarray(table.trace_ids))),
-                    "attributes": self.keep(ffi.new("otp_attribute[]", attributes)),
-                    "attribute_count": len(attributes),
-                    "links": ffi.cast("otp_link *", links),
-                    "link_count": len(table.links),
-                    "names": self._names(names),
-                },
-            )
-        )
-
-    def _names(self, names: Names) -> dict[str, Any]:
-        """``otp_names``."""
-        return {
-            "data": self._array("names.data", names.data, np.dtype(np.uint8), "uint8_t[]", len(names.data)),
-            "ends": self._array("names.ends", names.ends, np.dtype(np.uint64), "uint64_t[]", len(names.ends)),
-            "count": len(names.ends),
-            **self._added(names.added),
-        }
-
-    def _added(self, added: Names | None) -> dict[str, Any]:
-        if added is None:
-            return {}
-        return {
-            "more_data": self._array("names.added.data", added.data, np.dtype(np.uint8), "uint8_t[]", len(added.data)),
-            "more_ends": self._array("names.added.ends", added.ends, np.dtype(np.uint64), "uint64_t[]", len(added)),
-        }
+        links = _checked("links", table.links, LINK, len(table.links))
+        return SpanColumns(count, {**columns, "trace_ids": table.trace_ids}, attributes, links, names)
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
         """Only the rows that are encoded: a table may go out in many pieces."""
@@ -114,21 +71,14 @@ class LentSpans:
         if len(used) and int(used.max()) >= size:
             raise ValueError(f"column {column} points to entry {used.max()}, but the table it points into has {size}")
 
-    def _attribute(self, column: AttributeColumn, count: int, names: int) -> Any:
+    def _attribute(self, column: AttributeColumn, count: int, names: int) -> SpanAttribute:
         if column.type == AttributeType.NAME:
             self._check_index(column.key, column.values, names)
-        key = column.key.encode()
-        values = self._array(column.key, column.values, column.type.dtype, "char[]", count)
-        present = ffi.NULL
-        if column.present is not None:
-            present = self._array(column.key, column.present, np.dtype(np.uint8), "uint8_t[]", count)
-        return {
-            "key": self.keep(ffi.from_buffer("char[]", key)),
-            "key_size": len(key),
-            "type": int(column.type),
-            "values": ffi.cast("void *", values),
-            "present": present,
-        }
+        values = _checked(column.key, column.values, column.type.dtype, count)
+        present = column.present
+        if present is not None:
+            present = _checked(column.key, present, np.dtype(np.uint8), count)
+        return SpanAttribute(column.key.encode(), int(column.type), values, present)
 
 
 def _with_states(table: SpanTable) -> tuple[Names, npt.NDArray[np.uint32] | None]:
@@ -147,13 +97,22 @@ def _with_states(table: SpanTable) -> tuple[Names, npt.NDArray[np.uint32] | None
     )
 
 
+def _checked(name: str, values: Array, dtype: np.dtype[Any], count: int) -> Array:
+    if values.dtype != dtype or len(values) != count:
+        raise ValueError(f"column {name} holds {len(values)} {values.dtype}, but must hold {count} {dtype}")
+    return values
+
+
 def _rises(values: Any) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
 def _check_names(names: Names) -> None:
     if names.added is not None:
+        _checked("names.added.ends", names.added.ends, np.dtype(np.uint64), len(names.added))  # it adds none itself
         _check_names(names.added)
+    _checked("names.data", names.data, np.dtype(np.uint8), len(names.data))
+    _checked("names.ends", names.ends, np.dtype(np.uint64), len(names.ends))
     if names.is_shared:  # the recorder's, of which there may be many, are in order
         return
     if not _rises(names.ends) or (len(names.ends) and int(names.ends[-1]) > len(names.data)):

@@ -6,9 +6,9 @@ OTLP/HTTP receiver as it is, or read back with ``TracesData``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.otlp_encoders import RequestParts, encode_otlp
 
 from .lent_spans import LentSpans
 
@@ -64,7 +64,8 @@ def encode_counted(
     rows: range | None = None,
 ) -> Iterator[tuple[bytes, int]]:
     """As :func:`encode`, each message with the number of spans in it."""
-    return _Request(table, resource, scope, checked_rows(table, rows, max_bytes)).messages(max_bytes)
+    lent = LentSpans(table, checked_rows(table, rows, max_bytes))
+    return _messages(lent, _common(resource, scope), max_bytes)
 
 
 def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
@@ -95,31 +96,6 @@ def message_size(max_bytes: int, common: int) -> int:
     return size
 
 
-def encoded(lent: LentSpans, encode: Any, frame: Any, common: int, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """What one of the native encoders makes of the spans, piece by piece, each with the number of spans in it.
-
-    Args:
-        lent: the spans, and what ``frame`` refers to.
-        encode: ``otp_encode_otlp`` or another of its kind: returns the row to go on with, below 0 where there is no memory.
-        frame: what goes around the spans of each piece.
-        common: bytes of it.
-        max_bytes: of a piece; see :func:`message_size`.
-    """
-    buffer = ffi.new("otp_buffer *")
-    row = lent.rows.start
-    try:
-        max_bytes = message_size(max_bytes, common) if lent.rows else max_bytes
-        while row < lent.rows.stop:
-            buffer.size = 0
-            first = row
-            row = encode(lent.spans, frame, row, lent.rows.stop, max_bytes, buffer)
-            if row < 0:
-                raise MemoryError(f"no memory for spans of up to {max_bytes} bytes")
-            yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
-    finally:
-        lib.otp_buffer_free(buffer)
-
-
 def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTraceServiceRequest:
     """A request as OpenTelemetry's own encoder makes it for this resource and scope, with a span that means nothing."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -132,26 +108,18 @@ def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTrac
     return found
 
 
-class _Request(LentSpans):
-    """A table, its resource and scope as C wants them; lends their memory to C for as long as this object lives."""
+def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:
+    """Resource and scope as OpenTelemetry's own encoder serializes them."""
+    resource_spans = empty_request(resource, scope).resource_spans[0]
+    scope_spans = resource_spans.scope_spans[0]
+    return RequestParts(
+        resource_spans.resource.SerializeToString(),
+        resource_spans.schema_url.encode(),
+        scope_spans.scope.SerializeToString(),
+        scope_spans.schema_url.encode(),
+    )
 
-    def __init__(self, table: SpanTable, resource: Resource, scope: InstrumentationScope, rows: range) -> None:
-        super().__init__(table, rows)
-        resource_spans = empty_request(resource, scope).resource_spans[0]
-        scope_spans = resource_spans.scope_spans[0]
-        parts = {
-            "resource": resource_spans.resource.SerializeToString(),
-            "resource_schema_url": resource_spans.schema_url.encode(),
-            "scope": scope_spans.scope.SerializeToString(),
-            "scope_schema_url": scope_spans.schema_url.encode(),
-        }
-        self._common_size = sum(map(len, parts.values()))
-        self._common = self.keep(ffi.new("otp_otlp_common *", {name: self.raw(part) for name, part in parts.items()}))
-        """``otp_otlp_common``: resource and scope as OpenTelemetry's own encoder serializes them."""
 
-    def messages(self, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """See :func:`encode_counted`."""
-        return encoded(self, lib.otp_encode_otlp, self._common, self._common_size, max_bytes)
-
-    def raw(self, data: bytes) -> Any:
-        return {"data": self.keep(ffi.from_buffer("uint8_t[]", data)), "size": len(data)}
+def _messages(lent: LentSpans, common: RequestParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    if lent.rows:
+        yield from encode_otlp(lent.spans, common, lent.rows, message_size(max_bytes, sum(map(len, common))))

@@ -9,10 +9,10 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.otlp_encoders import LineParts, encode_otlp_json
 
 from .lent_spans import LentSpans
-from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, encoded
+from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, message_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,26 +43,16 @@ def encode_counted(
 
     The spans are the same, and so are the errors. Each line is made when it is asked for, without the GIL.
     """
-    return _lines(LentSpans(table, checked_rows(table, rows, max_bytes)), resource, scope, max_bytes)
+    lent = LentSpans(table, checked_rows(table, rows, max_bytes))
+    return _lines(lent, _around(resource, scope), max_bytes)
 
 
-def _lines(
-    lent: LentSpans, resource: Resource, scope: InstrumentationScope, max_bytes: int
-) -> Iterator[tuple[bytes, int]]:
-    head, tail = _around(resource, scope)
-    frame = lent.keep(
-        ffi.new(
-            "otp_otlp_json_frame *",
-            {
-                "head": {"data": lent.keep(ffi.from_buffer("uint8_t[]", head)), "size": len(head)},
-                "tail": {"data": lent.keep(ffi.from_buffer("uint8_t[]", tail)), "size": len(tail)},
-            },
-        )
-    )
-    return encoded(lent, lib.otp_encode_otlp_json, frame, len(head) + len(tail), max_bytes)
+def _lines(lent: LentSpans, around: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    if lent.rows:
+        yield from encode_otlp_json(lent.spans, around, lent.rows, message_size(max_bytes, sum(map(len, around))))
 
 
-def _around(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
+def _around(resource: Resource, scope: InstrumentationScope) -> LineParts:
     """What stands before the spans of a request, and what after them."""
     request = _as_dict(empty_request(resource, scope))
     # The spans last, so that the text can be cut where they belong; the order of members has no meaning.
@@ -71,7 +61,7 @@ def _around(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, byt
     del scope_spans["spans"]
     text = _text({**resource_spans, "scopeSpans": [{**scope_spans, "spans": []}]})
     end = "]}]}"
-    return b'{"resourceSpans":[' + text.removesuffix(end).encode(), end.encode() + b"]}\n"
+    return LineParts(b'{"resourceSpans":[' + text.removesuffix(end).encode(), end.encode() + b"]}\n")
 
 
 def line_of(request: ExportTraceServiceRequest) -> bytes:

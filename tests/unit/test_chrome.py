@@ -15,8 +15,9 @@ from trace_validator import parse, validate
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._encode import chrome
-from otel_torchprof._encode.chrome import PIECE_SIZE, STEPS_TID, encode
+from otel_torchprof._encode.chrome import STEPS_TID, encode
+from otel_torchprof._native import chrome_encoders
+from otel_torchprof._native.chrome_encoders import PIECE_SIZE
 
 THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
 WEEK_NS = 7 * 24 * 3600 * 10**9
@@ -318,7 +319,7 @@ def test_pieces_are_small_and_whatever_their_size_the_text_is_the_same(monkeypat
     assert all(PIECE_SIZE <= len(piece) < PIECE_SIZE + 1000 for piece in pieces[1:-2])
     text = b"".join(pieces)
     assert len(events_of(validate(text), "sf")) == rows
-    monkeypatch.setattr(chrome, "PIECE_SIZE", 1000)
+    monkeypatch.setattr(chrome_encoders, "PIECE_SIZE", 1000)
     assert b"".join(encode(batch, pid=1)) == text
 
 

@@ -33,11 +33,12 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._encode import chrome_columns, chrome_spans
+from otel_torchprof._encode import chrome_spans
 from otel_torchprof._encode.chrome_objects import json_value
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._native import chrome_encoders
 from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
@@ -249,7 +250,7 @@ def test_pieces_are_small_and_make_the_whole(monkeypatch):
     spans = spans_of(span_rows(["n" * 50] * count, links=links))
     whole, objects = events_of(spans), events_of(list(spans))
     assert len([e for e in whole if e["ph"] == "s"]) == count - 1
-    for module in (chrome_columns, chrome_spans):
+    for module in (chrome_encoders, chrome_spans):
         monkeypatch.setattr(module, "PIECE_SIZE", 2000)
     for way, expected in ((spans, whole), (list(spans), objects)):
         pieces = list(ChromeSpans(PID).encode(way, begin=True))

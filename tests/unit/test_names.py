@@ -185,8 +185,8 @@ def test_tables_add_names_without_a_copy():
     assert extend_names(table.names, ["one more"]).data is recorders
     assert table.names.nbytes < 100
     lent = LentSpans(table, range(3))
-    assert int(ffi.cast("uintptr_t", lent.spans.names.data)) == recorders.ctypes.data
-    assert lent.spans.names.count == 10_003
+    assert int(ffi.cast("uintptr_t", lent.spans.native.names.data)) == recorders.ctypes.data
+    assert lent.spans.native.names.count == 10_003
 
 
 @pytest.mark.parametrize("encode", [otlp.encode_counted, otlp_json.encode_counted])

@@ -1,0 +1,144 @@
+"""The lines of a Chrome trace, written natively (``encode_chrome.h``, ``device_slices.h``). Thread-safe; without the GIL.
+
+Columns are contiguous arrays of integers, by the names that they have in the struct of C; the indices in them must be in range.
+Every function raises MemoryError where there is none left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .ffi import ffi, lib
+from .loops import Array, pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Names
+
+    from .span_columns import SpanColumns
+
+PIECE_SIZE = 1 << 20
+"""Bytes after which a piece is handed out."""
+
+
+class EscapedNames:
+    """Names as JSON text, each escaped once; lent to the encoders for as long as this object lives."""
+
+    def __init__(self, names: Names) -> None:
+        names = names.flat()
+        data = np.ascontiguousarray(names.data, dtype=np.uint8)
+        raw_ends = np.ascontiguousarray(names.ends, dtype=np.uint64)
+        raw = {"data": pointer(data), "ends": pointer(raw_ends), "count": len(raw_ends)}
+        self._ends = np.empty(len(raw_ends), dtype=np.uint64)
+        self._text = _new_buffer()
+        _checked(lib.otp_json_escape_names(ffi.new("otp_names *", raw), self._text, pointer(self._ends)))
+        self.native: Any = {"data": self._text.data, "ends": pointer(self._ends), "count": len(self._ends)}
+        """The fields of an ``otp_names``."""
+
+
+class SpanTexts(NamedTuple):
+    """The texts that are the same for many spans."""
+
+    names: EscapedNames
+    """Of the spans and their attributes."""
+    categories: EscapedNames
+    keys: Names
+    """Of the attributes, in their order, as JSON with the colon."""
+
+
+def encode_events(
+    columns: Mapping[str, Array], names: EscapedNames, hierarchies: EscapedNames, *, base_ns: int, pid: int
+) -> Iterator[bytes]:
+    """Events and their arrows, in pieces. ``columns``: of ``otp_chrome_events``."""
+    events = _struct("otp_chrome_events *", columns)
+    events.names, events.hierarchies, events.base, events.pid = names.native, hierarchies.native, base_ns, pid
+    events.count, events.flow_count = len(columns["start"]), len(columns["flow_row"])
+    events.input_word_count = len(columns.get("input_words", ()))
+    yield from _pieces(lib.otp_chrome_encode, (events,), events.count)
+
+
+def encode_device_slices(
+    columns: Mapping[str, Array], names: EscapedNames, *, first_arrow: int, base_ns: int, pid: int
+) -> Iterator[bytes]:
+    """Slices of devices and their arrows, in pieces. ``columns``: of ``otp_chrome_device_slices``."""
+    slices = _struct("otp_chrome_device_slices *", columns)
+    slices.names, slices.first_arrow_id, slices.base, slices.pid = names.native, first_arrow, base_ns, pid
+    slices.count = len(columns["start"])
+    yield from _pieces(lib.otp_chrome_encode_device_slices, (slices,), slices.count)
+
+
+def encode_memory(columns: Mapping[str, Array], *, first_index: int, base_ns: int, pid: int) -> Iterator[bytes]:
+    """What was allocated and given back, in pieces. ``columns``: of ``otp_chrome_memory``."""
+    memory = _struct("otp_chrome_memory *", columns)
+    memory.count, memory.first_index = len(columns["time"]), first_index
+    memory.base, memory.pid = base_ns, pid
+    yield from _pieces(lib.otp_chrome_encode_memory, (memory,), memory.count)
+
+
+def encode_counter(columns: Mapping[str, Array], name: bytes, *, base_ns: int, pid: int) -> Iterator[bytes]:
+    """Samples of one quantity, in pieces. ``columns``: of ``otp_chrome_counter``; ``name``: of its track, as in JSON."""
+    counter = _struct("otp_chrome_counter *", columns)
+    lent = ffi.from_buffer("char[]", name)
+    counter.name, counter.name_size = lent, len(name)
+    counter.count, counter.base, counter.pid = len(columns["time"]), base_ns, pid
+    yield from _pieces(lib.otp_chrome_encode_counter, (counter,), counter.count)
+
+
+def encode_spans(
+    spans: SpanColumns, columns: Mapping[str, Array], texts: SpanTexts, *, first_arrow: int, base_ns: int, pid: int
+) -> Iterator[bytes]:
+    """Spans and the arrows between them, in pieces. ``columns``: of ``otp_chrome_layout``."""
+    keys = texts.keys
+    layout = _struct("otp_chrome_layout *", columns)
+    layout.names, layout.categories = texts.names.native, texts.categories.native
+    layout.keys = {"data": pointer(keys.data), "ends": pointer(keys.ends), "count": len(keys)}
+    layout.row_count, layout.arrow_count = len(columns["rows"]), len(columns["arrow_from"])
+    layout.pid, layout.base, layout.first_arrow_id = pid, base_ns, first_arrow
+    yield from _pieces(lib.otp_encode_chrome_spans, (spans.native, layout), layout.row_count + layout.arrow_count)
+
+
+def link_targets(spans: SpanColumns, rows: npt.NDArray[np.uint64], link_count: int) -> npt.NDArray[np.int64]:
+    """For each link of the spans, where the span that it points to is in ``rows``, or -1."""
+    target = np.empty(link_count, dtype=np.int64)
+    _checked(lib.otp_chrome_link_targets(spans.native, pointer(rows), len(rows), pointer(target)))
+    return target
+
+
+def detach_overlapping(order: Array, track: Array, start: Array, end: Array, detached: npt.NDArray[np.uint8]) -> None:
+    """Sets 1 for each row that overlaps an earlier one of its track without lying inside it: ``otp_chrome_detach_overlapping``.
+
+    The arrays are of int64; ``order`` has the rows by track, then start.
+    """
+    arrays = (order, track, start, end, detached)
+    _checked(lib.otp_chrome_detach_overlapping(len(order), *map(pointer, arrays)))
+
+
+def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
+    """A struct of C that points into the columns, which have to live as long."""
+    return ffi.new(c_type, {name: pointer(array) for name, array in columns.items()})
+
+
+def _pieces(encode: Any, subject: tuple[Any, ...], count: int) -> Iterator[bytes]:
+    """What an encoder makes of ``count`` items, piece by piece. What the subject points into lives in the caller's frame meanwhile."""
+    piece = _new_buffer()
+    item = 0
+    while item < count:
+        piece.size = 0
+        item = _checked(encode(*subject, item, PIECE_SIZE, piece))
+        yield ffi.buffer(piece.data, piece.size)[:]
+
+
+def _new_buffer() -> Any:
+    """An empty ``otp_buffer`` that is freed with the last reference to it."""
+    return ffi.gc(ffi.new("otp_buffer *"), lib.otp_buffer_free)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise MemoryError("no memory left to encode the Chrome trace; encode fewer events at a time")
+    return result
