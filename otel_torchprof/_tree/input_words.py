@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import INPUTS
-from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._native.input_words import STORAGE, InputWords, input_type_name
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -177,25 +177,17 @@ def _double(word: int) -> float:
     return value
 
 
-@functools.cache
-def _type_name(header: int) -> str:
-    """Torch's name for the type of an input; ``header`` without its upper half."""
-    name: bytes = ffi.string(lib.otp_input_type_name(header))
-    return name.decode()
+_type_name = functools.cache(input_type_name)
+"""Torch's name for the type of an input, by its header without the upper half."""
 
 
 # ---- whole columns ----
 
 
-def _lent(batch: Batch, rows: Array | None) -> tuple[Any, tuple[Array, Array]]:
-    """The inputs as native code takes them, and what must live as long."""
-    offsets = batch[INPUTS.name] if rows is None else batch[INPUTS.name][rows]
-    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-    words = np.ascontiguousarray(batch.inputs, dtype=np.int64)
-    lent = ffi.new("otp_inputs *")
-    lent.words, lent.word_count = ffi.from_buffer("int64_t[]", words), len(words)
-    lent.offsets, lent.row_count = ffi.from_buffer("int64_t[]", offsets), len(offsets)
-    return lent, (words, offsets)
+def _words(batch: Batch, rows: Array | None = None) -> InputWords:
+    """The inputs of some rows, or of all, as native code takes them."""
+    words: Array = batch.inputs  # type: ignore[assignment]  # looked at by who asks
+    return InputWords(words, batch[INPUTS.name] if rows is None else batch[INPUTS.name][rows])
 
 
 def has_inputs(batch: Batch) -> bool:
@@ -213,45 +205,20 @@ def numbered(
 
     Raises MemoryError when memory is short.
     """
-    lent, _alive = _lent(batch, rows)
-    numbers = np.empty(lent.row_count, dtype=np.int32)
-    given = ffi.NULL
-    if names is not None:
-        names = np.ascontiguousarray(names, dtype=np.uint32)
-        given = ffi.from_buffer("uint32_t[]", names)
-    count = lib.otp_inputs_number(lent, given, int(parts), ffi.from_buffer("int32_t[]", numbers))
-    if count < 0:
-        raise MemoryError("no memory to tell the inputs of events apart")
+    numbers, count = _words(batch, rows).numbers(int(parts), names)
     first = np.empty(count, dtype=np.int64)
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
     return numbers, first if rows is None else rows[first]
 
 
-STORAGE = np.dtype(
-    [
-        ("address", np.uint64),
-        ("bytes", np.uint64),
-        ("row", np.int64),
-        ("input", np.int32),
-        ("device_type", np.uint8),
-        ("device_index", np.uint8),
-        ("reserved", np.uint16),
-    ]
-)
-"""``otp_storage``: memory that a tensor among a row's inputs is in, and which of the inputs that is."""
-
-
 def storages(batch: Batch) -> Array:
-    """The storages of all rows' inputs, as an array of :data:`STORAGE`, by row; keyword inputs have none.
+    """The storages of all rows' inputs, as an array of ``STORAGE``, by row; keyword inputs have none.
 
     Empty where they were not recorded. Costs some 10 ns per row and per storage.
     """
     if not has_inputs(batch) or not batch.kept & InputKept.STORAGES:
         return np.empty(0, dtype=STORAGE)
-    lent, _alive = _lent(batch, None)
-    found = np.empty(lib.otp_inputs_storages(lent, ffi.NULL), dtype=STORAGE)
-    lib.otp_inputs_storages(lent, ffi.cast("otp_storage *", found.ctypes.data))
-    return found
+    return _words(batch).storages()
 
 
 def may_have(batch: Batch, kind: InputKind) -> bool:
@@ -261,11 +228,9 @@ def may_have(batch: Batch, kind: InputKind) -> bool:
 
 def text_ids(batch: Batch, kind: InputKind) -> npt.NDArray[np.uint32]:
     """Per row, the index into ``batch.names`` of its overload, call stack, module hierarchy or first string; 0 for none."""
-    ids = np.zeros(len(batch), dtype=np.uint32)
-    if may_have(batch, kind):
-        lent, _alive = _lent(batch, None)
-        lib.otp_inputs_texts(lent, int(kind), ffi.from_buffer("uint32_t[]", ids))
-    return ids
+    if not may_have(batch, kind):
+        return np.zeros(len(batch), dtype=np.uint32)
+    return _words(batch).text_ids(int(kind))
 
 
 def kept(batch: Batch, what: InputKept) -> Batch:
@@ -275,13 +240,10 @@ def kept(batch: Batch, what: InputKept) -> Batch:
     """
     if not has_inputs(batch):
         return batch
-    lent, _alive = _lent(batch, None)
-    size = lib.otp_inputs_keep(lent, int(what), ffi.NULL, ffi.NULL)
-    if what and size == lent.word_count:
+    thinned = _words(batch).kept(int(what))
+    if thinned is None:
         return replace(batch, kept=int(what))
-    words = np.empty(size, dtype=np.int64)
-    offsets = np.empty(lent.row_count, dtype=np.int64)
-    lib.otp_inputs_keep(lent, int(what), ffi.from_buffer("int64_t[]", words), ffi.from_buffer("int64_t[]", offsets))
+    words, offsets = thinned
     for array in (words, offsets):
         array.flags.writeable = False
     columns = {**batch.columns, INPUTS.name: offsets}

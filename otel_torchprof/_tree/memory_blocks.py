@@ -53,7 +53,7 @@ class Blocks:
 
     count: int
     storages: Array
-    """Of operators' inputs: see :data:`~.input_words.STORAGE`."""
+    """Of operators' inputs: see ``STORAGE`` of ``_native/input_words.py``."""
     of_storage: Array
     """The block of each."""
     memory: Mapping[str, Array]
