@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics
 
 from otel_torchprof._export.sdk import suppressed
-from otel_torchprof._native.ffi import lib
+from otel_torchprof._native import sigterm
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof.errors import NativeError
 
 if TYPE_CHECKING:
     from .processor import TorchSpanProcessor
@@ -55,32 +56,34 @@ class SigtermFlush:
     def start(self) -> None:
         """Begins, unless the program handles or ignores SIGTERM."""
         milliseconds = min(round(self._seconds * 1000), _LONGEST_MS)
-        status = lib.otp_sigterm_watch(milliseconds) if milliseconds else 0
-        if status > 0:
-            self._start_thread()
-        elif status < 0:
+        try:
+            is_watched = milliseconds > 0 and sigterm.watch(milliseconds)
+        except NativeError:
             _logger.warning("%s: the system gave no thread", _NO_FLUSH)
+            return
+        if is_watched:
+            self._start_thread()
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="otel-torchprof-sigterm", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            lib.otp_sigterm_unwatch()
+            sigterm.unwatch()
             _logger.warning("%s: %s", _NO_FLUSH, error)
         else:
             self._thread = thread
 
     def stop(self) -> None:
         """Leaves SIGTERM alone; without effect once it has come. Also where the start was interrupted."""
-        if lib.otp_sigterm_unwatch() == 0 and self._thread is not None:
+        if not sigterm.unwatch() and self._thread is not None:
             self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         with suppressed():
-            while lib.otp_sigterm_wait():
+            while sigterm.wait():
                 self._flush_or_log()
-                lib.otp_sigterm_flushed()
+                sigterm.flushed()
 
     def _flush_or_log(self) -> None:
         try:
@@ -109,7 +112,7 @@ def _try_to(flush: Any, milliseconds: int) -> None:
 
 def _end_of_the_signal() -> None:
     """Once SIGTERM has come, the process ends of it, and not meanwhile of its own accord with another exit status."""
-    while lib.otp_sigterm_unwatch():
+    while sigterm.unwatch():
         time.sleep(0.01)
 
 

@@ -1,0 +1,32 @@
+"""What happens at SIGTERM where the program has not said (``sigterm.h``). Any thread; in a forked child nothing is watched."""
+
+from __future__ import annotations
+
+from .ffi import lib
+from .recorder import check
+
+
+def watch(milliseconds: int) -> bool:
+    """Handles SIGTERM from now on, with that much time for a flush; False where the program handles or ignores it.
+
+    Raises:
+        NativeError: it is handled already, or the system gave no thread.
+    """
+    status = int(lib.otp_sigterm_watch(milliseconds))
+    check(status, "watching SIGTERM")
+    return status > 0
+
+
+def unwatch() -> bool:
+    """Leaves SIGTERM alone; whether it has come, so that the process is about to end."""
+    return bool(lib.otp_sigterm_unwatch())
+
+
+def wait() -> bool:
+    """Waits; True once SIGTERM has come, False when it is handled no more."""
+    return bool(lib.otp_sigterm_wait())
+
+
+def flushed() -> None:
+    """Ends the process of the signal: the flush is done."""
+    lib.otp_sigterm_flushed()
