@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ._native import ffi as _ffi  # noqa: F401 - first: it says why an interpreter is refused, which numpy may crash in
+# First: it says why an interpreter is refused, which numpy may crash in.
+from ._native import python_sources as _python_sources  # noqa: F401
 
 # isort: split
 from ._columns.frame_info import (

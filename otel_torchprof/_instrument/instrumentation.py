@@ -6,8 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from otel_torchprof._native import torch_library
-from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import notes_on_names
 from otel_torchprof._native.torch_library import Wants
 from otel_torchprof._process.after_import import when_imported

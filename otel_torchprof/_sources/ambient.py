@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native import python_sources
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
-from otel_torchprof._native.ffi import Label
+from otel_torchprof._native.python_sources import Label
 
 from .compiled_code import teach_label
 from .label_futures import after

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from otel_torchprof import config
-from otel_torchprof._native.ffi import Label
+from otel_torchprof._native.python_sources import Label
 from otel_torchprof._native.torch_ranges import Parts, itt_functions, nvtx_functions, ranges
 from otel_torchprof._process.profiler_flag import profiler_flag
 

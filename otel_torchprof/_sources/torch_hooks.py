@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import ModuleNames
 
 from .compiled_code import leave_out_of_graphs
