@@ -176,6 +176,38 @@ def test_only_ffi_imports_what_is_compiled(compiled):
     assert [dotted(path) for path in MODULES if name in all_imports(path.read_text(), path)] == ["_native.ffi"]
 
 
+def foreign(source: str, path: Path) -> set[str]:
+    """What a module imports of cffi, or of that which hands out its pointers: for ``_native`` only."""
+    names = all_imports(source, path)
+    inside = {name.partition(f"{PACKAGE.name}._native.")[2] for name in names}
+    boundary = {
+        name for name in inside if name.split(".")[0] == "ffi" or name.split(".")[-1] in {"ffi", "lib", "pointer"}
+    }
+    return boundary | top(names) & {"cffi", "_cffi_backend"}
+
+
+def test_only_native_knows_cffi():
+    """Outside of ``_native`` nobody has a pointer in hand: what calls C takes and returns Python's values and arrays."""
+    others = [path for path in MODULES if not dotted(path).startswith("_native")]
+    found = {dotted(path): foreign(path.read_text(), path) for path in others}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from .._native.ffi import lib", {"ffi", "ffi.lib"}),
+        ("def f():\n    from otel_torchprof._native import ffi", {"ffi"}),
+        ("from .._native.loops import ffi, pointer", {"loops.ffi", "loops.pointer"}),
+        ("from cffi import FFI\nimport _cffi_backend", {"cffi", "_cffi_backend"}),
+        ("from .._native.loops import add_to_parents\nfrom .._native import sigterm", set()),
+    ],
+)
+def test_the_check_finds_cffi(source, found):
+    """The check sees cffi itself, the module that has it, and names that another module of ``_native`` passes on."""
+    assert foreign(source, PACKAGE / "_encode" / "x.py") == found
+
+
 def test_only_nvml_imports_pynvml():
     """Exactly one module imports NVIDIA's binding, and not when it is imported itself."""
     importers = [path for path in MODULES if "pynvml" in top(all_imports(path.read_text(), path))]
