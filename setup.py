@@ -22,9 +22,9 @@ setup(
     ext_modules=[
         Extension(
             "otel_torchprof._native._python",
-            sources=files("native/src/sources/python_*.cc"),
+            sources=files("native/src/sources/python/*.cc"),
             include_dirs=["native/include"],
-            depends=[*files("native/src/sources/python_*.h"), *files("native/include/otel_torchprof/rec*.h")],
+            depends=[*files("native/src/sources/python/*.h"), *files("native/include/otel_torchprof/rec*.h")],
             extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden"],
             language="c++",
             py_limited_api=True,

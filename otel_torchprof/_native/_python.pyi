@@ -1,4 +1,4 @@
-# The extension module of the sources that need Python's API: native/src/sources/python_*.cc.
+# The extension module of the sources that need Python's API: native/src/sources/python/*.cc.
 
 import types
 from collections.abc import Callable

@@ -32,15 +32,16 @@ inputs throws. Never -march=native: an image is built on one machine and runs on
 
 _COMPILE_SECONDS = 300.0
 
-COLLECTIVES = "torch_collectives.cc"
+COLLECTIVES = "torch/collectives.cc"
 
 OPTIONAL = {
     COLLECTIVES: "collectives have no groups, numbers and sizes",
-    "torch_devices.cc": "devices cannot be timed",
-    "torch_memory.cc": "memory cannot be recorded",
-    "torch_ranges.cc": "operators cannot be shown as ranges",
+    "torch/devices.cc": "devices cannot be timed",
+    "torch/memory.cc": "memory cannot be recorded",
+    "torch/ranges.cc": "operators cannot be shown as ranges",
 }
-"""Sources that use more of torch than its operators: where one does not compile, the library is built without it."""
+"""Sources that use more of torch than its operators, as a compiler's message names them: where one does not compile, the library
+is built without it."""
 
 
 def _sources() -> Path:
@@ -52,7 +53,12 @@ def _sources() -> Path:
 
 def _source_files() -> list[Path]:
     root = _sources()
-    return sorted([*root.glob("include/otel_torchprof/*.h"), *root.glob("src/sources/torch_*")])
+    return sorted([*root.glob("include/otel_torchprof/*.h"), *root.glob("src/sources/torch/*")])
+
+
+def _name(source: Path) -> str:
+    """A source by its name and folder."""
+    return f"{source.parent.name}/{source.name}"
 
 
 def _cxx11_abi(torch: Any) -> int:
@@ -238,7 +244,7 @@ def _compile_without(torch: Any, left_out: tuple[str, ...], output: Path) -> _Fa
     """Compiles the sources without some of them; returns what went wrong."""
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
     absent = () if torch.distributed.is_available() else (COLLECTIVES,)
-    sources = [path for path in _source_files() if path.suffix == ".cc" and path.name not in (*left_out, *absent)]
+    sources = [path for path in _source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
     command = _command(torch, sources, output)
     done = _run_compiler(command)
     if done.returncode == 0:

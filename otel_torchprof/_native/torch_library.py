@@ -133,7 +133,7 @@ class TorchLibrary:
             TorchLibraryError: torch refused, or the library was built without.
         """
         if not _tells_of_memory(self._native):
-            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch_memory.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/memory.cc"))
         token = int(self._native.otp_torch_observe_memory(session.consumer))
         if token == self._native.OTP_TORCH_MEMORY_OCCUPIED:
             raise TorchProfError(_OCCUPIED)
@@ -150,7 +150,7 @@ class TorchLibrary:
             TorchProfError: the device cannot be timed, and why.
         """
         if not _times_devices(self._native):
-            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch_devices.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/devices.cc"))
         return DeviceTiming(self._native, session, device, events, most)
 
     def collect_devices(self, wait: float) -> int:

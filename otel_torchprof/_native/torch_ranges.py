@@ -1,4 +1,4 @@
-"""Operators as ranges of another profiler: the typed side of ``torch_ranges.h``, and finding where ranges can go.
+"""Operators as ranges of another profiler: the typed side of ``torch/ranges.h``, and finding where ranges can go.
 
 Through ctypes and not cffi: these calls keep Python's lock, since a label's begin and end are among them.
 """
@@ -44,7 +44,7 @@ class TorchRanges:
         library = torch_library.load()
         native = ctypes.PyDLL(str(library.path), handle=library.handle)
         if not hasattr(native, "otp_ranges_start"):
-            raise TorchLibraryError(torch_build.why_left_out(library.path, "torch_ranges.cc"))
+            raise TorchLibraryError(torch_build.why_left_out(library.path, "torch/ranges.cc"))
         native.otp_ranges_of_torch.argtypes = [ctypes.c_int, ctypes.POINTER(RangeFunctions)]
         native.otp_ranges_start.argtypes = [ctypes.POINTER(RangeFunctions), ctypes.c_uint32]
         native.otp_ranges_start.restype = ctypes.c_uint64

@@ -203,7 +203,7 @@ def test_no_compiler(tmp_path):
 BAD_COMPILERS = {
     "fails": (
         "#!/bin/sh\necho 'fatal: out of ideas' >&2\nexit 3\n",
-        ["exit status 3", "fatal: out of ideas", "torch_ops.cc"],
+        ["exit status 3", "fatal: out of ideas", "torch/ops.cc"],
     ),
     "says no text": ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", ["exit status 1", "caf\ufffd"]),
     "cannot be run": ("\x7fELFno", ["could not be run", "CXX"]),
@@ -259,7 +259,7 @@ assert "aten::neg" in [event.name for event in prof.events()]
 
 # It refuses at once what has the part in it, and takes a third less time without optimising the rest.
 NO_SUCH_SLOT = """#!/bin/sh
-case "$*" in *torch_memory.cc*) echo 'torch_memory.cc:1: error: #error this torch has no such slot' >&2; exit 1;; esac
+case "$*" in *torch/memory.cc*) echo 'torch/memory.cc:1: error: #error this torch has no such slot' >&2; exit 1;; esac
 exec {compiler} "$@" -O0
 """
 
@@ -277,7 +277,7 @@ def test_a_part_that_does_not_compile(tmp_path):
     refuses = compiler(tmp_path, NO_SUCH_SLOT.format(compiler=torch_build.compiler()))
     done = python(WITHOUT_MEMORY, OTEL_TORCHPROF_BUILD_DIR=str(tmp_path / "new"), CXX=refuses)
     assert done.returncode == 0, done.stderr
-    assert "memory cannot be recorded: torch_memory.cc did not compile against this torch" in done.stderr
+    assert "memory cannot be recorded: torch/memory.cc did not compile against this torch" in done.stderr
     assert done.stdout.count("did not compile against the torch that is installed") == 2
     assert done.stdout.count("error: #error this torch has no such slot") == 2
 
@@ -290,16 +290,16 @@ def test_few_attempts(monkeypatch, tmp_path, broken, runs):
     def compile_some(command):
         commands.append(command)
         text = " ".join(command)
-        errors = [f"torch_{name}.cc:3: error" for name in broken if f"torch_{name}.cc" in text]
+        errors = [f"torch/{name}.cc:3: error" for name in broken if f"torch/{name}.cc" in text]
         return subprocess.CompletedProcess(command, bool(errors), "", "\n".join(errors))
 
     monkeypatch.setattr(torch_build, "_run_compiler", compile_some)
     monkeypatch.setattr(torch_build, "compiler", lambda: "c++")
     if "ops" in broken:
-        with pytest.raises(otp.TorchLibraryError, match=r"torch_ops\.cc:3: error"):
+        with pytest.raises(otp.TorchLibraryError, match=r"torch/ops\.cc:3: error"):
             torch_build._compile_what_can_be(torch, tmp_path)
     else:
-        assert torch_build._compile_what_can_be(torch, tmp_path)[0] == ("torch_devices.cc", "torch_ranges.cc")
+        assert torch_build._compile_what_can_be(torch, tmp_path)[0] == ("torch/devices.cc", "torch/ranges.cc")
     assert len(commands) == runs
 
 

@@ -1,0 +1,96 @@
+// What the parts of the Python extension share: the recorder's table, names as UTF-8, what is kept of a thread, and how
+// Python code is called from a recording thread.
+//
+// Everything here needs Python's lock, except where it is said.
+#ifndef OTEL_TORCHPROF_SOURCES_PYTHON_SOURCE_H_
+#define OTEL_TORCHPROF_SOURCES_PYTHON_SOURCE_H_
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder.h"
+
+namespace otp_python {
+
+// Set once, by attach(), before any other function of the extension is there.
+extern const otp_api* g_api;
+
+// The sessions that want a kind of event, or (0) that run: they come and go without Python's lock.
+inline uint32_t active_sessions(int kind) { return __atomic_load_n(&g_api->active[kind], __ATOMIC_RELAXED); }
+
+// at::RecordScope::USER_SCOPE: what torch gives to whatever is not an operator of its own. Labels and modules have it.
+constexpr uint8_t kUserScope = 7;
+
+// UTF-8 of a str. A str with lone surrogates has none: it is encoded as Python's "surrogatepass" does, into *owner,
+// which the caller releases. Null with an exception set on failure.
+const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner);
+
+// A class's name as OpenTelemetry's error.type wants it: qualified, but for builtins. Null with an exception set on
+// failure.
+PyObject* class_name(PyObject* type);
+
+// A word of an object of the interpreter's that is no part of any API: what is read like this was looked for first.
+inline const void* word_of(const void* object, int at) {
+  const void* value;
+  std::memcpy(&value, static_cast<const char*>(object) + static_cast<size_t>(at) * sizeof value, sizeof value);
+  return value;
+}
+
+// Counts and forgets an exception that code has raised which was run for the recorder. That somebody wants to interrupt
+// the program is not forgotten: it is, as soon as it goes on.
+void forget_error();
+
+// Lets the program have an exception that is its own, but came up in what was run for the recorder: it is raised in the
+// main thread, which runs handlers of signals, as soon as that goes on.
+void give_back_error();
+
+// Around Python code that is run for the recorder: an exception that is on its way stays untouched, and one that the
+// code raises is counted and forgotten, since nobody there could do anything about it.
+class Unraising {
+ public:
+  Unraising() { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~Unraising();
+  Unraising(const Unraising&) = delete;
+  Unraising& operator=(const Unraising&) = delete;
+
+ private:
+  PyObject *type_, *value_, *traceback_;
+};
+
+// A call of a module that is open on a thread.
+struct OpenModule {
+  const void* key;        // its address, which is also the event's identity
+  PyObject* names;        // where the modules inside it are looked up; owned
+  const void* exception;  // that was being handled when it began; compared only
+  const char* stack;      // where the C stack stood when it began; compared only
+  uint32_t again;         // calls of it inside itself that are no events of their own
+  uint32_t doubts;        // times that a module began of which it is not sure whether it is inside this one
+  bool is_root;           // it is no part of the module that it was called in
+  bool recorded;
+};
+
+// What the sources keep of a thread. Lives as long as Python's state of that thread, and goes with Python's lock held.
+struct PythonThread {
+  PyObject* variables = nullptr;  // see context.cc; owned
+  std::vector<OpenModule> modules;
+};
+
+// The calling thread's, made where there is none. Null when there is no memory.
+PythonThread* python_thread();
+
+// Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
+int add_labels(PyObject* module);
+int add_modules(PyObject* module);
+int add_context(PyObject* module);
+int add_frames(PyObject* module);
+int add_collections(PyObject* module);
+
+}  // namespace otp_python
+
+#endif  // OTEL_TORCHPROF_SOURCES_PYTHON_SOURCE_H_

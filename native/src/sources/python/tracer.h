@@ -1,0 +1,199 @@
+// The tracer of calls: what is open on each thread, and for which sessions. How it comes to know of calls is another
+// matter: frames.cc (a profile function, up to Python 3.11), monitoring.cc (sys.monitoring, since 3.12).
+//
+// A thread can only write to its own buffer, so what is on its stack already when a session comes is begun with the
+// thread's first event, and with the time of the session's start. Threads that have none at all: waiting.cc.
+//
+// Python's lock is held in all of this.
+#ifndef OTEL_TORCHPROF_SOURCES_PYTHON_TRACER_H_
+#define OTEL_TORCHPROF_SOURCES_PYTHON_TRACER_H_
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "depths.h"
+#include "frame_names.h"
+
+namespace otp_python {
+
+// What is open on a thread is listed by a key: the address of its frame (or whatever a mechanism has in its place: a
+// multiple of 16), and for a C function that of its caller plus 1. Marks: plus 2 where it is left out, plus 4 where the
+// recorder did not take it, plus 8 where all that it calls is left out too.
+constexpr uintptr_t kFunction = 1, kLeftOut = 2, kNotTaken = 4, kClosed = 8, kMarks = kLeftOut | kNotTaken | kClosed;
+
+// Why calls of a thread take the long way.
+enum Special : uint32_t {
+  kInsideClosed = 1,  // of a function of this package that calls nothing of the program's
+  kTwice = 2,         // some of its calls are listed twice, for sessions that came one after the other
+  kPaused = 4,        // nothing of it is wanted now
+  kLimited = 8,       // a session has a maximum depth
+  kFollowed = 16,     // a session follows contexts: to begin a call may run code of the program
+};
+
+// One thread's.
+struct ThreadCalls {
+  std::vector<uintptr_t> open;
+  uint32_t special = 0;
+  uint32_t sessions = 0;  // that want calls
+  uint32_t epoch = 0;     // of the tracer, when `sessions` was true
+  uint32_t run = 0;       // of the tracer, that `open` is of
+  uint32_t id = 0;        // the recorder's, of the thread
+  size_t again = 0;       // how many in the list are there for a second time
+  Depths depths;          // known on a limited thread only
+  uint64_t number = 0;    // of Python's state of the thread, once it has had an event
+  pthread_t thread = pthread_self();
+  PyObject* owner = nullptr;  // what this goes with, if that is an object; borrowed
+};
+
+// A way in which the interpreter tells of calls.
+struct Mechanism {
+  // On the calling thread: that one and all others from now on. `passed_over`: threads that are another tool's. False,
+  // with an exception set, where the interpreter refuses.
+  bool (*start)(int* passed_over);
+  void (*stop)();
+  // Another session has come, or has gone with others left: what the interpreter tells of may have to change.
+  void (*adapt)();
+  // As what it lists a frame.
+  uintptr_t (*key)(PyFrameObject* frame);
+  // The calling thread's, or null where it has none (any more).
+  ThreadCalls* (*here)();
+  // Whether it is told of all calls and returns of a thread that are wanted.
+  bool (*follows)(PyThreadState* thread);
+};
+
+// Where the process ends with the tracer on, or with calls inside of it, nothing of it may be released: there is no
+// interpreter any more, or this thread is none of its own. So what is of the interpreter has no owner here.
+struct Tracer {
+  FrameNames* names = nullptr;  // null: it is off
+  const Mechanism* mechanism = nullptr;
+  uint32_t sessions = 0;
+  uint32_t epoch = 1;         // raised when one comes or goes
+  uint32_t run = 0;           // how many times it was switched on
+  uint32_t no_functions = 0;  // sessions that want no C functions
+  uint32_t filtered = 0;      // sessions that leave out some codes
+  uint32_t limited = 0;       // sessions with a maximum depth
+  uint32_t following = 0;     // sessions that follow contexts
+  uint32_t max_depth[OTP_MAX_SESSIONS] = {};
+  uint32_t came_in[OTP_MAX_SESSIONS] = {};      // the epoch
+  uint64_t started[OTP_MAX_SESSIONS] = {};      // the recorder's ticks
+  uint64_t last_thread[OTP_MAX_SESSIONS] = {};  // the highest number of a thread's state that there was then
+  std::unordered_map<uint64_t, uint32_t> told;  // by the number of a thread's state: the epoch at its last look around
+  uint32_t displaced = 0;                       // threads that another tool took
+  pid_t process = 0;                            // that it belongs to
+
+  // What makes a name can run Python code (a finalizer, a metaclass), and that code, or another thread meanwhile, can
+  // stop the tracer. Then what the calls that are still inside of it use stays until the last of them is done.
+  uint32_t inside = 0;
+  std::vector<FrameNames*> retired;
+};
+extern Tracer g_tracer;
+extern thread_local uint32_t t_pauses;  // how many times the calling thread was paused, traced or not
+
+// Around what may run code of the program, or stop the tracer.
+class Inside {
+ public:
+  explicit Inside(ThreadCalls& thread) : d_owner(thread.owner) {
+    Py_XINCREF(d_owner);
+    ++g_tracer.inside;
+  }
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  PyObject* d_owner;
+};
+
+inline const void* key_of(uintptr_t open) { return reinterpret_cast<const void*>(open); }
+
+// ---- the long ways ----
+
+// Of a generator or coroutine: whether it begins or goes on; of all else it does not matter.
+enum class Start { kFresh, kResumed, kUnknown };
+
+// A call that is none of the usual: to be named first, a generator's, left out, or on a special thread. `code` is run
+// by `frame`, which is null where a mechanism has none at hand: it is then the thread's innermost.
+void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* code, PyFrameObject* frame, Start start);
+// The caller's code is that of its frame, where it is null. The function may be null where its name is known.
+void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
+                             PyObject* function, uint32_t name = 0);
+// What is not the innermost, left out, open several times, not there, or ends with an error whose type is known.
+void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size);
+// The sessions that have come since the thread last looked around.
+uint32_t newcomers_of(const ThreadCalls& thread);
+// Sessions have come or gone since the thread's last event. `innermost` was there before it; released.
+void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost);
+// Ends all that is open on the thread, from whichever thread.
+void end_all(ThreadCalls& thread);
+// As that, and the thread ends.
+void forget_thread(ThreadCalls& thread);
+
+// The calls on a stack that count as open where a session comes, from the innermost on. Takes the frame; the caller
+// releases what it gets.
+std::vector<PyFrameObject*> frames_from(PyFrameObject* innermost);
+
+// ---- for the mechanisms ----
+
+// The functions of the extension that switch the tracer on and off. 0, or -1 with an exception set.
+int add_tracer(PyObject* module, const Mechanism* mechanism);
+
+// ---- waiting.cc ----
+
+// waiting_stacks(consumer) -> list; see _python.pyi.
+PyObject* waiting_stacks(PyObject*, PyObject* argument);
+
+// ---- what every call does ----
+
+inline void begin_call(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
+  thread.open.push_back(key);
+  uint32_t sessions = thread.sessions & ~not_for;
+  if (__builtin_expect(sessions == 0, 0)) {
+    thread.open.back() |= kLeftOut;
+    return;
+  }
+  uint32_t id = g_api->begin_frame(key_of(key), name, identity, sessions);
+  if (__builtin_expect(id != 0, 1)) {
+    thread.id = id;
+  } else {
+    thread.open.back() |= kNotTaken;
+  }
+}
+
+inline void enter(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFrameObject* frame, Start start) {
+  const Code* code = g_tracer.names->find(object);
+  if (__builtin_expect(code != nullptr && code->is_usual && thread.special == 0, 1)) {
+    begin_call(thread, key, code->name, 0, code->not_for);
+  } else {
+    enter_slowpath(thread, key, object, frame, start);
+  }
+}
+
+inline void leave(ThreadCalls& thread, uintptr_t key, uint8_t flags) {
+  uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
+  if (__builtin_expect(innermost == key && (thread.special | flags) == 0, 1)) {
+    thread.open.pop_back();
+    g_api->end_frame(key_of(key), 0);
+  } else {
+    leave_slowpath(thread, key, flags, nullptr, 0);
+  }
+}
+
+// Of a builtin_function_or_method. For `code` and `frame` see enter_function_slowpath.
+inline void enter_function(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
+                           PyObject* function) {
+  uint32_t name = g_tracer.names->find_function(function);
+  uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
+  bool usual = name != 0 && (thread.special | g_tracer.filtered) == 0 && (innermost & kLeftOut) == 0;
+  if (__builtin_expect(!usual, 0)) {
+    enter_function_slowpath(thread, caller, code, frame, function);
+  } else {
+    begin_call(thread, caller | kFunction, name, 0, g_tracer.no_functions);
+  }
+}
+
+}  // namespace otp_python
+
+#endif  // OTEL_TORCHPROF_SOURCES_PYTHON_TRACER_H_

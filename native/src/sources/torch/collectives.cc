@@ -1,0 +1,297 @@
+// Collectives: a kernel in front of each operator of c10d that looks at its arguments and goes on to the backend's own.
+//
+// It stands at BackendSelect, the last station before the backends, where c10d has no kernels: so it hears of every
+// collective that really runs, whoever issues it (Python, DistributedDataParallel's reducer, compiled code), and of
+// none that is only traced. The event of the operator is open then, and the innermost of its thread.
+//
+// A number that is the same on every rank: the backend's own, which every collective of the group raises by one. Some
+// backends (gloo) raise it for a send or a receive too, which only two ranks take part in. How much that was is
+// taken off, from the first use of this library on.
+#include "collectives.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "collective_call.h"
+
+namespace otp::collectives {
+namespace {
+
+const otp_api* g_collectives_api = nullptr;
+
+// A group with a backend of its own, which may serve several types of devices.
+struct Known {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;  // as long as it is here, no other group has its address
+  const c10d::ProcessGroup* address;
+  const c10d::Backend* backend;  // to tell it from others only: a group may be given another one
+  bool has_numbers;
+  otp_collective facts;  // what is the same for all of its collectives
+  int64_t skew = 0;      // by how much the backend's number is ahead of the collectives
+  int64_t last = -1;
+  uint32_t repeat = 0;  // collectives since the last one that had another number
+};
+
+struct Listener {
+  uint32_t consumer;
+  int64_t token;
+  uint64_t most;
+  uint64_t lost = 0;
+  std::vector<otp_collective> waiting;
+};
+
+struct State {
+  std::mutex lock;  // never held while a group or a backend is asked: they may be written in Python
+  std::vector<Known> known;
+  std::vector<Listener> listeners;
+  int64_t last_token = 0;
+};
+
+// Never destroyed; a forked child gets a new one, since another thread may have held the lock.
+State* g_state = new State;
+
+void after_fork_in_child() { g_state = new (std::nothrow) State; }
+
+uint32_t interned(std::string_view text) {
+  return g_collectives_api->intern(text.data(), static_cast<uint32_t>(text.size()), OTP_NAME_CODE);
+}
+
+// The global ranks of a group, separated by commas; empty where the backend was not told: then it is all ranks.
+// A template, so that the earlier versions of torch that have no such options are asked whether they do.
+template <typename Backend>
+std::string ranks_of(Backend& backend) {
+  std::string text;
+  try {
+    if constexpr (requires { backend.getBackendOptions(); }) {
+      for (uint64_t rank : backend.getBackendOptions()->global_ranks_in_group)
+        text += (text.empty() ? "" : ",") + std::to_string(rank);
+    }
+  } catch (...) {  // it has no options
+  }
+  return text;
+}
+
+int64_t number_of(c10d::Backend& backend) { return static_cast<int64_t>(backend.getSequenceNumberForGroup()); }
+
+bool has_numbers(c10d::Backend& backend) try {
+  number_of(backend);
+  return true;
+} catch (...) {
+  return false;
+}
+
+Known made_known(const Call& call) {
+  c10d::ProcessGroup& group = *call.group;
+  c10d::Backend& backend = *call.backend;
+  otp_collective facts{};
+  facts.group = interned(group.getGroupName());
+  facts.ranks = interned(ranks_of(backend));
+  facts.backend = interned(backend.getBackendName());
+  facts.group_size = group.getSize();
+  facts.rank = group.getRank();
+  return {c10::weak_intrusive_ptr<c10d::ProcessGroup>(call.group), &group, &backend, has_numbers(backend), facts};
+}
+
+Known* find(State& s, const Call& call) {
+  for (Known& known : s.known)
+    if (known.address == call.group.get() && known.backend == call.backend.get()) return &known;
+  return nullptr;
+}
+
+// Does with what is known of the call's group what is asked for, under the lock.
+template <typename Work>
+void with_known(State& s, const Call& call, Work work) {
+  {
+    std::lock_guard<std::mutex> lock(s.lock);
+    if (Known* known = find(s, call)) return work(*known);
+  }
+  Known made = made_known(call);
+  std::vector<Known> gone;  // whose destructors may run a backend's
+  std::lock_guard<std::mutex> lock(s.lock);
+  if (Known* known = find(s, call)) return work(*known);  // of another thread, which was faster
+  auto end = std::partition(s.known.begin(), s.known.end(), [](const Known& k) { return !k.group.expired(); });
+  std::move(end, s.known.end(), std::back_inserter(gone));
+  s.known.erase(end, s.known.end());
+  s.known.push_back(std::move(made));
+  work(s.known.back());
+}
+
+// The backend's number before the call; -1: it has none.
+int64_t number_before(State& s, const Call& call) {
+  bool is_numbered = false;
+  with_known(s, call, [&](Known& known) { is_numbered = known.has_numbers; });
+  return is_numbered ? number_of(*call.backend) : -1;
+}
+
+otp_collective entry_of(Known& known, const Call& call, int64_t before) {
+  otp_collective entry = known.facts;
+  bool is_counted = before >= 0 && !call.is_transfer;
+  entry.sequence_nr = is_counted ? before + 1 - known.skew : -1;
+  if (is_counted) {
+    known.repeat = known.last == entry.sequence_nr ? known.repeat + 1 : 0;
+    known.last = entry.sequence_nr;
+    entry.repeat = known.repeat;
+  }
+  entry.bytes_in = call.bytes_in;
+  entry.bytes_out = call.bytes_out;
+  entry.peer = call.peer;
+  entry.root = call.root;
+  entry.tag = call.tag;
+  entry.flags = (call.is_transfer ? OTP_COLLECTIVE_TRANSFER : 0) | (call.is_async ? OTP_COLLECTIVE_ASYNC : 0);
+  return entry;
+}
+
+void tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t consumers) {
+  uint32_t dtype = interned(call.dtype), reduce_op = interned(call.reduce_op);
+  with_known(s, call, [&](Known& known) {
+    otp_collective entry = entry_of(known, call, before);
+    entry.event = event;
+    entry.dtype = dtype;
+    entry.reduce_op = reduce_op;
+    for (Listener& listener : s.listeners) {
+      if ((listener.consumer & consumers) == 0) continue;
+      if (listener.waiting.size() >= listener.most) {
+        ++listener.lost;
+      } else {
+        listener.waiting.push_back(entry);
+      }
+    }
+  });
+}
+
+// What a call that does not raise the backend's number by one has done to it, once it has run. As many as the
+// collective itself stands for are left in.
+class Skew {
+ public:
+  Skew(State& state, Call call, int64_t before) : d_state(state), d_call(std::move(call)), d_before(before) {}
+  Skew(const Skew&) = delete;
+  Skew& operator=(const Skew&) = delete;
+  ~Skew() {
+    if (d_before < 0) return;
+    try {  // not around the whole, which in a destructor would throw it again
+      int64_t rise = number_of(*d_call.backend) - d_before - (d_call.is_transfer ? 0 : 1);
+      with_known(d_state, d_call, [rise](Known& known) { known.skew += rise; });
+    } catch (...) {  // a backend that tells its number no more
+    }
+  }
+
+ private:
+  State& d_state;
+  Call d_call;
+  int64_t d_before;
+};
+
+// Tells of a call that is about to run. Never throws: a collective runs whatever becomes of what is told of it.
+void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::optional<Skew>* skew) try {
+  State* state = g_state;
+  uint32_t consumers = 0;
+  uint64_t event = g_collectives_api->innermost(&consumers);
+  bool may_skew = op.schema().name().find("send") != std::string::npos ||
+                  op.schema().name().find("recv") != std::string::npos ||
+                  op.schema().name().find("monitored") != std::string::npos;
+  if (state == nullptr || (event == 0 && !may_skew)) return;
+  Call call = call_of(op, stack);
+  if (!call.group) return;
+  int64_t before = number_before(*state, call);
+  if (event != 0) tell(*state, call, before, event, consumers);
+  if (call.counts_otherwise) skew->emplace(*state, std::move(call), before);
+} catch (...) {
+}
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  std::optional<Skew> skew;
+  before_call(op, *stack, &skew);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect),
+                     stack);
+}
+
+bool takes_a_group(const c10::OperatorHandle& op) {
+  if (!op.hasSchema() || op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) return false;
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.name() == "process_group"; });
+}
+
+// Never taken back: torch's table of an operator may be changed while nobody calls it only, and it is changed here in
+// the one way that a caller at the same moment does not notice (the kernel is there before the dispatcher looks for
+// it).
+void intercept_all() {
+  static auto* handles = new std::vector<c10::RegistrationHandleRAII>;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!begins_with(name.name, "c10d::")) continue;
+    auto op = dispatcher.findOp(name);
+    if (!op.has_value() || !takes_a_group(*op)) continue;
+    handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::BackendSelect,
+                                               c10::KernelFunction::makeFromBoxedFunction<&intercept>(), std::nullopt,
+                                               nullptr, "otel_torchprof"));
+  }
+}
+
+Listener* listener_of(State& s, int64_t token) {
+  for (Listener& listener : s.listeners)
+    if (listener.token == token) return &listener;
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace otp::collectives
+
+extern "C" {
+
+__attribute__((visibility("default"))) void otp_torch_attach_collectives(const otp_api* api) {
+  using namespace otp::collectives;
+  if (g_collectives_api != nullptr) return;
+  g_collectives_api = api;
+  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+}
+
+__attribute__((visibility("default"))) int64_t otp_torch_collectives_start(uint32_t consumer, uint64_t most) try {
+  using namespace otp::collectives;
+  static const bool done = (intercept_all(), true);
+  State* state = g_state;
+  if (!done || state == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(state->lock);
+  state->listeners.push_back({consumer, ++state->last_token, most});
+  return state->last_token;
+} catch (...) {
+  return 0;
+}
+
+__attribute__((visibility("default"))) uint64_t otp_torch_collectives_take(int64_t token, otp_collective* out,
+                                                                           uint64_t room) {
+  using namespace otp::collectives;
+  State* state = g_state;
+  if (state == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(state->lock);
+  Listener* listener = listener_of(*state, token);
+  if (listener == nullptr) return 0;
+  uint64_t count = std::min<uint64_t>(room, listener->waiting.size());
+  std::copy(listener->waiting.end() - static_cast<ptrdiff_t>(count), listener->waiting.end(), out);
+  listener->waiting.resize(listener->waiting.size() - count);
+  return count;
+}
+
+__attribute__((visibility("default"))) uint64_t otp_torch_collectives_lost(int64_t token) {
+  using namespace otp::collectives;
+  State* state = g_state;
+  if (state == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(state->lock);
+  Listener* listener = listener_of(*state, token);
+  return listener == nullptr ? 0 : listener->lost;
+}
+
+__attribute__((visibility("default"))) void otp_torch_collectives_stop(int64_t token) {
+  using namespace otp::collectives;
+  State* state = g_state;
+  if (state == nullptr) return;
+  std::lock_guard<std::mutex> lock(state->lock);
+  auto& all = state->listeners;
+  all.erase(std::remove_if(all.begin(), all.end(), [token](const Listener& l) { return l.token == token; }), all.end());
+}
+
+}  // extern "C"

@@ -1,0 +1,335 @@
+// Torch's operators: an observer of RecordFunction that writes to the recorder.
+//
+// Never calls into Python and takes no lock: an operator may run while its thread holds anything.
+#include "ops.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <pthread.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/profiler/util.h>
+#include <torch/version.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "context.h"
+#include "inputs.h"
+#include "otel_torchprof/record_format.h"
+
+namespace otp {
+namespace {
+
+// What every operator needs, in one cache line of this library's own.
+struct alignas(64) Hot {
+  const volatile uint32_t* active = nullptr;
+  const volatile uint32_t* wants_inputs = nullptr;
+  uint32_t (*begin)(const otp_begin_args*) = nullptr;
+  int (*end)(const void*, uint8_t, const char*, uint32_t) = nullptr;
+  // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
+  // watches.
+  std::atomic<uint32_t> name_generation{0};
+  std::atomic<uint64_t> wanting{0};  // how many observers want each of otp_torch_wants, 8 bits each
+};
+Hot g_hot;
+const otp_api* g_api = nullptr;
+
+// Handle of the thread-local callback of each session, by the session's bit. Torch copies callbacks, handles and all,
+// into the threads that carry its state, and handles are never used twice: a callback whose handle is not here is left
+// over.
+std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
+
+struct Observer {
+  uint32_t consumer;
+  bool all_threads;
+  uint32_t wants;
+};
+// By handle, with g_control. Never destroyed: Python may remove an observer when the process ends.
+std::unordered_map<uint64_t, Observer>& g_observers = *new std::unordered_map<uint64_t, Observer>;
+
+// Counts the wants of an observer that comes (by = 1) or goes (-1).
+void count_wants(uint32_t wants, int64_t by) {
+  uint64_t counts = 0;
+  for (uint32_t bit = 0; bit < OTP_WANTS_COUNT; ++bit) counts += static_cast<uint64_t>(wants >> bit & 1) << 8 * bit;
+  g_hot.wanting.fetch_add(counts * static_cast<uint64_t>(by), std::memory_order_relaxed);
+}
+
+bool is_wanted(uint64_t wanting, otp_torch_wants what) { return (wanting >> 8 * __builtin_ctz(what) & 0xFF) != 0; }
+
+// Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
+bool is_forked() { return g_forks.load(std::memory_order_relaxed) != 0; }
+
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn);
+
+uint32_t consumer_of(uint64_t handle) {
+  for (uint32_t bit = 0; bit < OTP_MAX_SESSIONS; ++bit)
+    if (g_handles[bit].load(std::memory_order_relaxed) == handle) return 1u << bit;
+  return 0;
+}
+
+// Sessions that the calling thread's torch state belongs to. A callback that is left over (its session was stopped on
+// another thread, or while a jit.fork carried it) is taken away here: until then it costs that thread something per
+// operator.
+uint32_t carried_sessions() {
+  uint32_t found = 0;
+  uint64_t left_over = 0;
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.callback_.start() != &on_begin) continue;
+    uint32_t consumer = consumer_of(entry.handle_);
+    if (consumer == 0) left_over = entry.handle_;
+    found |= consumer;
+  }
+  if (left_over != 0 && !is_forked()) at::removeCallback(left_over);
+  return found;
+}
+
+bool carried_here(uint64_t handle) {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_)
+    if (entry.handle_ == handle) return true;
+  return false;
+}
+
+// Around changes of the observers: see before_fork().
+std::mutex g_control;
+
+// Each thread keeps a copy of those observers. One whose copy is old makes a new one with its next operator, under a
+// lock of torch's. Of a child, which has only the thread that forked, that lock may be held for ever by a thread that
+// is not there: so its copy is made new here, and stays so until the child is there.
+void before_fork() {
+  g_control.lock();
+  try {
+    at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  } catch (...) {  // no memory: then it is as it was
+  }
+}
+
+void after_fork_in_parent() { g_control.unlock(); }
+
+// What the parent had registered is left where it is: the child's recorder is empty, and its handles mean nothing.
+void after_fork_in_child() {
+  g_control.unlock();
+  g_forks.fetch_add(1, std::memory_order_relaxed);
+  for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
+  g_hot.wanting.store(0, std::memory_order_relaxed);
+}
+
+class OperatorWatch final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {
+    if (g_hot.name_generation.fetch_add(1, std::memory_order_release) == UINT32_MAX) g_hot.name_generation = 1;
+  }
+};
+
+void watch_operators() {
+  try {
+    // Never taken away: this library stays as long as the process.
+    static auto* watch = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OperatorWatch>()));
+    if (watch != nullptr) g_hot.name_generation.store(1, std::memory_order_relaxed);
+  } catch (...) {  // then names are compared by content
+  }
+}
+
+// Whether the name is that of a registered operator, in the dispatcher's own memory (1). Backward functions and labels
+// carry theirs in the RecordFunction itself, whose address says nothing (0); TorchScript's own operators have theirs in
+// a schema that the dispatcher does not watch (-1).
+int name_is_stable(const void* key) {
+  const auto& fn = *static_cast<const at::RecordFunction*>(key);
+  try {
+    std::optional<c10::OperatorName> name = fn.operator_name();
+    if (!name.has_value()) return 0;
+    std::optional<c10::OperatorHandle> found = c10::Dispatcher::singleton().findSchema(*name);
+    return found.has_value() && found->schema().name().c_str() == fn.name() ? 1 : -1;
+  } catch (...) {  // then its text is compared each time, which is right too
+    return 0;
+  }
+}
+
+uint32_t intern(const std::string& text, otp_name_kind kind) {
+  return g_api->intern(text.data(), static_cast<uint32_t>(text.size()), kind);
+}
+
+// A line for each entry; stacksToStr, which torch has for this, ends each with a separator.
+uint32_t intern_lines(const std::vector<std::string>& entries, char separator) {
+  std::string text;
+  for (const std::string& entry : entries) {
+    if (!text.empty()) text += separator;
+    text += entry;
+  }
+  return intern(text, OTP_NAME_CODE);
+}
+
+// What TorchScript is running; nothing, and nothing allocated, outside of it.
+bool add_call_stack(InputWords* words) {
+  std::vector<torch::jit::StackEntry> stack = torch::jit::currentCallstack();
+  if (stack.empty()) return true;
+  using namespace torch::profiler::impl;
+  return words->add_text(OTP_INPUT_CALL_STACK, intern_lines(callstackStr(prepareCallstack(stack)), '\n'));
+}
+
+bool add_module_hierarchy(InputWords* words) {
+  std::vector<std::string> modules = torch::jit::currentModuleHierarchy();
+  return modules.empty() || words->add_text(OTP_INPUT_MODULE_HIERARCHY, intern_lines(modules, '.'));
+}
+
+uint32_t overload_of(const at::RecordFunction& fn) {
+  if constexpr (requires { fn.overload_name(); }) {
+    return g_api->intern(fn.overload_name(), UINT32_MAX, OTP_NAME_OPERATOR);
+  } else {  // torch 2.6
+    std::optional<c10::OperatorName> name = fn.operator_name();
+    return name.has_value() ? intern(name->overload_name, OTP_NAME_OPERATOR) : 0;
+  }
+}
+
+// Asking for keywords copies them. What has outputs before it has run is an operator with a schema, which has none.
+bool may_have_keywords(const at::RecordFunction& fn) { return fn.num_outputs() == 0; }
+
+bool collect(const at::RecordFunction& fn, uint64_t wanting, InputWords* words) try {
+  words->clear(is_wanted(wanting, OTP_WANTS_STORAGES));
+  bool fitted = true;
+  if (is_wanted(wanting, OTP_WANTS_INPUTS) && fn.needsInputs()) {
+    fitted = words->add_inputs(fn.inputs(), fn.scope() == at::RecordScope::USER_SCOPE ? g_api->intern : nullptr);
+    if (may_have_keywords(fn)) fitted &= words->add_keywords(fn.kwinputs(), g_api->intern);
+  }
+  if (__builtin_expect(wanting < 0x100, 1)) return fitted;
+  if (is_wanted(wanting, OTP_WANTS_OVERLOADS)) fitted &= words->add_text(OTP_INPUT_OVERLOAD, overload_of(fn));
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return fitted;  // as torch has it
+  if (is_wanted(wanting, OTP_WANTS_CALL_STACKS)) fitted &= add_call_stack(words);
+  if (is_wanted(wanting, OTP_WANTS_MODULE_HIERARCHY)) fitted &= add_module_hierarchy(words);
+  return fitted;
+} catch (...) {  // an operator must run whatever its inputs are; what is there so far is whole
+  return false;
+}
+
+struct Scratch {
+  bool in_use = false;
+  InputWords words;
+};
+
+// The words are the thread's. Before the recorder has copied them it may ask for the context, and that may run
+// operators, which then go without.
+void begin_with_words(const at::RecordFunction& fn, uint64_t wanting, otp_begin_args* args) {
+  static thread_local Scratch t_scratch;
+  Scratch& scratch = t_scratch;  // finding it is a call
+  bool was_in_use = scratch.in_use;
+  if (!was_in_use) {
+    scratch.in_use = true;
+    if (!collect(fn, wanting, &scratch.words)) args->flags |= OTP_FLAG_INPUTS_CUT;
+    if (!scratch.words.empty() || args->flags != 0) {
+      args->inputs = scratch.words.data();
+      args->input_words = scratch.words.size();
+    }
+  }
+  g_hot.begin(args);
+  scratch.in_use = was_in_use;
+}
+
+// Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
+// Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
+// address), and a context would be an allocation per operator.
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
+  if (__builtin_expect(__atomic_load_n(&g_hot.active[OTP_EVENT_OPERATOR], __ATOMIC_RELAXED) == 0, 0)) {
+    if (!is_forked()) carried_sessions();
+    return nullptr;
+  }
+  otp_begin_args args;
+  args.key = &fn;
+  args.name = fn.name();
+  args.name_size = UINT32_MAX;
+  args.not_for = 0;
+  args.ticks = 0;
+  args.scope = static_cast<uint8_t>(fn.scope());
+  args.kind = OTP_EVENT_OPERATOR;
+  args.flags = 0;
+  args.nests = 0;
+  args.sequence_nr = fn.seqNr();
+  args.fwd_thread = static_cast<uint32_t>(fn.forwardThreadId());
+  args.source_tid = static_cast<uint32_t>(fn.threadId());
+  args.scope_mask = 0;
+  args.input_words = 0;
+  args.inputs = nullptr;
+  args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
+  args.name_is_stable = name_is_stable;
+  uint64_t wanting = g_hot.wanting.load(std::memory_order_relaxed);
+  if (__builtin_expect(wanting != 0, 0) && __atomic_load_n(g_hot.wants_inputs, __ATOMIC_RELAXED) != 0) {
+    begin_with_words(fn, wanting, &args);
+  } else {
+    g_hot.begin(&args);
+  }
+  return nullptr;
+}
+
+void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
+  uint8_t flags = fn.isAsync() ? OTP_FLAG_ASYNC : 0;
+  if (__builtin_expect(g_hot.end(&fn, flags, nullptr, 0) != 0, 1)) return;
+  // Not open here: begun before the session, ended by another of our callbacks, or begun on another thread.
+  if (fn.threadId() != at::RecordFunction::currentThreadId())
+    g_api->end_elsewhere(&fn, 0, static_cast<uint32_t>(fn.threadId()), flags, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace otp
+
+extern "C" {
+
+__attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) {
+  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
+    return OTP_E_VERSION;
+  if (otp::g_api != nullptr) return OTP_OK;
+  otp::g_hot.active = api->active;
+  otp::g_hot.wants_inputs = api->wants_inputs;
+  otp::g_hot.begin = api->begin;
+  otp::g_hot.end = api->end;
+  otp::g_api = api;
+  otp::watch_operators();
+  pthread_atfork(otp::before_fork, otp::after_fork_in_parent, otp::after_fork_in_child);
+  api->set_scope_hook(otp::carried_sessions);
+  api->set_context_carrier(&otp::kContextCarrier);
+  return OTP_OK;
+}
+
+__attribute__((visibility("default"))) const char* otp_torch_version(void) { return TORCH_VERSION; }
+
+__attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants,
+                                                              uint64_t* handle) {
+  at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
+  callback.needsInputs((wants & (OTP_WANTS_INPUTS | OTP_WANTS_DEVICES)) != 0);
+  otp::count_wants(wants, 1);
+  *handle = 0;
+  try {
+    std::lock_guard<std::mutex> lock(otp::g_control);
+    otp::g_observers.insert_or_assign(0, otp::Observer{consumer, all_threads != 0, wants});  // needs memory: first
+    *handle = all_threads != 0 ? at::addGlobalCallback(callback) : at::addThreadLocalCallback(callback);
+    auto observer = otp::g_observers.extract(0);
+    observer.key() = *handle;
+    otp::g_observers.insert(std::move(observer));
+    if (all_threads == 0) otp::g_handles[__builtin_ctz(consumer)].store(*handle, std::memory_order_relaxed);
+  } catch (...) {
+    otp::count_wants(wants, -1);
+    *handle = 0;  // of which otp_torch_unobserve knows that nothing is to be done
+  }
+}
+
+__attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle) {
+  if (handle == 0) return;
+  std::lock_guard<std::mutex> lock(otp::g_control);
+  auto found = otp::g_observers.find(handle);
+  if (found == otp::g_observers.end()) return;
+  otp::Observer observer = found->second;
+  otp::g_observers.erase(found);
+  otp::count_wants(observer.wants, -1);
+  // Only its own entry: a profile that nobody stopped goes when it is collected, and its bit may be another's by then.
+  uint64_t own = handle;
+  otp::g_handles[__builtin_ctz(observer.consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);
+  // Torch would complain on stderr of a handle that it does not find here.
+  if (!observer.all_threads && !otp::carried_here(handle)) return;
+  try {
+    at::removeCallback(handle);
+  } catch (...) {  // torch knows nothing of it any more: then there is nothing to take away
+  }
+}
+
+}  // extern "C"
