@@ -77,9 +77,17 @@ def test_every_test_says_what_it_proves():
     ] == []
 
 
-def test_cdef_agrees_with_the_headers():
+@pytest.mark.parametrize("cdef", build.CDEFS, ids=lambda path: path.stem)
+def test_cdef_agrees_with_the_headers(cdef):
     """What cffi is told is what the C headers declare; refresh it with `python otel_torchprof/_native/build.py`."""
-    assert build.CDEF.read_text() == build.cdef_from_headers()
+    assert cdef.read_text() == build.CDEFS[cdef]()
+
+
+def test_every_declaration_is_made_from_a_header():
+    """No module tells cffi, or ctypes, of this package's C in its own words; that none outside of `_native` does, test_layers proves."""
+    told = re.compile(r"\bcdef\((?!CDEF\.read_text\(\)\))|\bargtypes = \[ctypes|\brestype = ctypes")
+    sources = (ROOT / "otel_torchprof" / "_native").glob("*.py")
+    assert [name(path) for path in sources if told.search(path.read_text())] == []
 
 
 def test_requirements_are_pinned():

@@ -1,7 +1,7 @@
 """Builds the native core as the cffi extension ``otel_torchprof._native._core`` (API mode).
 
-``core.cdef`` is what cffi is told; it is made from the C headers by :func:`cdef_from_headers`, and a test proves that the
-two still agree. Refresh it with ``python otel_torchprof/_native/build.py``.
+``core.cdef`` is what cffi is told of it, and ``torch.cdef`` of the torch library, which is built on the user's machine. Both are made
+from the C headers (:data:`CDEFS`), and a test proves that they still agree. Refresh them with ``python otel_torchprof/_native/build.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ HEADERS = (
     "recorder.h",
     "sigterm.h",
 )
+TORCH = ROOT / "native" / "src" / "sources" / "torch"
+TORCH_HEADERS = ("ops.h", "memory.h", "devices.h", "collectives.h", "ranges.h")
 CDEF = HERE / "core.cdef"
 
 
@@ -42,13 +44,25 @@ def _declarations(header: str) -> str:
     return re.sub(r"\n\s*\n+", "\n", text).strip() + "\n"
 
 
-def cdef_from_headers() -> str:
-    """The declarations of every public header, in an order in which each uses only what stands before it."""
-    folder = INCLUDE / "otel_torchprof"
-    parts = [
-        f"/* {name} */\n{_declarations((folder / name).read_text())}" for name in HEADERS if (folder / name).exists()
-    ]
-    return "/* Made from the headers in native/include by build.py: do not edit. */\n" + "\n".join(parts)
+def _all_declarations(folder: Path, names: tuple[str, ...], before: str = "") -> str:
+    """Those of some headers, in an order in which each uses only what stands before it."""
+    parts = [f"/* {name} */\n{_declarations((folder / name).read_text())}" for name in names]
+    made = f"/* Made from the headers in {folder.relative_to(ROOT).as_posix()} by build.py: do not edit. */\n"
+    return made + before + "\n".join(parts)
+
+
+def core_cdef() -> str:
+    """The declarations of every public header of the core."""
+    return _all_declarations(INCLUDE / "otel_torchprof", HEADERS)
+
+
+def torch_cdef() -> str:
+    """The declarations of the torch library, which is given the core's table of functions and hands it on to nobody."""
+    return _all_declarations(TORCH, TORCH_HEADERS, "typedef struct otp_api otp_api;\n\n")
+
+
+CDEFS = {CDEF: core_cdef, HERE / "torch.cdef": torch_cdef}
+"""What makes each file."""
 
 
 def _version() -> str:
@@ -62,9 +76,7 @@ def _version() -> str:
 def _builder() -> FFI:
     ffi = FFI()
     ffi.cdef(CDEF.read_text())
-    includes = "\n".join(
-        f"#include <otel_torchprof/{name}>" for name in HEADERS if (INCLUDE / "otel_torchprof" / name).exists()
-    )
+    includes = "\n".join(f"#include <otel_torchprof/{name}>" for name in HEADERS)
     folders = [ROOT / "native" / "src" / name for name in ("core", "model", "encode")]
     sources = [path for folder in folders for path in sorted(folder.glob("*.cc"))]
     headers = [*INCLUDE.rglob("*.h"), *(ROOT / "native" / "src").rglob("*.h")]
@@ -83,7 +95,8 @@ def _builder() -> FFI:
 
 
 if __name__ == "__main__":
-    CDEF.write_text(cdef_from_headers())
-    sys.stdout.write(f"wrote {CDEF.relative_to(ROOT)}\n")
+    for cdef, make in CDEFS.items():
+        cdef.write_text(make())
+        sys.stdout.write(f"wrote {cdef.relative_to(ROOT)}\n")
 else:
     ffibuilder = _builder()

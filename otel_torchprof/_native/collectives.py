@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cffi import FFI
 
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
 from otel_torchprof.errors import TorchLibraryError
@@ -16,15 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .recorder import Session
-
-COLLECTIVE_FUNCTIONS = """
-    void otp_torch_attach_collectives(const void *api);
-    int64_t otp_torch_collectives_start(uint32_t consumer, uint64_t most);
-    uint64_t otp_torch_collectives_take(int64_t token, void *out, uint64_t room);
-    uint64_t otp_torch_collectives_lost(int64_t token);
-    void otp_torch_collectives_stop(int64_t token);
-"""
-"""What ``torch_collectives.h`` declares."""
+    from .torch_functions import TorchFunctions
 
 MOST = 1 << 16
 """Collectives of one recording that may wait to be taken: 5 MB."""
@@ -32,7 +23,6 @@ MOST = 1 << 16
 _ENTRY = np.dtype([(column.name, column.dtype) for column in COLLECTIVE_COLUMNS])
 """``otp_collective``."""
 _ROOM = 4096
-_ffi = FFI()
 
 Collectives = dict[str, "npt.NDArray[Any]"]
 """Arrays of :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`."""
@@ -45,14 +35,14 @@ class Collecting:
         TorchLibraryError: torch refused.
     """
 
-    def __init__(self, native: Any, session: Session, most: int = MOST) -> None:
-        self._native = native
-        self._token = int(native.otp_torch_collectives_start(session.consumer, most))
+    def __init__(self, functions: TorchFunctions, session: Session, most: int = MOST) -> None:
+        self._ffi, self._native = functions.ffi, functions.lib
+        self._token = int(self._native.otp_torch_collectives_start(session.consumer, most))
         if self._token == 0:
             raise TorchLibraryError("torch refused to tell of collectives")
         self._lost = 0
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _stop, native, self._token, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._native, self._token, self._pid)
         self._finalizer.atexit = False
 
     def take(self) -> Collectives:
@@ -60,8 +50,8 @@ class Collecting:
         parts = []
         while True:
             part = np.empty(_ROOM, dtype=_ENTRY)
-            out = _ffi.from_buffer("char[]", part)
-            count = int(self._native.otp_torch_collectives_take(self._token, _address(out), _ROOM))
+            out = self._ffi.from_buffer("otp_collective[]", part)
+            count = int(self._native.otp_torch_collectives_take(self._token, out, _ROOM))
             parts.append(part[:count])
             if count < _ROOM:
                 break
@@ -88,11 +78,6 @@ class Collecting:
 def no_collectives() -> Collectives:
     """None."""
     return {column.name: np.empty(0, column.dtype) for column in COLLECTIVE_COLUMNS}
-
-
-def _address(data: Any) -> Any:
-    """The same pointer for the library's own ffi, which knows the types by other objects."""
-    return _ffi.cast("void *", data)
 
 
 def _stop(native: Any, token: int, pid: int) -> None:

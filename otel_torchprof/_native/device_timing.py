@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from cffi import FFI
 
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof.errors import NativeError, TorchProfError
@@ -16,36 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .recorder import Session
-
-DEVICE_FUNCTIONS = """
-    typedef struct {
-      uint64_t count;
-      uint64_t *event;
-      int64_t *start;
-      int64_t *duration;
-      int64_t *stream;
-      int32_t *device_type;
-      int32_t *device_index;
-    } otp_device_times;
-    typedef struct { uint64_t timed, waiting, late, captured, lost, failed; } otp_device_counts;
-    typedef struct {
-      uint64_t events_alive, events_made, waiting, calibrations;
-      int64_t uncertainty_ns;
-    } otp_device_stats;
-    void otp_torch_attach_devices(const void *api);
-    int otp_torch_devices_start(uint32_t consumer, const char *type, int which, uint64_t most, int64_t *token, char *why, uint32_t size);
-    void otp_torch_devices_pause(int64_t token, int paused);
-    void otp_torch_devices_hold(int captures);
-    uint64_t otp_torch_devices_collect(int64_t wait_ns);
-    int otp_torch_devices_take(int64_t token, otp_device_times *out);
-    void otp_torch_devices_free(otp_device_times *times);
-    int otp_torch_devices_stop(int64_t token, int64_t wait_ns, otp_device_times *times, otp_device_counts *counts);
-    void otp_torch_devices_counts(int64_t token, otp_device_counts *out);
-    void otp_torch_devices_stats(otp_device_stats *out);
-    void otp_torch_devices_failure(char *why, uint32_t size);
-    void otp_torch_devices_exit(void);
-"""
-"""What ``torch_devices.h`` declares."""
+    from .torch_functions import TorchFunctions
 
 DEVICE_EVENTS = {"ops": 1, "leaves": 2, "labels": 3}
 """What can be timed: ``otp_device_events``."""
@@ -54,8 +24,6 @@ STOP_WAIT = 5.0
 """Seconds that a stop waits for what a device has been given: whoever stops has let it finish before, as a rule."""
 
 _TEXT = 512
-_ffi = FFI()
-_ffi.cdef(DEVICE_FUNCTIONS)
 
 Times = dict[str, "npt.NDArray[Any]"]
 
@@ -93,7 +61,7 @@ class DeviceTiming:
     """The times of one session's events, from now until :meth:`stop` or until nothing refers to it any more. Thread-safe.
 
     Args:
-        native: the torch library.
+        functions: of the torch library.
         session: that runs; it has to have been made with ``devices``.
         device: the type, as ``torch.device`` names it.
         events: a key of :data:`DEVICE_EVENTS`.
@@ -103,21 +71,19 @@ class DeviceTiming:
         TorchProfError: the device cannot be timed, and why.
     """
 
-    def __init__(self, native: Any, session: Session, device: str, events: str, most: int) -> None:
-        self._native = native
-        why = _ffi.new("char[]", _TEXT)
+    def __init__(self, functions: TorchFunctions, session: Session, device: str, events: str, most: int) -> None:
+        self._ffi, self._native = functions.ffi, functions.lib
+        why = self._ffi.new("char[]", _TEXT)
         which = DEVICE_EVENTS[events]
         self._pid = os.getpid()
         self._last: tuple[Times, DeviceCounts] | None = None
         # Before the start and the stop, which may be interrupted: what they have come to is found here.
-        token, self._ended = _ffi.new("int64_t *"), (self._new_times(), _ffi.new("otp_device_counts *"))
-        self._finalizer = weakref.finalize(self, _abandon, native, token, self._pid)
+        token, self._ended = self._ffi.new("int64_t *"), (self._new_times(), self._ffi.new("otp_device_counts *"))
+        self._finalizer = weakref.finalize(self, _abandon, functions, token, self._pid)
         self._finalizer.atexit = False
-        status = native.otp_torch_devices_start(
-            session.consumer, device.encode(), which, most, _native(token), _native(why), _TEXT
-        )
+        status = self._native.otp_torch_devices_start(session.consumer, device.encode(), which, most, token, why, _TEXT)
         if status != 0:
-            raise TorchProfError(_text(why))
+            raise TorchProfError(self._text(why))
         self._token = int(token[0])
 
     def pause(self, *, paused: bool) -> None:
@@ -134,8 +100,8 @@ class DeviceTiming:
     def take(self) -> Times:
         """The times that are known and were not taken before: see ``DEVICE_COLUMNS``."""
         times = self._new_times()
-        _check(self._native.otp_torch_devices_take(self._token, _native(times)))
-        return _columns(times)
+        _check(self._native.otp_torch_devices_take(self._token, times))
+        return self._columns(times)
 
     def stop(self, wait: float = STOP_WAIT) -> Times:
         """Ends it and returns the rest of the times; the same again when called again, after an interrupt too.
@@ -149,57 +115,49 @@ class DeviceTiming:
     def _stopped(self, wait: float) -> tuple[Times, DeviceCounts]:
         times, counts = self._ended
         if self._finalizer.alive and self._pid == os.getpid():
-            _check(self._native.otp_torch_devices_stop(self._token, int(wait * 1e9), _native(times), _native(counts)))
+            _check(self._native.otp_torch_devices_stop(self._token, int(wait * 1e9), times, counts))
         self._finalizer.detach()
-        return _columns(times), _counts(counts)
+        return self._columns(times), _counts(counts)
 
     def counts(self) -> DeviceCounts:
         """What has become of the pairs so far, or had at the stop."""
         if self._last is not None:
             return self._last[1]
-        counts = _ffi.new("otp_device_counts *")
-        self._native.otp_torch_devices_counts(self._token, _native(counts))
+        counts = self._ffi.new("otp_device_counts *")
+        self._native.otp_torch_devices_counts(self._token, counts)
         return _counts(counts)
 
     def failure(self) -> str:
         """Why nothing is timed any more; empty where all is well."""
-        why = _ffi.new("char[]", _TEXT)
-        self._native.otp_torch_devices_failure(_native(why), _TEXT)
-        return _text(why)
+        why = self._ffi.new("char[]", _TEXT)
+        self._native.otp_torch_devices_failure(why, _TEXT)
+        return self._text(why)
 
     def stats(self) -> DeviceStats:
         """State of the timing, of all sessions together."""
-        stats = _ffi.new("otp_device_stats *")
-        self._native.otp_torch_devices_stats(_native(stats))
+        stats = self._ffi.new("otp_device_stats *")
+        self._native.otp_torch_devices_stats(stats)
         return DeviceStats(*(int(getattr(stats, name)) for name in DeviceStats._fields))
 
     def _new_times(self) -> Any:
-        native = self._native
-        return _ffi.gc(_ffi.new("otp_device_times *"), lambda times: native.otp_torch_devices_free(_native(times)))
+        return self._ffi.gc(self._ffi.new("otp_device_times *"), self._native.otp_torch_devices_free)
 
+    def _columns(self, times: Any) -> Times:
+        count, buffer = int(times.count), self._ffi.buffer
+        return {
+            c.name: np.frombuffer(buffer(getattr(times, c.name), count * c.dtype.itemsize), c.dtype).copy()
+            if count
+            else np.empty(0, c.dtype)
+            for c in DEVICE_COLUMNS
+        }
 
-def _columns(times: Any) -> Times:
-    count = int(times.count)
-    return {
-        c.name: np.frombuffer(_ffi.buffer(getattr(times, c.name), count * c.dtype.itemsize), c.dtype).copy()
-        if count
-        else np.empty(0, c.dtype)
-        for c in DEVICE_COLUMNS
-    }
-
-
-def _native(data: Any) -> Any:
-    """The same pointer for the library's own ffi, which knows the types by other objects."""
-    return _ffi.cast("void *", data)
+    def _text(self, text: Any) -> str:
+        said: bytes = self._ffi.string(text)
+        return said.decode(errors="replace").strip().partition("\n")[0]
 
 
 def _counts(counts: Any) -> DeviceCounts:
     return DeviceCounts(*(int(getattr(counts, name)) for name in DeviceCounts._fields))
-
-
-def _text(text: Any) -> str:
-    said: bytes = _ffi.string(text)
-    return said.decode(errors="replace").strip().partition("\n")[0]
 
 
 def _check(status: int) -> None:
@@ -207,9 +165,10 @@ def _check(status: int) -> None:
         raise NativeError("the times of devices were lost: there is no memory for them")
 
 
-def _abandon(native: Any, token: Any, pid: int) -> None:
+def _abandon(functions: TorchFunctions, token: Any, pid: int) -> None:
     # Nobody has stopped it, and nobody will read its times.
     if token[0] > 0 and os.getpid() == pid:
-        times, counts = _ffi.new("otp_device_times *"), _ffi.new("otp_device_counts *")
-        native.otp_torch_devices_stop(token[0], 0, _native(times), _native(counts))
-        native.otp_torch_devices_free(_native(times))
+        ffi, native = functions.ffi, functions.lib
+        times, counts = ffi.new("otp_device_times *"), ffi.new("otp_device_counts *")
+        native.otp_torch_devices_stop(token[0], 0, times, counts)
+        native.otp_torch_devices_free(times)

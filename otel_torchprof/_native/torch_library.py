@@ -20,10 +20,11 @@ from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build
-from .collectives import COLLECTIVE_FUNCTIONS, Collecting
-from .device_timing import DEVICE_FUNCTIONS, DeviceTiming
+from .collectives import Collecting
+from .device_timing import DeviceTiming
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
+from .torch_functions import TorchFunctions
 
 
 def installed_torch() -> Any | None:
@@ -54,11 +55,11 @@ class Wants(enum.IntFlag):
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, library: Any, session: Session, wants: Wants) -> None:
-        handle = ffi.new("uint64_t *")
-        self._parts = library, handle, os.getpid()
+    def __init__(self, functions: TorchFunctions, session: Session, wants: Wants) -> None:
+        handle = functions.ffi.new("uint64_t *")
+        self._parts = functions.lib, handle, os.getpid()
         self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted
-        library.otp_torch_observe(session.consumer, session.all_threads, wants, ffi.cast("void *", handle))
+        functions.lib.otp_torch_observe(session.consumer, session.all_threads, wants, handle)
         if handle[0] == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
 
@@ -111,7 +112,7 @@ class TorchLibrary:
         self.path = path
         self.handle = _open(path)
         """Of ``dlopen``, for those who need others of its functions."""
-        self._native = _attach(self.handle, path)
+        self.functions = _attached(self.handle, path)
 
     def observe(self, session: Session, wants: Wants | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
@@ -123,7 +124,7 @@ class TorchLibrary:
         """
         if wants is None:
             wants = Wants.INPUTS if session.inputs else Wants(0)
-        return Observation(self._native, session, wants)
+        return Observation(self.functions, session, wants)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
         """Lets a running session have what is allocated and given back on the calling thread and where torch carries its state.
@@ -132,14 +133,15 @@ class TorchLibrary:
             TorchProfError: a profiler of torch's is running on the thread.
             TorchLibraryError: torch refused, or the library was built without.
         """
-        if not _tells_of_memory(self._native):
+        if not self.functions.tells_of_memory:
             raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/memory.cc"))
-        token = int(self._native.otp_torch_observe_memory(session.consumer))
-        if token == self._native.OTP_TORCH_MEMORY_OCCUPIED:
+        native = self.functions.lib
+        token = int(native.otp_torch_observe_memory(session.consumer))
+        if token == native.OTP_TORCH_MEMORY_OCCUPIED:
             raise TorchProfError(_OCCUPIED)
         if token <= 0:
             raise TorchLibraryError("torch refused to tell of what it allocates")
-        return MemoryObservation(self._native, session, token)
+        return MemoryObservation(native, session, token)
 
     def time_devices(self, session: Session, device: str, events: str, most: int) -> DeviceTiming:
         """Times a running session's events on devices of a type (``"cuda"``): see :class:`DeviceTiming`.
@@ -149,13 +151,13 @@ class TorchLibrary:
         Raises:
             TorchProfError: the device cannot be timed, and why.
         """
-        if not _times_devices(self._native):
+        if not self.functions.times_devices:
             raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/devices.cc"))
-        return DeviceTiming(self._native, session, device, events, most)
+        return DeviceTiming(self.functions, session, device, events, most)
 
     def collect_devices(self, wait: float) -> int:
         """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
-        return int(self._native.otp_torch_devices_collect(int(wait * 1e9))) if _times_devices(self._native) else 0
+        return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
     def tell_collectives(self, session: Session) -> Collecting:
         """Tells of a running session's collectives: see :class:`Collecting`.
@@ -163,14 +165,14 @@ class TorchLibrary:
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
         """
-        if not _tells_collectives(self._native):
+        if not self.functions.tells_collectives:
             raise TorchLibraryError(torch_build.why_left_out(self.path, torch_build.COLLECTIVES))
-        return Collecting(self._native, session)
+        return Collecting(self.functions, session)
 
     def hold_devices(self, captures: int) -> None:
         """How many streams are being captured: while any is, no device is marked and none is asked."""
-        if _times_devices(self._native):
-            self._native.otp_torch_devices_hold(captures)
+        if self.functions.times_devices:
+            self.functions.lib.otp_torch_devices_hold(captures)
 
 
 def _name_of(descriptor: int, path: Path) -> str:
@@ -204,49 +206,21 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def _attach(handle: int, path: Path) -> Any:
-    from cffi import FFI
-
-    loader = FFI()
-    loader.cdef("""
-        int otp_torch_attach(const void *api);
-        const char *otp_torch_version(void);
-        void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants, void *handle);
-        void otp_torch_unobserve(uint64_t handle);
-        enum { OTP_TORCH_MEMORY_OCCUPIED = -1, OTP_TORCH_MEMORY_REFUSED = -2 };
-        int64_t otp_torch_observe_memory(uint32_t consumer);
-        int otp_torch_unobserve_memory(uint32_t consumer, int64_t token);
-        void otp_torch_attach_memory(const void *api);
-    """)
-    loader.cdef(DEVICE_FUNCTIONS)
-    loader.cdef(COLLECTIVE_FUNCTIONS)
-    native = loader.dlopen(loader.cast("void *", handle))
-    api = loader.cast("void *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
+def _attached(handle: int, path: Path) -> TorchFunctions:
+    """The library's functions, once it has the recorder."""
+    functions = TorchFunctions(handle)
+    native = functions.lib
+    api = functions.ffi.cast("otp_api *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
     if native.otp_torch_attach(api) != 0:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
-    if _tells_of_memory(native):
+    if functions.tells_of_memory:
         native.otp_torch_attach_memory(api)
-    if _tells_collectives(native):
+    if functions.tells_collectives:
         native.otp_torch_attach_collectives(api)
-    if _times_devices(native):
+    if functions.times_devices:
         native.otp_torch_attach_devices(api)
         atexit.register(native.otp_torch_devices_exit)
-    return native
-
-
-def _times_devices(native: Any) -> bool:
-    """False where that part did not compile against the torch that is installed."""
-    return hasattr(native, "otp_torch_attach_devices")
-
-
-def _tells_collectives(native: Any) -> bool:
-    """False where that part did not compile, or torch was built without distributed."""
-    return hasattr(native, "otp_torch_attach_collectives")
-
-
-def _tells_of_memory(native: Any) -> bool:
-    """False where that part did not compile against the torch that is installed."""
-    return hasattr(native, "otp_torch_attach_memory")
+    return functions
 
 
 _FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32

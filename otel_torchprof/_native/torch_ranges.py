@@ -10,11 +10,15 @@ import enum
 import functools
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build, torch_library
+
+if TYPE_CHECKING:
+    from .torch_functions import TorchFunctions
 
 
 class Parts(enum.IntFlag):
@@ -45,15 +49,7 @@ class TorchRanges:
         native = ctypes.PyDLL(str(library.path), handle=library.handle)
         if not hasattr(native, "otp_ranges_start"):
             raise TorchLibraryError(torch_build.why_left_out(library.path, "torch/ranges.cc"))
-        native.otp_ranges_of_torch.argtypes = [ctypes.c_int, ctypes.POINTER(RangeFunctions)]
-        native.otp_ranges_start.argtypes = [ctypes.POINTER(RangeFunctions), ctypes.c_uint32]
-        native.otp_ranges_start.restype = ctypes.c_uint64
-        native.otp_ranges_here.argtypes = []
-        native.otp_ranges_here.restype = ctypes.c_uint64
-        native.otp_ranges_stop.argtypes = [ctypes.c_uint64]
-        native.otp_ranges_label_begin.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-        native.otp_ranges_label_end.argtypes = [ctypes.c_void_p]
-        native.otp_ranges_mark.argtypes = [ctypes.c_uint64, ctypes.c_char_p]
+        _declare(native, library.functions)
         self._native = native
 
     def of_torch(self, *, itt: bool) -> RangeFunctions | None:
@@ -89,6 +85,24 @@ class TorchRanges:
     def label_end(self, key: int) -> None:
         """Ends it, where it is open on the calling thread."""
         self._native.otp_ranges_label_end(key)
+
+
+_INTEGERS = {"int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64}
+_TARGETS = {"char": ctypes.c_char_p, "void": ctypes.c_void_p, "otp_range_functions": ctypes.POINTER(RangeFunctions)}
+
+
+def _declare(native: ctypes.PyDLL, functions: TorchFunctions) -> None:
+    """Tells ctypes what the header says of these functions."""
+    for name in dir(functions.lib):
+        if name.startswith("otp_ranges_"):
+            declared, function = functions.ffi.typeof(getattr(functions.lib, name)), getattr(native, name)
+            function.argtypes = [_of_ctypes(argument) for argument in declared.args]
+            function.restype = None if declared.result.kind == "void" else _of_ctypes(declared.result)
+
+
+def _of_ctypes(declared: Any) -> Any:
+    """The type of ctypes for one of cffi."""
+    return _TARGETS[declared.item.cname] if declared.kind == "pointer" else _INTEGERS[declared.cname]
 
 
 def _bytes(text: str) -> bytes:
