@@ -62,8 +62,9 @@ class LentSpans:
         if states is not None:
             columns["trace_state"] = states
         attributes = [self._attribute(column, count, len(names)) for column in table.attributes]
-        links = _checked("links", table.links, LINK, len(table.links))
-        return SpanColumns(count, {**columns, "trace_ids": table.trace_ids}, attributes, links, names)
+        columns["trace_ids"] = table.trace_ids
+        columns["links"] = _checked("links", table.links, LINK, len(table.links))
+        return SpanColumns(count, columns, attributes, len(table.links), names)
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
         """Only the rows that are encoded: a table may go out in many pieces."""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Names
 
 Array = npt.NDArray[Any]
-_C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t[]" for sign in "iu" for size in (1, 4, 8)}
+_POINTERS = {name: field.type.item for name, field in ffi.typeof("otp_spans").fields if field.type.kind == "pointer"}
+_ARRAYS = {name: ffi.typeof(f"{item.cname}[]") for name, item in _POINTERS.items()}
+_BYTES, _ENDS, _TEXT = (ffi.typeof(kind) for kind in ("uint8_t[]", "uint64_t[]", "char[]"))
 
 
 class SpanAttribute(NamedTuple):
@@ -34,9 +36,9 @@ class SpanColumns:
 
     Args:
         count: of the spans.
-        columns: the arrays of integers of ``otp_spans``, by name.
+        columns: the arrays of ``otp_spans``, by name, with values as wide as the struct's.
         attributes: in their order.
-        links: of ``otp_link``, by row.
+        link_count: of the column ``links``.
         names: that the columns point into.
     """
 
@@ -45,7 +47,7 @@ class SpanColumns:
         count: int,
         columns: Mapping[str, Array],
         attributes: Iterable[SpanAttribute],
-        links: Array,
+        link_count: int,
         names: Names,
     ) -> None:
         self._alive: list[Any] = []
@@ -53,12 +55,11 @@ class SpanColumns:
         self.native: Any = ffi.new(
             "otp_spans *",
             {
-                **{name: self._array(values) for name, values in columns.items()},
+                **{name: self._array(_ARRAYS[name], values) for name, values in columns.items()},
                 "count": count,
                 "attributes": self._keep(ffi.new("otp_attribute[]", lent)),
                 "attribute_count": len(lent),
-                "links": self._keep(ffi.from_buffer("otp_link[]", np.ascontiguousarray(links))),
-                "link_count": len(links),
+                "link_count": link_count,
                 "names": self._names(names),
             },
         )
@@ -68,21 +69,22 @@ class SpanColumns:
         self._alive.append(pointer)
         return pointer
 
-    def _array(self, values: Array) -> Any:
-        return self._keep(ffi.from_buffer(_C_TYPES[values.dtype], np.ascontiguousarray(values)))
+    def _array(self, kind: Any, values: Array) -> Any:
+        return self._keep(ffi.from_buffer(kind, np.ascontiguousarray(values)))
 
     def _attribute(self, attribute: SpanAttribute) -> dict[str, Any]:
-        values = self._keep(ffi.from_buffer("char[]", np.ascontiguousarray(attribute.values)))
+        values = self._array(_TEXT, attribute.values)
         return {
-            "key": self._keep(ffi.from_buffer("char[]", attribute.key)),
+            "key": self._keep(ffi.from_buffer(_TEXT, attribute.key)),
             "key_size": len(attribute.key),
             "type": attribute.type,
             "values": ffi.cast("void *", values),
-            "present": ffi.NULL if attribute.present is None else self._array(attribute.present),
+            "present": ffi.NULL if attribute.present is None else self._array(_BYTES, attribute.present),
         }
 
     def _names(self, names: Names) -> dict[str, Any]:
-        lent = {"data": self._array(names.data), "ends": self._array(names.ends), "count": len(names.ends)}
-        if names.added is not None:
-            lent |= {"more_data": self._array(names.added.data), "more_ends": self._array(names.added.ends)}
+        data, ends, added = self._array(_BYTES, names.data), self._array(_ENDS, names.ends), names.added
+        lent = {"data": data, "ends": ends, "count": len(names.ends)}
+        if added is not None:
+            lent |= {"more_data": self._array(_BYTES, added.data), "more_ends": self._array(_ENDS, added.ends)}
         return lent
