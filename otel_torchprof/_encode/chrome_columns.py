@@ -13,10 +13,10 @@ from otel_torchprof._native.chrome_encoders import EscapedNames, SpanTexts, enco
 from otel_torchprof._spans.span_tables import narrowed
 from otel_torchprof._tree.units import AttributeType, extend_names
 
+from .checked_spans import CheckedSpans
 from .chrome_json import compact, valid
 from .chrome_objects import ANNOTATION, OPERATOR, category_of, slice_name
 from .chrome_tracks import Outlines
-from .lent_spans import LentSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class Columns:
         self._table, rows = _with_numbered_steps(narrowed(spans.table)), spans.rows
         self._spans = spans
         self._rows = np.arange(rows.start, rows.stop, rows.step)
-        self._lent = LentSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
+        self._checked_spans = CheckedSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
         # Nearly always all rows in their order: a slice copies nothing.
         self._picked: slice | Array = slice(rows.start, rows.stop) if rows.step == 1 else self._rows
         self.outlines = self._outlines()
@@ -56,10 +56,12 @@ class Columns:
 
     def pieces(self, pid: int, base: int, first_arrow: int) -> Iterator[bytes]:
         """The lines of JSON."""
-        names = EscapedNames(self._lent.all_names)
+        names = EscapedNames(self._checked_spans.all_names)
         keys = Names.of([f"{compact(column.key)}:" for column in self._table.attributes])
         texts = SpanTexts(names, EscapedNames(Names.of(self._category_names())), keys)
-        return encode_spans(self._lent.spans, self._layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid)
+        return encode_spans(
+            self._checked_spans.spans, self._layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid
+        )
 
     def _outlines(self) -> Outlines:
         table, picked = self._table, self._picked
@@ -125,7 +127,7 @@ class Columns:
         rows, links = self._layout["rows"], self._table.links
         if not len(links):
             return {"arrow_from": np.empty(0, dtype=np.uint64), "arrow_to": np.empty(0, dtype=np.uint64)}
-        target = link_targets(self._lent.spans, rows, len(links))
+        target = link_targets(self._checked_spans.spans, rows, len(links))
         place = np.full(len(self._table), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
         source = place[links["row"]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._native.otlp_encoders import RequestParts, encode_otlp
 
-from .lent_spans import LentSpans
+from .checked_spans import CheckedSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,8 +64,8 @@ def encode_counted(
     rows: range | None = None,
 ) -> Iterator[tuple[bytes, int]]:
     """As :func:`encode`, each message with the number of spans in it."""
-    lent = LentSpans(table, checked_rows(table, rows, max_bytes))
-    return _messages(lent, _common(resource, scope), max_bytes)
+    spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
+    return _messages(spans, _common(resource, scope), max_bytes)
 
 
 def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
@@ -120,6 +120,6 @@ def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:
     )
 
 
-def _messages(lent: LentSpans, common: RequestParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    if lent.rows:
-        yield from encode_otlp(lent.spans, common, lent.rows, message_size(max_bytes, sum(map(len, common))))
+def _messages(spans: CheckedSpans, common: RequestParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    if spans.rows:
+        yield from encode_otlp(spans.spans, common, spans.rows, message_size(max_bytes, sum(map(len, common))))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native.otlp_encoders import LineParts, encode_otlp_json
 
-from .lent_spans import LentSpans
+from .checked_spans import CheckedSpans
 from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, message_size
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def encode_counted(
 
     The spans are the same, and so are the errors. Each line is made when it is asked for, without the GIL.
     """
-    lent = LentSpans(table, checked_rows(table, rows, max_bytes))
-    return _lines(lent, _around(resource, scope), max_bytes)
+    spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
+    return _lines(spans, _around(resource, scope), max_bytes)
 
 
-def _lines(lent: LentSpans, around: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    if lent.rows:
-        yield from encode_otlp_json(lent.spans, around, lent.rows, message_size(max_bytes, sum(map(len, around))))
+def _lines(spans: CheckedSpans, around: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    if spans.rows:
+        yield from encode_otlp_json(spans.spans, around, spans.rows, message_size(max_bytes, sum(map(len, around))))
 
 
 def _around(resource: Resource, scope: InstrumentationScope) -> LineParts:

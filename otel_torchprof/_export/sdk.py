@@ -80,7 +80,7 @@ def _from_first(known: list[int], new: Callable[[], int]) -> Callable[[], int]:
     return following
 
 
-def ambient_span() -> SpanContext | None:
+def current_span() -> SpanContext | None:
     """The span that the calling thread (or task) is in, if any."""
     found = trace.get_current_span().get_span_context()
     return found if found.is_valid else None

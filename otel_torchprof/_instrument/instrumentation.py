@@ -12,9 +12,9 @@ from otel_torchprof._native.torch_library import Wants
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.ambient import AmbientTable
 from otel_torchprof._sources.collective_source import CollectiveSource
 from otel_torchprof._sources.compile_events import CompileEvents
+from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.frame_filter import ALL_FRAMES
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.live_device_source import LiveDeviceSource
@@ -127,12 +127,12 @@ class Instrumentation:
         self._recording.keep_step()
 
     def _new_recording(self) -> LiveRecording:
-        self._ambient = AmbientTable()
+        self._contexts = ContextTable()
         return LiveRecording(
             self._provider,
             self._cleanup,
             detail=self._detail,
-            ambient=self._ambient,
+            contexts=self._contexts,
             averages=self._processor.averages,
             expects_steps=self._steps.expects_steps,
             before_drain=self._before_drain,
@@ -223,8 +223,8 @@ class Instrumentation:
             self._trace_calls()
 
     def _attach(self) -> None:
-        self._cleanup.push(self._ambient.unfollow)
-        self._contexts_are_cheap = self._ambient.follow()
+        self._cleanup.push(self._contexts.unfollow)
+        self._contexts_are_cheap = self._contexts.follow()
         self._recording.sources.start()
         if self._states["labels"] == ON:
             self._recording.sources.add(self._compilations)
@@ -326,7 +326,7 @@ class Instrumentation:
                     self._steps.optimizer_stepped(mark.optimizer)
 
     def _on_boundary(self, number: int, now: int) -> None:
-        self._recording.boundary(number, now, self._ambient.number_of(self._mark.context), self._mark.thread)
+        self._recording.boundary(number, now, self._contexts.number_of(self._mark.context), self._mark.thread)
         if self._detail == "steps":
             # What happens between two ends of a step is now known without asking every module of the model.
             self._modules.remove()

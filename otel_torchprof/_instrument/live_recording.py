@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._process.cleanup import CleanupStack
-    from otel_torchprof._sources.ambient import AmbientTable
+    from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.steps import Step, StepSpan
@@ -86,7 +86,7 @@ class LiveRecording:
         provider: whose rules hold.
         cleanup: gets what stops it.
         detail: a key of :data:`KINDS`.
-        ambient: which span a context stands for.
+        contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
         before_drain: tells of the steps that have ended, by :meth:`boundary`.
@@ -107,7 +107,7 @@ class LiveRecording:
         cleanup: CleanupStack,
         *,
         detail: str,
-        ambient: AmbientTable,
+        contexts: ContextTable,
         averages: RunningAverages,
         expects_steps: Callable[[], bool],
         before_drain: Callable[[], None],
@@ -124,7 +124,7 @@ class LiveRecording:
         self.provider = provider
         self.detail = detail
         self._traces_events = detail != "steps"
-        self._ambient = ambient
+        self._contexts = contexts
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
@@ -137,7 +137,7 @@ class LiveRecording:
         self._choice = policy.choice()
         self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
         self.steps = Steps(
-            provider.new_trace, provider.new_span_id, self._surroundings, wants=self._wants, job=self._job.link
+            provider.new_trace, provider.new_span_id, self._current_span, wants=self._wants, job=self._job.link
         )
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -152,7 +152,7 @@ class LiveRecording:
             key=provider.new_span_id() ^ secrets.randbits(64),
             steps=self.steps,
             new_trace=provider.new_trace,
-            surroundings=self._surroundings,
+            current_span=self._current_span,
             shortest_call=shortest_call,
             collectives=self._links,
             keeps_bare_calls=keeps_bare_calls,
@@ -215,7 +215,7 @@ class LiveRecording:
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
         now = self.now()
-        self._ambient.begin_drain(now)
+        self._contexts.begin_drain(now)
         drained = self.sources.drain(SLICE_BYTES)
         watermark, final = drained.watermark, final and drained.is_last
         batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
@@ -237,8 +237,8 @@ class LiveRecording:
         spans, sent = self._spans(len(drained), placed, [*step_spans, *roots], jobs, final=final)
         self._add_up(placed, step_spans)
         inside = self._inside(placed, step_spans)
-        self._ambient.end_drain(watermark, still_open=batch.opens.context.tolist())
-        self.steps.forget_contexts(lambda number: self._ambient.get(number) is not None)
+        self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
+        self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
         self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
         self._report_steps(step_spans)
@@ -315,8 +315,8 @@ class LiveRecording:
         self.session.discard()
         return self.finish()
 
-    def _surroundings(self, context: int) -> tuple[SpanContext, int | None] | None:
-        found = self._ambient.get(context)
+    def _current_span(self, context: int) -> tuple[SpanContext, int | None] | None:
+        found = self._contexts.get(context)
         return None if found is None else (found.span_context, found.start_ns)
 
     def _wants(self, step: int, trace_id: int) -> bool:

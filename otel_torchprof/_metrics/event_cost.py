@@ -9,7 +9,7 @@ from opentelemetry import context
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session
-from otel_torchprof._sources.ambient import SUPPRESSION_KEYS
+from otel_torchprof._sources.contexts import SUPPRESSION_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._export import sdk
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.caller_warnings import warn_caller_once
-from otel_torchprof._record.recording import Wanted
+from otel_torchprof._record.recording import RecordingOptions
 from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
@@ -131,7 +131,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         events = checked_device_events(device_events, device_events_every)
         self._device_steps = TimedSteps(device_events_every)
         if not enabled:
-            super().__init__(Segments(Wanted(operators=False)))
+            super().__init__(Segments(RecordingOptions(operators=False)))
             self.enabled, self._cycles = False, Cycles(always, self._do)
             return
         options.check_timeout(post_processing_timeout_s)
@@ -153,7 +153,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         config = options.checked_config(experimental_config, with_stack=with_stack)
         super().__init__(
             Segments(
-                Wanted(
+                RecordingOptions(
                     operators=operators,
                     inputs=record_shapes or with_flops,
                     overloads=bool(options.of_config(config, "capture_overload_names")),
@@ -270,7 +270,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         if not self._prepared:
             raise AssertionError("Profiler must be initialized before starting trace")
         self._forget_results()
-        self._parent = sdk.ambient_span()
+        self._parent = sdk.current_span()
         begun = perf_counter_ns()
         began = self._segments.begin() if self.use_cpu else now_ns()
         self._note(profiler_enable_call_duration_us=us_since(begun))

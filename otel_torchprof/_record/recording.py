@@ -60,7 +60,7 @@ _OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordingOptions:
     """What a recording is to hold."""
 
     operators: bool | None = None
@@ -128,9 +128,9 @@ class Recording:
         TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._limit = checked_memory_limit(wanted.memory_limit)
-        self.wanted = wanted
+    def __init__(self, options: RecordingOptions) -> None:
+        self._limit = checked_memory_limit(options.memory_limit)
+        self.options = options
         self._sources: Sources | None = None
         self._clock_steps = 0
         self._names_refused: Mapping[str, int] = {}
@@ -142,18 +142,18 @@ class Recording:
         self._started = self._stopped = False
         self.cleanup = CleanupStack(self, _say_dropped)
         """What stops it, and what else is to be undone then."""
-        self._operators = self._state_of_operators(wanted.operators)
+        self._operators = self._state_of_operators(options.operators)
         self._library: torch_library.TorchLibrary | None = None
         if self._operators == ON or self._can_record_more():
             self._library = torch_library.load()
         fork.watch(self)
-        self._short_frames = ShortFrames(wanted.frame_filter.min_duration)
-        self._calls = Calls(wanted.frame_filter) if wanted.frames else None
+        self._short_frames = ShortFrames(options.frame_filter.min_duration)
+        self._calls = Calls(options.frame_filter) if options.frames else None
         self._devices: DeviceSource | None = None
-        if self._library is not None and wanted.device is not None:
+        if self._library is not None and options.device is not None:
             most = self._limit // BYTES_OF_A_TIME
-            self._devices = DeviceSource(self._library, wanted.device, wanted.device_events, most)
-        self._energy = EnergySource() if wanted.energy and config.enabled() else None
+            self._devices = DeviceSource(self._library, options.device, options.device_events, most)
+        self._energy = EnergySource() if options.energy and config.enabled() else None
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
@@ -167,7 +167,7 @@ class Recording:
 
     def _can_record_more(self) -> bool:
         return (
-            (self.wanted.memory or self.wanted.device is not None)
+            (self.options.memory or self.options.device is not None)
             and config.enabled()
             and torch_library.installed_torch() is not None
         )
@@ -190,11 +190,11 @@ class Recording:
         self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
         session = Session(
             self._limit,
-            all_threads=self.wanted.all_threads,
-            inputs=self.wanted.info() != 0,
-            memory=self.wanted.memory,
-            devices=self.wanted.device is not None,
-            kinds=self.wanted.kinds(),
+            all_threads=self.options.all_threads,
+            inputs=self.options.info() != 0,
+            memory=self.options.memory,
+            devices=self.options.device is not None,
+            kinds=self.options.kinds(),
         )
         self._sources = sources = Sources(session, self.cleanup)
         try:
@@ -211,16 +211,16 @@ class Recording:
 
     def _wanted_sources(self) -> Iterator[Source]:
         """In the order in which they start; calls of Python last, and so stopped first: what stops the others is not recorded."""
-        wanted, library = self.wanted, self._library
-        if library is not None and wanted.memory:
-            yield Memory(library, all_threads=wanted.all_threads)
+        options, library = self.options, self._library
+        if library is not None and options.memory:
+            yield Memory(library, all_threads=options.all_threads)
         if library is not None and self._operators == ON:
-            yield Operators(library, wanted.asks())
+            yield Operators(library, options.asks())
             yield CollectiveSource(library)
         if self._devices is not None:
             yield self._devices
         yield CompileEvents()
-        if wanted.modules and torch_library.installed_torch() is not None:
+        if options.modules and torch_library.installed_torch() is not None:
             yield Modules()
         if self._calls is not None:
             yield self._calls
@@ -278,7 +278,7 @@ class Recording:
             if self._batch is None:
                 drained = self._sources.decorated(self._sources.session.final_batch())
                 whole = with_waiting(drained, self._waiting, self.times())
-                self._batch = self._with_own_info(kept(whole, InputKept(int(self.wanted.info()))))
+                self._batch = self._with_own_info(kept(whole, InputKept(int(self.options.info()))))
             return self._batch
 
     def _with_own_info(self, batch: Batch) -> Batch:
@@ -319,8 +319,8 @@ class Recording:
         notes = [*self._notes(), *notes_of_environment()]
         devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
         if not config.enabled():
-            devices = _OFF_BY_SWITCH if self.wanted.device is not None else devices
-            energy = _OFF_BY_SWITCH if self.wanted.energy else energy
+            devices = _OFF_BY_SWITCH if self.options.device is not None else devices
+            energy = _OFF_BY_SWITCH if self.options.energy else energy
         state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
         if self._sources is None:
             return state
@@ -351,18 +351,18 @@ class Recording:
     def _state_of_devices(self) -> str:
         if self._devices is not None:
             return self._devices.state
-        if self.wanted.device_events == "off":
+        if self.options.device_events == "off":
             return "off: device_events='off'"
-        return f"off: {self.wanted.untimed}" if self.wanted.device is None else "off: torch is not installed"
+        return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
 
     def _notes(self) -> list[str]:
         """What is off, and what the sources say; nothing before the start."""
         if self._sources is None:
             return []
         notes = []
-        if self.wanted.memory and self._library is None:
+        if self.options.memory and self._library is None:
             notes.append("memory is not recorded: torch is not installed")
-        if self._calls is None and self.wanted.frame_filter != ALL_FRAMES:
+        if self._calls is None and self.options.frame_filter != ALL_FRAMES:
             notes.append("frames off: a filter of calls was given without with_stack=True")
         if self._calls is not None and self._calls.state != ON:
             notes.append(f"frames {self._calls.state}")

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof.health import Health
 
-    from .recording import Wanted
+    from .recording import RecordingOptions
 
 
 class Segments:
     """Recordings one after another, read as one batch. Any thread may end or read them.
 
     Args:
-        wanted: what each of them records.
+        options: what each of them records.
 
     Raises:
         TypeError, ValueError, TorchLibraryError: as :class:`Recording`.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
-        self._next: Recording | None = Recording(wanted)
+    def __init__(self, options: RecordingOptions) -> None:
+        self._options = options
+        self._next: Recording | None = Recording(options)
         self._recordings: list[Recording] = []
         self._running: Recording | None = None
         self._kept: Batch | None = None
@@ -60,7 +60,7 @@ class Segments:
         """Makes the next segment ready, so that it begins quickly."""
         with self._lock:
             if self._next is None or self._next.is_parents:
-                self._next = Recording(self._wanted)
+                self._next = Recording(self._options)
 
     @without_waiting
     def begin(self) -> int:
@@ -71,7 +71,7 @@ class Segments:
         """
         with self._lock:
             self.prepare()
-            recording = self._next or Recording(self._wanted)
+            recording = self._next or Recording(self._options)
             flag = object()
             recording.cleanup.push(functools.partial(profiler_flag.down, flag))
             recording.start()
@@ -145,7 +145,7 @@ class Segments:
             known = [] if self._times is None else [self._times]
             known += [recording.times() for recording in self._recordings]
             if not known:
-                known = [(self._next or Recording(self._wanted)).times()]
+                known = [(self._next or Recording(self._options)).times()]
             return known[0][0], known[-1][1]
 
     def health(self) -> Health:
@@ -153,7 +153,7 @@ class Segments:
         with self._lock:
             states = [*self._figures, *(recording.health() for recording in self._recordings)]
             if not states:
-                return (self._next or Recording(self._wanted)).health()
+                return (self._next or Recording(self._options)).health()
         dropped: Counter[str] = Counter()
         for state in states:
             dropped.update(state.dropped)

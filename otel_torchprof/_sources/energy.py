@@ -115,7 +115,7 @@ class EnergySeries:
     """Readings of one energy counter, from which segments of time get their joules. Safe to use from any thread.
 
     Between two readings the power is taken to be even. A card brings its counter up to date only every so
-    often: the joules of a shorter segment are those of its surroundings.
+    often: the joules of a shorter segment are those of what is around it.
 
     Args:
         limit: most readings that are kept; the oldest go.

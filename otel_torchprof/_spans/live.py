@@ -53,7 +53,7 @@ class LiveTrees:
         key: of the span ids, the same for the whole recording.
         steps: the steps, as far as there are any.
         new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
-        surroundings: the span that a context stands for, and when it began.
+        current_span: the span that a context stands for, and when it began.
         shortest_call: seconds; calls of functions that take less are left out.
         collectives: what is known of them.
         keeps_bare_calls: keep those that are in no step, no span and nothing else: of a program that is nothing but calls.
@@ -66,7 +66,7 @@ class LiveTrees:
         key: int,
         steps: Steps,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
-        surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        current_span: Callable[[int], tuple[SpanContext, int | None] | None],
         shortest_call: float = 0.0,
         collectives: LiveCollectives | None = None,
         keeps_bare_calls: bool = False,
@@ -77,7 +77,7 @@ class LiveTrees:
         self._collectives = collectives
         self._steps = steps
         self._new_trace = new_trace
-        self._surroundings = surroundings
+        self._current_span = current_span
         self._shortest_call = round(shortest_call * 1e9)
         self._keeps_bare_calls = keeps_bare_calls
         self._decided = Decided()
@@ -142,7 +142,7 @@ class LiveTrees:
 
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step]) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
-            found = [c for c in np.unique(context).tolist() if self._surroundings(c) is not None]
+            found = [c for c in np.unique(context).tolist() if self._current_span(c) is not None]
             return np.isin(context, found)
 
         return without_loose_calls(
@@ -272,7 +272,7 @@ class LiveTrees:
         if step is not None:
             span = self._steps.span(step, context)
             return Unit(span.trace, span.span_id, False, span)
-        found = self._surroundings(context) if context else None
+        found = self._current_span(context) if context else None
         if found is None:
             return None
         parent, _ = found

@@ -137,7 +137,7 @@ class Steps:
     Args:
         new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
         new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
-        surroundings: the span that a context stands for, and when it began (Unix ns) where that is known.
+        current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
         wants: whether the step of that number, in the trace of that id, is recorded in detail.
         job: trace and span id of what the steps of this time link to.
     """
@@ -146,14 +146,14 @@ class Steps:
         self,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         new_span_id: Callable[[], int],
-        surroundings: Callable[[int], tuple[SpanContext, int | None] | None],
+        current_span: Callable[[int], tuple[SpanContext, int | None] | None],
         *,
         wants: Callable[[int, int], bool] = _all,
         job: Callable[[], tuple[int, int] | None] = _none,
     ) -> None:
         self._new_trace = new_trace
         self._new_span_id = new_span_id
-        self._surroundings = surroundings
+        self._current_span = current_span
         self._wants = wants
         self._job = job
         self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
@@ -308,4 +308,4 @@ class Steps:
         return step.start if found is None else max(step.start, found[1] or 0)
 
     def _around(self, context: int) -> tuple[SpanContext, int | None] | None:
-        return None if context in {0, CONTEXT_MUTED} else self._surroundings(context)
+        return None if context in {0, CONTEXT_MUTED} else self._current_span(context)

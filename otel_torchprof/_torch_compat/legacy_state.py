@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof.errors import TorchProfError
 
 from .legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
@@ -130,7 +130,7 @@ class _State:
 
 def _recording(config: ProfilerConfig, device: str | None) -> Recording:
     return Recording(
-        Wanted(
+        RecordingOptions(
             inputs=config.report_input_shapes,
             memory=config.profile_memory,
             frames=config.with_stack,

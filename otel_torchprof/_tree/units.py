@@ -228,7 +228,7 @@ def event_span_ids(ids: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
 
 def _check(start: int, end: int, steps: Sequence[Step], parent: SpanContext | None) -> None:
     if parent is not None and not parent.is_valid:
-        raise ValueError(f"parent {parent} is not a valid SpanContext; pass None where there is no ambient span")
+        raise ValueError(f"parent {parent} is not a valid SpanContext; pass None where no span is current")
     if end < start:
         raise ValueError(f"end {end} is before start {start}; both are Unix nanoseconds")
     latest = None

@@ -14,7 +14,7 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def no_collections() -> Iterator[None]:
 @contextlib.contextmanager
 def recording(**wanted: Any) -> Iterator[Recording]:
     """A recording of calls, without operators."""
-    record = Recording(Wanted(operators=False, frames=True, **wanted))
+    record = Recording(RecordingOptions(operators=False, frames=True, **wanted))
     with no_collections():
         record.start()
         try:
@@ -55,7 +55,7 @@ def recording(**wanted: Any) -> Iterator[Recording]:
 def recorded(program: Callable[[], object], **wanted: Any) -> Batch:
     """What a program called."""
     with no_collections():
-        record = Recording(Wanted(operators=False, frames=True, **wanted))
+        record = Recording(RecordingOptions(operators=False, frames=True, **wanted))
         record.start()
         program()
         record.stop()

@@ -295,11 +295,11 @@ def test_interrupts_in_stop_lose_nothing():
         run(
             INTERRUPTED
             + """
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 at, lost = 0, []
 while True:
     at += 1
-    recording = Recording(Wanted(device=DEVICE))
+    recording = Recording(RecordingOptions(device=DEVICE))
     recording.start()
     torch.add(a, a)
     more = interrupted(recording.stop, at)

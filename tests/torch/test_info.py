@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
 from otel_torchprof._events.events import EventList  # noqa: E402
-from otel_torchprof._record.recording import Recording, Wanted  # noqa: E402
+from otel_torchprof._record.recording import Recording, RecordingOptions  # noqa: E402
 from otel_torchprof._tree.input_words import InputKind, text_ids  # noqa: E402
 from otel_torchprof._tree.inputs import overload_codes, script_stack  # noqa: E402
 from otel_torchprof._tree.tree import torch_view  # noqa: E402
@@ -193,7 +193,7 @@ BODIES = [
     transformed,
     scripted,
 ]
-ALL = Wanted(operators=True, inputs=True, overloads=True, modules=True)
+ALL = RecordingOptions(operators=True, inputs=True, overloads=True, modules=True)
 
 
 def recorded(body, wanted=ALL, **torchs_options):
@@ -278,7 +278,7 @@ def test_backward_operators_of_a_script_have_its_modules():
 
 def test_call_stacks_of_torchscript():
     """Operators in a script have its lines, innermost first; their slices have them as Kineto writes them."""
-    batch, theirs = recorded(scripted, Wanted(operators=True, frames=True), with_stack=True)
+    batch, theirs = recorded(scripted, RecordingOptions(operators=True, frames=True), with_stack=True)
     rows = {batch.names[name]: row for row, name in enumerate(batch["name"].tolist())}
     stack = script_stack(batch, rows["aten::neg"])
     assert [line.rpartition(": ")[2] for line in stack] == ["inner", "scripted_function"]
@@ -292,10 +292,10 @@ def test_call_stacks_of_torchscript():
 @pytest.mark.parametrize(
     ("wanted", "has"),
     [
-        (Wanted(operators=True), set()),
-        (Wanted(operators=True, inputs=True), {"input_shapes"}),
-        (Wanted(operators=True, overloads=True), {"overload_name"}),
-        (Wanted(operators=True, inputs=True, overloads=True), {"input_shapes", "overload_name"}),
+        (RecordingOptions(operators=True), set()),
+        (RecordingOptions(operators=True, inputs=True), {"input_shapes"}),
+        (RecordingOptions(operators=True, overloads=True), {"overload_name"}),
+        (RecordingOptions(operators=True, inputs=True, overloads=True), {"input_shapes", "overload_name"}),
     ],
 )
 def test_a_recording_has_what_it_asked_for_only(wanted, has):
@@ -315,7 +315,7 @@ def test_a_recording_has_what_it_asked_for_only(wanted, has):
 def test_who_asks_for_nothing_pays_for_nothing():
     """After a recording with everything, one without keeps no words at all."""
     recorded(numbers)
-    recording = Recording(Wanted(operators=True))
+    recording = Recording(RecordingOptions(operators=True))
     recording.start()
     X.neg()
     recording.stop()
@@ -324,7 +324,7 @@ def test_who_asks_for_nothing_pays_for_nothing():
 
 def test_overloads_of_a_group():
     """A number per event tells overloads apart, and a list has their names."""
-    recording = Recording(Wanted(operators=True, overloads=True))
+    recording = Recording(RecordingOptions(operators=True, overloads=True))
     recording.start()
     torch.mul(X, X)
     X.neg()

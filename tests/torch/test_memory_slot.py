@@ -13,7 +13,7 @@ from observed import torchs  # noqa: E402
 from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._record.recording import Recording, Wanted  # noqa: E402
+from otel_torchprof._record.recording import Recording, RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -137,7 +137,7 @@ def test_stopped_on_another_thread():
 
 def test_collected_instead_of_stopped():
     """A recording that nobody stops gives the slot back when it is collected."""
-    ours = Recording(Wanted(memory=True))
+    ours = Recording(RecordingOptions(memory=True))
     ours.start()
     block()
     del ours

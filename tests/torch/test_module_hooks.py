@@ -19,7 +19,7 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native import module_names  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
-from otel_torchprof._sources.ambient import AmbientTable  # noqa: E402
+from otel_torchprof._sources.contexts import ContextTable  # noqa: E402
 from otel_torchprof._sources.torch_hooks import ModuleHooks  # noqa: E402
 
 X = torch.ones(2, 4)
@@ -231,7 +231,7 @@ def test_a_session_that_stops_within_a_module(hooks):
 
 def test_requests_of_several_threads(hooks):
     """Modules that run in many threads, each within the span of its request, are under that span, whole and in order."""
-    model, table = Net(), AmbientTable()
+    model, table = Net(), ContextTable()
     tracer = TracerProvider().get_tracer("test")
 
     def request(name):

@@ -118,17 +118,17 @@ class Service:
     """A live model between a hand-written recorder and readable spans; deals ids out in order, from 1."""
 
     def __init__(self, *, events_of_steps: bool = True, max_spans: int = 5_000) -> None:
-        self.surroundings: dict[int, tuple[SpanContext, int | None]] = {}
+        self.current_spans: dict[int, tuple[SpanContext, int | None]] = {}
         self.asked: list[tuple[str, int, tuple[int, int] | None]] = []
         self.answers: dict[str, Trace] = {}
         self._last_id = 0
         self._events_of_steps = events_of_steps
-        self.steps = Steps(self.new_trace, self.new_span_id, self.surroundings.get)
+        self.steps = Steps(self.new_trace, self.new_span_id, self.current_spans.get)
         self.trees = LiveTrees(
             key=12345,
             steps=self.steps,
             new_trace=self.new_trace,
-            surroundings=self.surroundings.get,
+            current_span=self.current_spans.get,
             max_spans=lambda: max_spans,
         )
         self.flows = Flows()
@@ -165,7 +165,7 @@ def in_request(
     service: Service, number: int, *, remote: bool = False, state: str = "", began: int | None = None
 ) -> None:
     """Context ``number`` is a span of the service."""
-    service.surroundings[number] = (span_context(number, remote=remote, state=state), began)
+    service.current_spans[number] = (span_context(number, remote=remote, state=state), began)
 
 
 def readable(table: Any) -> dict[str, Span]:

@@ -50,7 +50,7 @@ class Rank(Service):
             key=rank + 1,
             steps=self.steps,
             new_trace=self.new_trace,
-            surroundings=self.surroundings.get,
+            current_span=self.current_spans.get,
             collectives=self.links,
         )
 

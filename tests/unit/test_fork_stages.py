@@ -29,7 +29,7 @@ from otel_torchprof._metrics import gpu_metrics
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._sampling.span_buffer import SpanBuffer
-from otel_torchprof._sources.ambient import AmbientTable
+from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.live import LiveTrees
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -40,7 +40,7 @@ STAGES = {
     "computing a cached property": (attribute_source, "device_times"),
     "deciding what is sent": (SpanBuffer, "decide"),
     "adding up averages": (RunningAverages, "add"),
-    "asking for contexts": (AmbientTable, "end_drain"),
+    "asking for contexts": (ContextTable, "end_drain"),
     "queueing": (Backlog, "append"),
     "taking from the queue": (Backlog, "take"),
     "exporting": (InMemorySpanExporter, "export"),

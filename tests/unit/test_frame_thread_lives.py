@@ -233,7 +233,7 @@ def test_start_and_stop_amid_busy_threads():
 
 _STOPPED_ELSEWHERE = """
     import sys, threading
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     sys.setswitchinterval(1e-6)
 
@@ -245,7 +245,7 @@ _STOPPED_ELSEWHERE = """
         record.stop()
 
     for number in range(200):
-        record = Recording(Wanted(operators=False, frames=True, all_threads=True))
+        record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         thread = threading.Thread(target=stops, args=[record])
         thread.start()

@@ -9,7 +9,7 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 
 
 def _leaf():
@@ -18,7 +18,7 @@ def _leaf():
 
 def test_stop_on_another_thread():
     """Stopped by another thread, the tracer is off on the one that started it."""
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     _leaf()
     stopper = threading.Thread(target=record.stop)
@@ -105,14 +105,14 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, RecordingOptions
 
         def work():
             while True:
                 len("busy")
 
         threading.Thread(target=work, daemon=True).start()
-        record = Recording(Wanted(operators=False, frames=True, all_threads=True))
+        record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         threading.Thread(target=work, daemon=True).start()
     """

@@ -7,7 +7,7 @@ import threading
 
 from frame_trees import by_profile_function, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 
 
 def _leaf():
@@ -79,7 +79,7 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
     threading.setprofile(hook)
     try:
-        record = Recording(Wanted(operators=False, frames=True, all_threads=True))
+        record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         thread = threading.Thread(target=_leaf)
         thread.start()
@@ -95,9 +95,9 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 
 _STOPS_INSIDE = """
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
 
     class Stops(type):
         def __getattribute__(cls, name):
@@ -122,7 +122,7 @@ def test_recording_that_is_stopped_while_a_name_is_made():
 _REFUSES = """
     import logging
     import sys
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -135,7 +135,7 @@ _REFUSES = """
         return len("x")
 
     sys.addaudithook(hook)
-    record = Recording(Wanted(operators=False, frames=True, all_threads=True))
+    record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
     record.start()
     refuses = True
     record.stop()
@@ -144,7 +144,7 @@ _REFUSES = """
     called()
     print(sys.getprofile())
     refuses = True
-    another = Recording(Wanted(operators=False, frames=True, all_threads=True))
+    another = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
     another.start()
     print(called())
     another.stop()

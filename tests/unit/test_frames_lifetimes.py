@@ -7,7 +7,7 @@ import pytest
 from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._sources.frame_filter import FrameFilter
 
 
@@ -19,7 +19,7 @@ def test_process_that_ends_inside_of_the_tracer():
     """A thread that never comes back from naming a function takes nothing down when the process ends."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, RecordingOptions
         inside = threading.Event()
 
         class Waiting(type):
@@ -32,7 +32,7 @@ def test_process_that_ends_inside_of_the_tracer():
         class Numbers(list, metaclass=Waiting):
             pass
 
-        record = Recording(Wanted(operators=False, frames=True))
+        record = Recording(RecordingOptions(operators=False, frames=True))
         record.start()
         threading.Thread(target=lambda: Numbers().append(1), daemon=True).start()
         print(inside.wait(30))
@@ -44,17 +44,17 @@ def test_process_that_ends_with_the_tracer_on():
     """A recording that begins when the tracer has been told of the end already takes nothing down."""
     program = """
         import atexit
-        from otel_torchprof._record.recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, RecordingOptions
 
         def late():
             record.start()
             print(len("late"))
 
         atexit.register(late)
-        first = Recording(Wanted(operators=False, frames=True))
+        first = Recording(RecordingOptions(operators=False, frames=True))
         first.start()
         first.stop()
-        record = Recording(Wanted(operators=False, frames=True))
+        record = Recording(RecordingOptions(operators=False, frames=True))
     """
     assert printed_by(program) == ["4"]
 
@@ -82,7 +82,7 @@ class _Meddling(FrameFilter):
 def test_recording_that_is_replaced_while_a_thread_joins_it():
     """A thread that is about to tell of what it runs goes on in the next recording, as the one that it was."""
     running, go_on = threading.Event(), threading.Event()
-    next_one = Recording(Wanted(operators=False, frames=True))
+    next_one = Recording(RecordingOptions(operators=False, frames=True))
 
     def work():
         running.set()
@@ -97,7 +97,7 @@ def test_recording_that_is_replaced_while_a_thread_joins_it():
     thread.start()
     running.wait()
     filtering = _Meddling().meddle("work", replace)
-    first = Recording(Wanted(operators=False, frames=True, frame_filter=filtering))
+    first = Recording(RecordingOptions(operators=False, frames=True, frame_filter=filtering))
     first.start()
     go_on.set()
     thread.join()
@@ -121,7 +121,7 @@ def test_recording_that_is_stopped_while_a_thread_joins_it():
     thread.start()
     running.wait()
     record = Recording(
-        Wanted(operators=False, frames=True, frame_filter=_Meddling().meddle("outer", lambda: record.stop()))  # noqa: PLW0108 - not there yet
+        RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("outer", lambda: record.stop()))  # noqa: PLW0108 - not there yet
     )
     record.start()
     go_on.set()
@@ -160,7 +160,7 @@ def test_c_thread_that_python_knows_again_and_again():
     program = """
         import ctypes, threading
         from otel_torchprof._native.ffi import python_sources
-        from otel_torchprof._record.recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, RecordingOptions
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         key, thread, variables = ctypes.c_uint(), ctypes.c_ulong(), threading.local()
@@ -183,7 +183,7 @@ def test_c_thread_that_python_knows_again_and_again():
 
         called = function(again)
         library.pthread_key_create(ctypes.byref(key), called)
-        record = Recording(Wanted(operators=False, frames=True))
+        record = Recording(RecordingOptions(operators=False, frames=True))
         record.start()
         for _ in range(10):
             library.pthread_create(ctypes.byref(thread), None, called, None)
@@ -229,7 +229,7 @@ def test_generator_that_begins_unseen_where_another_was():
 
 def test_recording_that_a_debugger_starts():
     """Calls are recorded from a start inside a function of sys.settrace on, where the interpreter tells of none."""
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
 
     def debugger(frame, _event, _argument):
         if frame.f_code is _leaf.__code__:
@@ -256,7 +256,7 @@ def test_recording_that_a_debugger_starts():
 _TIMED_OUT = """
     import signal, types
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     class TimedOut(Exception):
         pass
@@ -276,7 +276,7 @@ _TIMED_OUT = """
         return 1
 
     signal.signal(signal.SIGUSR1, handler)
-    record = Recording(Wanted(operators=False, frames=True, frame_filter=Slow(include=["nothing"])))
+    record = Recording(RecordingOptions(operators=False, frames=True, frame_filter=Slow(include=["nothing"])))
     record.start()
     try:
         watched()
@@ -297,7 +297,7 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_program():
 
 _IN_A_FINALIZER = """
     import gc, sys, threading
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     class Trash:
         def __init__(self):
@@ -344,7 +344,7 @@ _IN_A_FINALIZER = """
     gc.disable()
     gc.collect()
     gc.set_threshold(1)
-    first, second = (Recording(Wanted(operators=False, frames=True)) for _ in range(2))
+    first, second = (Recording(RecordingOptions(operators=False, frames=True)) for _ in range(2))
     first.start()
     program()
     print(sys.getprofile() is other)
@@ -382,7 +382,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
     """Recording threads that come and go, started and stopped again and again, holds as much memory after 2,000 as after 500."""
     program = """
         import sys, threading
-        from otel_torchprof._record.recording import Recording, Wanted
+        from otel_torchprof._record.recording import Recording, RecordingOptions
 
         def leaf():
             return len("leaf")
@@ -392,7 +392,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
 
         def cycles(count):
             for _ in range(count):
-                record = Recording(Wanted(operators=False, frames=True))
+                record = Recording(RecordingOptions(operators=False, frames=True))
                 record.start()
                 threads = [threading.Thread(target=work) for _ in range(10)]
                 for thread in threads:
@@ -435,7 +435,7 @@ def test_return_while_another_recording_comes_and_goes():
     thread.start()
     running.wait()
     record = Recording(
-        Wanted(operators=False, frames=True, frame_filter=_Meddling().meddle("work", other), all_threads=True)
+        RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("work", other), all_threads=True)
     )
     record.start()
     go_on.set()

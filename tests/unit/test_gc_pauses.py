@@ -16,7 +16,7 @@ from frame_trees import masked, recorded, recording, tree
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._tree.frames import collection_generation
 
@@ -108,7 +108,7 @@ def test_automatic_ones():
 
 def test_only_where_calls_are_wanted():
     """A recording without calls has none, and nothing is asked of the interpreter; one of modules alone has none either."""
-    record = Recording(Wanted(operators=False))
+    record = Recording(RecordingOptions(operators=False))
     record.start()
     assert python_sources.on_collection not in gc.callbacks
     gc.collect()
@@ -152,7 +152,7 @@ def test_several_recordings():
 
 def test_a_recording_that_ends_in_a_collection():
     """A collection that goes on after the recording ends with it, unfinished; what comes later is not inside of it."""
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     Garbage(record.stop)
     record.start()
     gc.collect()
@@ -170,7 +170,7 @@ def test_a_recording_that_ends_in_a_collection():
 def test_one_of_two_recordings_ends_in_a_collection():
     """A collection goes on for a recording that goes on, with what comes later beside it."""
     with recording() as outer:
-        inner = Recording(Wanted(operators=False, frames=True))
+        inner = Recording(RecordingOptions(operators=False, frames=True))
         Garbage(inner.stop)
         inner.start()
         _collect()
@@ -186,7 +186,7 @@ def test_one_of_two_recordings_ends_in_a_collection():
 
 def test_a_recording_that_begins_in_a_collection():
     """A collection that was there before the recording is not in it, and its end ends nothing else."""
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     Garbage(record.start)
     gc.collect()
     _nothing()
@@ -200,7 +200,7 @@ def test_a_recording_that_begins_in_a_collection():
 
 def test_a_recording_that_another_thread_ends_in_a_collection():
     """A recording that is stopped by another thread, while this one collects, has the collection until then."""
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
 
     def last_words():
         thread = threading.Thread(target=record.stop)
@@ -300,10 +300,10 @@ def test_generations(name, generation):
 FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 
 def recorded():
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     gc.collect()
     record.stop()
@@ -317,7 +317,7 @@ class Forks:
         self.__class__.pid = os.fork()
 
 gc.disable()
-record = Recording(Wanted(operators=False, frames=True))
+record = Recording(RecordingOptions(operators=False, frames=True))
 record.start()
 Forks()
 gc.collect()
@@ -333,7 +333,7 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 
 class Late:
     def __init__(self):
@@ -341,7 +341,7 @@ class Late:
     def __del__(self):
         sum(map(len, [[], []]))
 
-record = Recording(Wanted(operators=False, frames=True))
+record = Recording(RecordingOptions(operators=False, frames=True))
 record.start()
 Late()
 gc.collect()

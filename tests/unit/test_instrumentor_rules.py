@@ -14,7 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanConte
 import otel_torchprof as otp
 from otel_torchprof._instrument.instrumentation import Instrumentation
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, recorder_stats
-from otel_torchprof._sources.ambient import AmbientTable
+from otel_torchprof._sources.contexts import ContextTable
 
 LONG = 60
 LABELS = {"detail": "modules", "skip_dep_check": True}
@@ -184,7 +184,7 @@ def test_nothing_is_astray_around_the_beginning_and_the_end(monkeypatch):
         return call
 
     for name in ("follow", "unfollow"):
-        monkeypatch.setattr(AmbientTable, name, beside(getattr(AmbientTable, name)))
+        monkeypatch.setattr(ContextTable, name, beside(getattr(ContextTable, name)))
     otp.TorchInstrumentor().instrument(tracer_provider=provider, **LABELS)
     label("inside")
     otp.TorchInstrumentor().uninstrument()

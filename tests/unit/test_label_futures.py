@@ -11,7 +11,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
 from otel_torchprof._tree.units import span_table
 
@@ -171,7 +171,7 @@ def recorded(wanted):
 
 def test_arguments_are_inputs():
     """A label with arguments has an input, as in torch; its text is an attribute of its span."""
-    batch = recorded(Wanted(operators=False, inputs=True))
+    batch = recorded(RecordingOptions(operators=False, inputs=True))
     assert [input_shapes(batch, row) for row in range(4)] == [[[]], [[]], [], [[]]]
     assert (input_dtypes(batch, 0), concrete_inputs(batch, 0)) == ([""], [None])
     ids = itertools.count(1)
@@ -184,4 +184,4 @@ def test_arguments_are_inputs():
 
 def test_arguments_are_not_kept_unasked():
     """Without record_shapes nothing of them is recorded."""
-    assert recorded(Wanted(operators=False)).inputs is None
+    assert recorded(RecordingOptions(operators=False)).inputs is None

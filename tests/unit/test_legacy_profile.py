@@ -10,7 +10,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import legacy
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import ExportError, TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, RecordProfile
@@ -21,7 +21,7 @@ def _labels_alone(monkeypatch):
     """No torch, and nothing is left running."""
 
     def recording(*_):
-        return Recording(Wanted(operators=False))
+        return Recording(RecordingOptions(operators=False))
 
     monkeypatch.setattr(state, "_recording", recording)
     yield

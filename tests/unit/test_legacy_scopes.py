@@ -12,7 +12,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof import legacy
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.recording import Recording, Wanted
+from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, ProfilerConfig, ProfilerDisableOptions
@@ -25,7 +25,7 @@ def _labels_alone(monkeypatch):
     """No torch, and nothing is left running."""
 
     def recording(*_):
-        return Recording(Wanted(operators=False))
+        return Recording(RecordingOptions(operators=False))
 
     monkeypatch.setattr(state, "_recording", recording)
     yield

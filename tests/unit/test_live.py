@@ -32,7 +32,7 @@ def test_events_hang_under_the_span_of_their_context(service):
 
 def test_there_may_be_billions_of_contexts(service):
     """Contexts are numbered up to 32 bits: those with the highest bit set are found like any other."""
-    service.surroundings[2**32 - 2] = (span_context(7), None)
+    service.current_spans[2**32 - 2] = (span_context(7), None)
     assert service.spans(Event("op", 10, 90, context=2**32 - 2))["op"].parent == 7000
 
 
@@ -130,7 +130,7 @@ def test_what_may_be_a_request_is_a_root_where_it_is_outermost(service, kind):
         key=1,
         steps=service.steps,
         new_trace=service.new_trace,
-        surroundings=service.surroundings.get,
+        current_span=service.current_spans.get,
         keeps_bare_calls=True,
     )
     spans = service.spans(

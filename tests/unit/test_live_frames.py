@@ -135,7 +135,7 @@ def test_short_calls_are_left_out_unless_others_name_them(stepless):
         key=1,
         steps=stepless.steps,
         new_trace=stepless.new_trace,
-        surroundings=stepless.surroundings.get,
+        current_span=stepless.current_spans.get,
         shortest_call=50e-9,
     )
     early = stepless.spans(

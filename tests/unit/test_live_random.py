@@ -24,7 +24,7 @@ LOOP = threading.get_ident()
 THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))
 KNOWN, FORGOTTEN = (1, 2), 3
 """Contexts whose spans are known, and one whose span is no more."""
-AMBIENT = {span_context(number).span_id: number for number in KNOWN}
+CURRENT = {span_context(number).span_id: number for number in KNOWN}
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Program:
 
     def __post_init__(self) -> None:
         for number in KNOWN:
-            self.service.surroundings[number] = (span_context(number), None)
+            self.service.current_spans[number] = (span_context(number), None)
 
     def begin(self, thread: int, context: int, kind: Kind = Kind.OPERATOR) -> None:
         name = f"event {len(self.context_of)}"
@@ -188,8 +188,8 @@ def test_with_steps_no_span_is_lost_or_torn_from_its_parent(known_before, action
     assert program.remembers_nothing()
     for span in spans.values():
         assert span.start <= span.end
-        if span.parent in AMBIENT:
-            assert span.trace == AMBIENT[span.parent]
+        if span.parent in CURRENT:
+            assert span.trace == CURRENT[span.parent]
         elif span.parent:
             assert (by_id[span.parent].trace, by_id[span.parent].start <= span.start) == (span.trace, True)
     assert all(spans[name].trace == context for name, context in program.context_of.items() if context in KNOWN)

@@ -218,7 +218,7 @@ def test_forked_child_has_no_tool():
 
 _REFUSES = """
     import logging, sys
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -228,12 +228,12 @@ _REFUSES = """
             raise RuntimeError("no")
 
     sys.addaudithook(hook)
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     refuses = True
     record.stop()
     print(len("x"), sys.monitoring.get_tool(3))
-    another = Recording(Wanted(operators=False, frames=True))
+    another = Recording(RecordingOptions(operators=False, frames=True))
     another.start()
     print(len("x"), sys.monitoring.get_tool(3))
     another.stop()
@@ -248,7 +248,7 @@ def test_audit_hook_that_forbids_callbacks():
 
 _ENDS = """
     import sys, threading
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     class AtTheEnd:
         def __del__(self):
@@ -266,7 +266,7 @@ _ENDS = """
 
     sys.kept = [AtTheEnd(), generator()]
     next(sys.kept[1])
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     threading.Thread(target=work, daemon=True).start()
     print("end")
@@ -284,10 +284,10 @@ _IN_ANOTHER = """
         import _interpreters as interpreters
     except ImportError:
         import _xxsubinterpreters as interpreters
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     other = interpreters.create()
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     interpreters.run_string(other, "def there(): return len('x')\\nthere()")
     def here(): return len("x")

@@ -370,7 +370,7 @@ _GREENLETS = """
     import re
     from collections import Counter
     import greenlet
-    from otel_torchprof._record.recording import Recording, Wanted
+    from otel_torchprof._record.recording import Recording, RecordingOptions
 
     def outer(number):
         for _ in range(3):
@@ -380,7 +380,7 @@ _GREENLETS = """
         greenlet.getcurrent().parent.switch(number)
         len("x")
 
-    record = Recording(Wanted(operators=False, frames=True))
+    record = Recording(RecordingOptions(operators=False, frames=True))
     record.start()
     several = [greenlet.greenlet(outer) for _ in range(10)]
     for _ in range(4):

@@ -17,8 +17,8 @@ from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch, KnownNames, Names
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode import otlp, otlp_json
+from otel_torchprof._encode.checked_spans import CheckedSpans
 from otel_torchprof._encode.chrome_columns import Columns
-from otel_torchprof._encode.lent_spans import LentSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
@@ -184,7 +184,7 @@ def test_tables_add_names_without_a_copy():
     recorders = table.names.data
     assert extend_names(table.names, ["one more"]).data is recorders
     assert table.names.nbytes < 100
-    lent = LentSpans(table, range(3))
+    lent = CheckedSpans(table, range(3))
     assert int(ffi.cast("uintptr_t", lent.spans.native.names.data)) == recorders.ctypes.data
     assert lent.spans.native.names.count == 10_003
 
@@ -208,7 +208,7 @@ def test_chrome_traces_of_spans_escape_what_they_use():
         columns = Columns(SpanList(each, resource=Resource({}), scope=InstrumentationScope("scope")))
         columns.lay_out(np.arange(3), np.zeros(3, dtype=np.int64))
         written.append(b"".join(columns.pieces(1, 0, 0)))
-        assert len(columns._lent.all_names) < 10
+        assert len(columns._checked_spans.all_names) < 10
     assert written[0] == written[1]
     assert b"bad" in written[0]
 

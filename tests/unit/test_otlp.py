@@ -29,7 +29,7 @@ RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, 
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})
 BARE = {"resource": Resource({}), "scope": InstrumentationScope("")}
 FULL = {"resource": RESOURCE, "scope": SCOPE}
-AMBIENT = SpanContext(0xFEED << 96, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1"), ("other", "x")]))
+CURRENT = SpanContext(0xFEED << 96, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1"), ("other", "x")]))
 
 
 def official(table, **common):
@@ -109,11 +109,11 @@ def recorded():
             batch,
             with_flops=True,
         )
-        for parent in (None, AMBIENT)
+        for parent in (None, CURRENT)
     ]
 
 
-@pytest.mark.parametrize("table", recorded(), ids=["own traces", "ambient trace"])
+@pytest.mark.parametrize("table", recorded(), ids=["own traces", "current trace"])
 @pytest.mark.parametrize("common", [FULL, BARE], ids=["full", "bare"])
 def test_recorded_spans_are_the_bytes_of_the_official_encoder(table, common):
     """Every attribute, links, errors, names with control characters and bad UTF-8: the same bytes as the SDK's."""

@@ -24,7 +24,7 @@ from otel_torchprof._tree.units import Step, span_table
 RESOURCE = Resource({"service.name": "trainer"})
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope")
-AMBIENT = SpanContext(0xFEED, 0xBEEF, is_remote=True, trace_flags=SAMPLED, trace_state=TraceState([("vendor", "1")]))
+CURRENT = SpanContext(0xFEED, 0xBEEF, is_remote=True, trace_flags=SAMPLED, trace_state=TraceState([("vendor", "1")]))
 
 
 def views(parent=None):
@@ -90,15 +90,15 @@ def test_views_are_related_by_their_contexts():
     assert all(span.context.is_valid and span.context.trace_flags.sampled for span in (first, forward))
 
 
-def test_under_an_ambient_span():
-    """Roots have the ambient context as parent, in another process if it is, and its trace state is kept on all spans."""
-    first, forward, *_ = views(AMBIENT)
-    assert first.parent == AMBIENT
+def test_under_a_current_span():
+    """Roots have the current context as parent, in another process if it is, and its trace state is kept on all spans."""
+    first, forward, *_ = views(CURRENT)
+    assert first.parent == CURRENT
     assert first.parent.is_remote
     assert not forward.parent.is_remote
     assert not first.context.is_remote
-    assert first.context.trace_id == forward.context.trace_id == AMBIENT.trace_id
-    assert first.context.trace_state == forward.context.trace_state == AMBIENT.trace_state
+    assert first.context.trace_id == forward.context.trace_id == CURRENT.trace_id
+    assert first.context.trace_state == forward.context.trace_state == CURRENT.trace_state
 
 
 def test_spans_of_many_traces():

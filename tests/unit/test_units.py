@@ -108,8 +108,8 @@ def test_roots_are_widened_to_hold_their_events():
 
 @pytest.mark.parametrize("steps", [(), STEPS])
 @pytest.mark.parametrize("remote", [False, True])
-def test_with_an_ambient_span_everything_joins_its_trace(steps, remote):
-    """Roots become children of the ambient span, in its trace with its state; no trace id is drawn."""
+def test_with_a_current_span_everything_joins_its_trace(steps, remote):
+    """Roots become children of the current span, in its trace with its state; no trace id is drawn."""
     parent = SpanContext(0xFEED, 0xBEEF, is_remote=remote, trace_state=TraceState([("vendor", "1")]))
     table = make(events((110, 120, -1), (310, 320, -1)), steps=steps, parent=parent, trace_ids=pytest.fail)
     roots = table.row < 0

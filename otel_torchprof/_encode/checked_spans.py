@@ -31,8 +31,8 @@ _OPTIONAL_COLUMNS = (
 )
 
 
-class LentSpans:
-    """The columns of a table, lent to C for as long as this object lives.
+class CheckedSpans:
+    """The columns of a table as C sees them, for as long as this object lives.
 
     ``rows`` are those that C will look at, rising without gaps. Raises ValueError when the table does not fit together.
     """

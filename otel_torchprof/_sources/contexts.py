@@ -40,7 +40,7 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
 atexit.register(python_sources.set_context_resolver, None)
 
 
-_following: list[AmbientTable] = []
+_following: list[ContextTable] = []
 """The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
 
 
@@ -49,7 +49,7 @@ def _runtime_context() -> object:
 
 
 @dataclass(frozen=True)
-class Ambient:
+class CurrentSpan:
     """A span that was current while events began: what their parent needs to be known by."""
 
     span_context: trace.SpanContext
@@ -58,7 +58,7 @@ class Ambient:
     """When it began, Unix ns; None where the span object does not tell (a remote parent)."""
 
 
-class AmbientTable:
+class ContextTable:
     """Numbers the spans that are current, from 1.
 
     One span object has one number, and no other has it as long as anybody may ask for it: an entry goes once its span is
@@ -70,7 +70,7 @@ class AmbientTable:
         # Reentrant: what is collected while it is held may run operators, and these ask for the number again.
         self._lock = threading.RLock()
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._ambients: dict[int, Ambient] = {}
+        self._spans: dict[int, CurrentSpan] = {}
         self._last = 0
         self._gone: deque[int] = deque()
         self._leaving: dict[int, int] = {}
@@ -91,9 +91,9 @@ class AmbientTable:
             return known[1]
         return self._resolve_new(span)
 
-    def get(self, number: int) -> Ambient | None:
+    def get(self, number: int) -> CurrentSpan | None:
         """The span of a number; None where there is none (0, muted) or the entry has gone."""
-        return self._ambients.get(number)
+        return self._spans.get(number)
 
     def begin_drain(self, now: int = 0) -> None:
         """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
@@ -112,7 +112,7 @@ class AmbientTable:
         for number, since in self._leaving.copy().items():
             if since <= watermark and number not in stay:
                 del self._leaving[number]
-                self._ambients.pop(number, None)
+                self._spans.pop(number, None)
 
     def follow(self) -> bool:
         """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.
@@ -143,18 +143,18 @@ class AmbientTable:
             self.resolve, isinstance(_runtime_context(), ContextVarsRuntimeContext)
         )
 
-    def _join(self, other: AmbientTable) -> None:
+    def _join(self, other: ContextTable) -> None:
         """Knows what another table knows, and from now on whatever one of them learns."""
         self._lock = other._lock
         with self._lock:
             self._last = max(self._last, other._last)
             self._numbers |= other._numbers
-            self._ambients |= other._ambients
+            self._spans |= other._spans
 
     @property
     def size(self) -> int:
         """Spans that are known now."""
-        return len(self._ambients)
+        return len(self._spans)
 
     def _resolve_new(self, span: trace.Span) -> int:
         span_context = span.get_span_context()
@@ -167,27 +167,27 @@ class AmbientTable:
             if known is not None and known[0]() is span:  # by another thread, meanwhile
                 return known[1]
             start = getattr(span, "start_time", None)
-            return self._add(span, Ambient(span_context, start if isinstance(start, int) else None))
+            return self._add(span, CurrentSpan(span_context, start if isinstance(start, int) else None))
 
-    def _add(self, span: trace.Span, ambient: Ambient) -> int:
+    def _add(self, span: trace.Span, current: CurrentSpan) -> int:
         number = self._next_number()
         key = id(span)
         known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
         for table in _following if self in _following else (self,):
-            table.learn(key, known, ambient)
+            table.learn(key, known, current)
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], ambient: Ambient) -> None:
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: CurrentSpan) -> None:
         """Takes over what one of the tables has found out: a span's number, by the span's identity."""
         self._last = known[1]
-        self._ambients[self._last] = ambient
+        self._spans[self._last] = current
         self._numbers[key] = known
 
     def _next_number(self) -> int:
         # After four billion spans it starts again, and leaves out those that are still there.
         while True:
             self._last = self._last % (MUTED - 1) + 1
-            if self._last not in self._ambients:
+            if self._last not in self._spans:
                 return self._last
 
     def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:

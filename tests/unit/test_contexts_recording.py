@@ -1,4 +1,4 @@
-"""The recorder and the table of ambient spans together: each event under the span that was current when it began."""
+"""The recorder and the table of current spans together: each event under the span that was current when it began."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources.ambient import SUPPRESSION_KEYS, AmbientTable
+from otel_torchprof._sources.contexts import SUPPRESSION_KEYS, ContextTable
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def tracer():
 @pytest.fixture
 def table():
     """A table that the recorder asks."""
-    asked = AmbientTable()
+    asked = ContextTable()
     asked.follow()
     yield asked
     asked.unfollow()
@@ -79,7 +79,7 @@ def test_spans_of_one_thread(table, tracer):
 
 def test_a_span_of_an_earlier_recording_goes(tracer):
     """What ends of an earlier recording's span takes nothing away from a later one that has given the same number."""
-    earlier, later = AmbientTable(), AmbientTable()
+    earlier, later = ContextTable(), ContextTable()
     earlier.follow()
     with tracer.start_as_current_span("old") as old:
         assert earlier.resolve() == 1
@@ -167,7 +167,7 @@ def test_not_sampled(table):
 
 def test_another_table(table, tracer):
     """A second recording does not change the numbers that the first one knows the spans by, neither by coming nor by going."""
-    other = AmbientTable()
+    other = ContextTable()
     with following() as events, tracer.start_as_current_span("first"):
         label("one")
         other.follow()

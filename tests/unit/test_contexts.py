@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from otel_torchprof._sources import ambient
-from otel_torchprof._sources.ambient import MUTED, NONE, AmbientTable
+from otel_torchprof._sources import contexts
+from otel_torchprof._sources.contexts import MUTED, NONE, ContextTable
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -27,7 +27,7 @@ def tracer():
 
 @pytest.fixture
 def table():
-    return AmbientTable()
+    return ContextTable()
 
 
 def drain(table, still_open=()):
@@ -62,8 +62,8 @@ def test_a_span_has_one_number(table, tracer):
         with tracer.start_as_current_span("inner") as inner:
             second = table.resolve()
         assert [table.resolve(), first, second] == [1, 1, 2]
-    ambient = table.get(1)
-    assert (ambient.span_context, ambient.start_ns) == (outer.get_span_context(), outer.start_time)
+    current = table.get(1)
+    assert (current.span_context, current.start_ns) == (outer.get_span_context(), outer.start_time)
     assert table.get(2).span_context == inner.get_span_context()
 
 
@@ -72,13 +72,13 @@ def test_a_remote_parent(table):
     context = remote()
     number = resolve_in(table, context)
     assert resolve_in(table, context) == number == 1
-    ambient = table.get(number)
-    assert ambient.span_context.is_remote
-    assert f"{ambient.span_context.span_id:016x}" in TRACEPARENT
-    assert ambient.start_ns is None
+    current = table.get(number)
+    assert current.span_context.is_remote
+    assert f"{current.span_context.span_id:016x}" in TRACEPARENT
+    assert current.start_ns is None
 
 
-@pytest.mark.parametrize("key", ambient.SUPPRESSION_KEYS, ids=["the API's key", "the plain key"])
+@pytest.mark.parametrize("key", contexts.SUPPRESSION_KEYS, ids=["the API's key", "the plain key"])
 def test_suppressed_instrumentation_is_muted(table, tracer, key):
     """With instrumentation suppressed, in either way, nothing is recorded, with a span and without."""
     assert resolve_in(table, otel_context.set_value(key, True, otel_context.Context())) == MUTED
@@ -145,7 +145,7 @@ def test_an_entry_goes_after_the_next_whole_drain(table, tracer):
 
 def test_tables_that_follow_at_once(table, tracer):
     """Whoever is asked, all of them learn of a span and of its end; one that comes later knows what was there before."""
-    other = AmbientTable()
+    other = ContextTable()
     table.follow()
     try:
         with tracer.start_as_current_span("first") as first:
@@ -227,6 +227,6 @@ def test_numbers_start_again(table, tracer):
 def test_other_kinds_of_context_are_asked_every_time(table, monkeypatch):
     """Where OpenTelemetry keeps its context elsewhere than in context variables, their identity tells nothing."""
     assert table.follow() is True
-    monkeypatch.setattr(ambient, "_runtime_context", object)
+    monkeypatch.setattr(contexts, "_runtime_context", object)
     assert table.follow() is False
     table.unfollow()
