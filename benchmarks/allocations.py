@@ -1,4 +1,4 @@
-"""What ``profile_memory`` costs per event of the allocator: an allocation, or a block given back.
+"""What ``profile_memory`` costs per event of the allocator: an allocation, or a block freed.
 
 Once as an operator is measured, over a run without any profiler, and once what it adds to a profiler that runs anyway.
 The latter contains what torch itself does for whoever wants to be told: it looks up the size of each block under a lock.

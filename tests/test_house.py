@@ -142,7 +142,7 @@ def column_page() -> str:
             "",
             f"Flags: {members(Flag)}.",
             "",
-            "`prof.memory` holds what was allocated and given back, where `profile_memory` is on: one row each, by thread and,",
+            "`prof.memory` holds what was allocated and freed, where `profile_memory` is on: one row each, by thread and,",
             "within a thread, by time.",
             "",
             "| column | dtype | unit | meaning |",

@@ -143,7 +143,7 @@ void Fuzz::drain(bool final) {
                          source.info);
     for (auto& chunk : source.chunks) {
       auto size = static_cast<uint32_t>(chunk.size());
-      // Chunks were evicted in between: numbers go on higher up.
+      // Chunks were evicted in between: numbers continue higher up.
       uint64_t first = source.decoder.next_index + (choices.loss ? 1000 : 0);
       std::vector<otp::LateEnd> ends;
       uint64_t events = otp::scan_lost({chunk.data(), size, first}, kConsumer, &ends);

@@ -1,4 +1,4 @@
-// What is allocated and given back: MEMORY records beside the events of a thread.
+// What is allocated and freed: MEMORY records beside the events of a thread.
 #include <thread>
 
 #include "core_support.h"

@@ -60,7 +60,7 @@ void time_runs_on_the_line_through_the_points() {
   check_never_decreasing(made.clock, made.ticks - 9000 * kMs, made.ticks + 9000 * kMs);
 }
 
-// A wall clock set back is counted once, and time goes on at its rate, before and after.
+// A wall clock set back is counted once, and time continues at its rate, before and after.
 void a_step_back_does_not_take_time_back() {
   Made made;
   made.later(1000 * kMs);

@@ -213,7 +213,7 @@ void who_joins_a_chunk_is_told_the_context() {
 }
 
 // A session that starts inside an open operator has nothing of it: the context there may be older than the session.
-// Who was there before goes on.
+// Who was there before continues.
 void who_starts_inside_an_operator_waits_for_its_end() {
   Contexts contexts;
   Session first(following());
@@ -297,7 +297,7 @@ void the_source_may_run_operators() {
   enter(1);
   t_here.inside = [&] {
     begin("inside");
-    for (int i = 0; i < 3000; ++i) leaf("leaf");  // the thread goes on to other chunks
+    for (int i = 0; i < 3000; ++i) leaf("leaf");  // the thread continues to other chunks
     end("inside");
     if (late == nullptr) late = new Session(following());
   };

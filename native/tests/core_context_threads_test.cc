@@ -199,7 +199,7 @@ void a_child_asks_anew() {
 }
 
 // A process that is forked while its thread asks the source, where the child starts a session too: the event around it
-// is the parent's alone, and the child goes on with a recorder of its own.
+// is the parent's alone, and the child continues with a recorder of its own.
 void a_fork_inside_the_source() {
   Contexts contexts;
   Session session(following());

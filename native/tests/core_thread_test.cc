@@ -83,7 +83,7 @@ void sessions_leave_no_memory_behind() {
   }
 }
 
-// Memory that one large session took is given back when it is freed.
+// Memory that one large session took is freed with it.
 void a_large_session_gives_its_memory_back() {
   uint64_t before = recorder_stats().chunk_bytes;
   {

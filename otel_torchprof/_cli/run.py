@@ -160,7 +160,7 @@ class _Recorded:
             self._progress.start()
 
     def end_with_threads(self) -> None:
-        """Ends it now; where threads of the script go on, which Python waits for, after them.
+        """Ends it now; where threads of the script continue, which Python waits for, after them.
 
         Whatever that comes upon, the script's exit status stays, but where the user interrupts it.
         """
@@ -300,7 +300,7 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
 
 def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:
-    """Has Python show the error as if the script had been started by Python; it goes on through the command, for its exit status."""
+    """Has Python show the error as if the script had been started by Python; it continues through the command, for its exit status."""
     hook = getattr(sys, "excepthook", _display)
     prefix = "" if hasattr(sys, "excepthook") else "sys.excepthook is missing\n"
 

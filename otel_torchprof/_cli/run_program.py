@@ -55,7 +55,7 @@ class Program:
         main, self._code = self._module() if self.is_module else self._script()
         main.__dict__.setdefault("__annotations__", {})
         main.__dict__["__builtins__"] = builtins
-        # What runs now goes on: the module that was __main__ must not be torn down.
+        # What runs now continues: the module that was __main__ must not be torn down.
         self._replaced = sys.modules.get(_MAIN)
         sys.modules[_MAIN] = main
         exec(self._code, main.__dict__)  # noqa: S102 - that is what it is for

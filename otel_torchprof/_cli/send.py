@@ -128,7 +128,7 @@ class _Delivery:
         return stats.failed_spans > 0 or stats.rejected_spans > 0
 
     def _deliver(self, request: FileRequest) -> bool:
-        """Whether it makes sense to go on: also where the receiver refused this one."""
+        """Whether it makes sense to continue: also where the receiver refused this one."""
         response = self._limit.send(request.body, request.spans)
         if response.outcome is Outcome.TOO_LARGE and request.spans > 1:
             parts = list(split(request, len(request.body) // 2))

@@ -237,7 +237,7 @@ class Batch:
     kept: int = -1
     """What the inputs may hold: bits of ``otp_input_kept`` in ``inputs.h``, so that nobody looks for what nobody wanted."""
     memory: Mapping[str, Array] | None = None
-    """What was allocated and given back, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
+    """What was allocated and freed, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
     None where that was not recorded."""
     devices: Mapping[str, Array] | None = None
     """How long devices took for the work of events, as arrays of their own (see

@@ -121,8 +121,8 @@ OPTIONAL: tuple[Column, ...] = (INPUTS, CONTEXT)
 """The columns that are there for some recordings only."""
 
 MEMORY_COLUMNS: tuple[Column, ...] = (
-    _column("time", np.int64, "ns", "when it was allocated or given back, Unix time"),
-    _column("bytes", np.int64, "bytes", "size, below 0 where it was given back"),
+    _column("time", np.int64, "ns", "when it was allocated or freed, Unix time"),
+    _column("bytes", np.int64, "bytes", "size, below 0 where it was freed"),
     _column("address", np.uint64, "", "where the block lies; who gives it back names the same"),
     _column(
         "total_allocated", np.int64, "bytes", "what the allocator had given out after it, -1 where it does not tell"

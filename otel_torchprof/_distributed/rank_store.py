@@ -30,7 +30,7 @@ def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | 
     """What the first rank has offered, with the attempt that it has made up.
 
     A store may outlive the processes, and still hold what those before have agreed on. That is noticed by a slot of each
-    rank, which is taken then: the rank goes on to the next. ``restart`` keeps ranks together of which one had not got as far
+    rank, which is taken then: the rank continues to the next. ``restart`` keeps ranks together of which one had not got as far
     as to take its slot the last time; None where the store is new each time.
 
     Raises:

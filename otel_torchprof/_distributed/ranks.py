@@ -264,7 +264,7 @@ class Ranks:
             c10d._update_default_pg, self._unwatch = updated, unwatch  # noqa: SLF001
 
     def _join(self, c10d: Any) -> None:
-        """Takes up what torch says, and agrees with the others; whatever that raises, the program goes on."""
+        """Takes up what torch says, and agrees with the others; whatever that raises, the program continues."""
         try:
             with self._lock:
                 if not c10d.is_initialized():

@@ -122,7 +122,7 @@ class Source:
 
     @cached_property
     def cpu_memory(self) -> MovedMemory | None:
-        """What the rows of the batch allocated and gave back on the CPU."""
+        """What the rows of the batch allocated and freed on the CPU."""
         return moved_memory(self.batch, CPU_TYPES, self.memory_rows)
 
     @cached_property

@@ -283,7 +283,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.memory.released",
         _INT64,
-        "bytes that they gave back there",
+        "bytes that they freed there",
         "with `profile_memory`, where any",
         memory.moved("cpu_memory", "released"),
     ),
@@ -304,7 +304,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.device.memory.released",
         _INT64,
-        "bytes that they gave back there",
+        "bytes that they freed there",
         "with `profile_memory`, where any",
         memory.moved("device_memory", "released"),
     ),

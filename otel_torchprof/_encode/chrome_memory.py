@@ -1,4 +1,4 @@
-"""Chrome JSON of what was allocated and given back: an instant each, as torch's Kineto writes it, and the totals over time."""
+"""Chrome JSON of what was allocated and freed: an instant each, as torch's Kineto writes it, and the totals over time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def pieces(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
     """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Costs some 0.1 us per record.
 
-    Their ``Ev Idx`` goes on behind the rows of the batch. The threads must be in range.
+    Their ``Ev Idx`` continues behind the rows of the batch. The threads must be in range.
     """
     if batch.memory is None:
         return

@@ -74,7 +74,7 @@ class ChromeSpans:
         self._resources_told = 1
 
     def copied(self) -> ChromeSpans:
-        """One that goes on from here as this one would, for spans that may not fit."""
+        """One that continues from here as this one would, for spans that may not fit."""
         other = copy.copy(self)
         other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - its own kind
         return other

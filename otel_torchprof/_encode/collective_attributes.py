@@ -59,7 +59,7 @@ def size(source: Source) -> Values | None:
 
 
 def is_async(source: Source) -> Values | None:
-    """Whether its caller goes on before it is done."""
+    """Whether its caller continues before it is done."""
     flags = _values(source, "flags")
     if flags is None:
         return None
@@ -148,7 +148,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.collective.async",
         AttributeType.BOOL,
-        "true: its caller goes on before it is done",
+        "true: its caller continues before it is done",
         "where true",
         is_async,
     ),

@@ -197,7 +197,7 @@ class Drainer:
                 return (take or self._take)()
             finally:
                 self._in_slice = False
-        except Exception:  # noqa: BLE001 - the application goes on, whatever this is
+        except Exception:  # noqa: BLE001 - the application continues, whatever this is
             self._log.warning("taking events from the recorder failed, these are lost: %s", traceback.format_exc())
             return None
         finally:

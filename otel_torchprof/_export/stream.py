@@ -103,7 +103,7 @@ class StreamedFile:
             self._let_go()
 
     def abandon(self) -> None:
-        """Lets go of the file without a word: in a forked child, whose parent goes on writing."""
+        """Lets go of the file without a word: in a forked child, whose parent continues to write."""
         self._closed = True
         self._let_go()
 

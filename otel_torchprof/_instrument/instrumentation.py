@@ -203,7 +203,7 @@ class Instrumentation:
         self._call_off()
 
     def restart_in_child(self) -> None:
-        """Goes on in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
+        """Continues in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
         self._lock = threading.RLock()
         if self._ranks is not None:
             self._ranks.after_fork()

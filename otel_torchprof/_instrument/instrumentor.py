@@ -87,7 +87,7 @@ class TorchInstrumentor(BaseInstrumentor):
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
     exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
 
-    Works before and after torch is imported, and imports nothing of it. In a forked process it goes on by itself.
+    Works before and after torch is imported, and imports nothing of it. In a forked process it continues by itself.
     ``uninstrument()`` takes every hook and callback back and sends what was recorded.
     """
 
@@ -327,7 +327,7 @@ class TorchInstrumentor(BaseInstrumentor):
         if self._running is not None:
             try:
                 self._running.restart_in_child()
-            except Exception:  # the child goes on
+            except Exception:  # the child continues
                 _logger.exception("torch is not instrumented in this forked process")
         elif self._waiting is not None:
             self._wait_for_provider(self._awaiting)

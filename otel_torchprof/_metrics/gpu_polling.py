@@ -33,7 +33,7 @@ class GpuMetrics:
     when a metric reader collects, on its thread, all GPUs in one pass; there is no thread of ours, and between two
     collections it costs nothing. Whatever cannot be had, the driver included, is a reason in :attr:`health` and no error.
 
-    Safe to use from any thread, in any number, and as a context manager. In a forked child it goes on where its reader does.
+    Safe to use from any thread, in any number, and as a context manager. In a forked child it continues where its reader does.
 
     Args:
         meter_provider: which gets the instruments; the global one by default.

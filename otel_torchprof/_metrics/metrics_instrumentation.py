@@ -228,7 +228,7 @@ class MetricsInstrumentation:
                 self._lock.release()
 
     def restart_in_child(self) -> None:
-        """Goes on in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""
+        """Continues in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""
         self._operators = None  # the parent's
         self._begin()
         if self._running:
@@ -298,7 +298,7 @@ class MetricsInstrumentation:
             if self._boundary_ns == now:  # else this optimizer's step ended no step of the loop
                 self._sampler.boundary(now / 1e9)
             self._spend((time.monotonic_ns() - now) / 1e9, now / 1e9)
-        except Exception as error:  # noqa: BLE001 - the training loop goes on
+        except Exception as error:  # noqa: BLE001 - the training loop continues
             self._sampler.stop(now / 1e9)
             self._follow()
             self._operators_are_off(error)

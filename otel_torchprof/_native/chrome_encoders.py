@@ -73,7 +73,7 @@ def encode_device_slices(
 
 
 def encode_memory(columns: Mapping[str, Array], *, first_index: int, base_ns: int, pid: int) -> Iterator[bytes]:
-    """What was allocated and given back, in pieces. ``columns``: of ``otp_chrome_memory``."""
+    """What was allocated and freed, in pieces. ``columns``: of ``otp_chrome_memory``."""
     memory = _struct("otp_chrome_memory *", columns)
     memory.count, memory.first_index = len(columns["time"]), first_index
     memory.base, memory.pid = base_ns, pid

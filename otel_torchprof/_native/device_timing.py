@@ -87,7 +87,7 @@ class DeviceTiming:
         self._token = int(token[0])
 
     def pause(self, *, paused: bool) -> None:
-        """Times nothing more until told to go on. Microseconds."""
+        """Times nothing more until told to continue. Microseconds."""
         self._native.otp_torch_devices_pause(self._token, paused)
 
     def collect(self, wait: float) -> int:

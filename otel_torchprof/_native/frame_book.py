@@ -109,18 +109,18 @@ class Book:
 
     def add_module(self, name_id: int, module: Any) -> None:
         """A module is called; what is around it has been, already. Takes a name over from another module."""
-        with suppress(Exception):  # no module as torch makes them; the program is to go on
+        with suppress(Exception):  # no module as torch makes them; the program is to continue
             self._modules[name_id] = _Entry(module, self._note_of_module(module))
 
     def add_optimizer(self, identity: int, optimizer: Any) -> None:
         """An optimizer makes a step. Takes a number over from another one."""
-        with suppress(Exception):  # no optimizer as torch makes them; the program is to go on
+        with suppress(Exception):  # no optimizer as torch makes them; the program is to continue
             self._optimizers[identity] = _Entry(optimizer, self._note_of_optimizer(optimizer))
 
     def finish(self) -> FrameInfo:
         """What is known at the end of a recording, completed by another look at what this thread called and lives still.
 
-        Others may go on with the same book. Costs about a microsecond per function, and per parameter without a gradient.
+        Others may continue with the same book. Costs about a microsecond per function, and per parameter without a gradient.
         """
         for entry in list(self._modules.values()):
             _complete(entry, self._note_again)

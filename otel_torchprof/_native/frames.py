@@ -135,7 +135,7 @@ class Tracing:
     def waiting(self) -> list[WaitingStack]:
         """The stacks of the threads that have made no call and no return since the start: they are what they were then.
 
-        To be asked for before the session stops, while a thread that goes on still is recorded. Costs some microseconds per thread.
+        To be asked for before the session stops, while a thread that continues still is recorded. Costs some microseconds per thread.
         """
         stacks = []
         for ident, os_tid, calls in python_sources.waiting_stacks(self._consumer):
@@ -184,7 +184,7 @@ class Filtering(Protocol):
 
 
 def pause() -> None:
-    """The calling thread begins no calls until as many :func:`resume`; those that are open go on, and end. Takes 0.1 us."""
+    """The calling thread begins no calls until as many :func:`resume`; those that are open continue, and end. Takes 0.1 us."""
     if python_sources.can_trace_frames:
         python_sources.pause_frames()
 
@@ -224,7 +224,7 @@ def _start(session: Session, filtering: Filtering | None, book: Book) -> int:
             filtering is not None and filtering.modules_only,
             session.contexts,
         )
-    except Exception as error:  # an audit hook may raise anything; the program is to go on without our stacks
+    except Exception as error:  # an audit hook may raise anything; the program is to continue without our stacks
         _leave_new_threads({consumer})
         raise FramesError(f"the interpreter refused: {error!r}") from error
     return passed_over

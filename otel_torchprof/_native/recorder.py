@@ -265,7 +265,7 @@ class Session:
         all_threads: every thread, instead of the one that starts it and what sources add.
         inputs: keep what sources tell of inputs (shapes).
         kinds: of events that it wants; none named: every kind.
-        memory: keep what is allocated and given back; not together with ``contexts``.
+        memory: keep what is allocated and freed; not together with ``contexts``.
         contexts: follow the spans that threads are in: batches have the column ``context``, and what begins in
             :data:`CONTEXT_MUTED` is left out.
     """
@@ -334,7 +334,7 @@ class Session:
     def mute_roots(self, muted: bool) -> None:
         """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.
 
-        What is open goes on to its end. Any thread; does nothing where the session follows no contexts or has stopped.
+        What is open continues to its end. Any thread; does nothing where the session follows no contexts or has stopped.
 
         Raises:
             NativeError: the session belongs to the parent of this forked process.

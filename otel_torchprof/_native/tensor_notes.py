@@ -78,7 +78,7 @@ class TensorNotes:
         """Of a sparse tensor, which has neither strides nor storage, or of one inside ``torch.vmap``; nested ones have no shape."""
         try:
             return _SEEN(tensor), tensor.stride() if tensor.layout is self._strided else (), 0
-        except Exception:  # noqa: BLE001 - the program is to go on whatever it is
+        except Exception:  # noqa: BLE001 - the program is to continue whatever it is
             return None
 
     def of_parameter(self, name: str, parameter: Any, state: Any = None) -> ParameterNote:

@@ -80,7 +80,7 @@ def _unobserve(library: Any, handle: Any, pid: int) -> None:
 
 
 class MemoryObservation:
-    """What is allocated and given back on a thread goes to a session, until :meth:`stop` or until nothing refers to it any more."""
+    """What is allocated and freed on a thread goes to a session, until :meth:`stop` or until nothing refers to it any more."""
 
     def __init__(self, library: Any, session: Session, token: int) -> None:
         self._parts = library, session.consumer, token, os.getpid()
@@ -127,7 +127,7 @@ class TorchLibrary:
         return Observation(self.functions, session, wants)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
-        """Lets a running session have what is allocated and given back on the calling thread and where torch carries its state.
+        """Lets a running session have what is allocated and freed on the calling thread and where torch carries its state.
 
         Raises:
             TorchProfError: a profiler of torch's is running on the thread.

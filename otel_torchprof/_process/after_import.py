@@ -112,7 +112,7 @@ def _run_waiting(name: str, module: types.ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has the loaders of awaited modules tell when they are done; otherwise imports go on as if it were not there."""
+    """Has the loaders of awaited modules tell when they are done; otherwise imports continue as if it were not there."""
 
     def __init__(self) -> None:
         self._asking = threading.local()

@@ -41,7 +41,7 @@ class Deadline:
     def bound(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Calls a function that has no deadline itself, on a daemon thread with the caller's context; what it raises is raised.
 
-        Raises TimeoutError at the deadline, when the call goes on without its caller. Where no thread can be started (an
+        Raises TimeoutError at the deadline, when the call continues without its caller. Where no thread can be started (an
         interpreter that is going down) the caller's own makes the call.
         """
         results: list[_Result] = []

@@ -1,4 +1,4 @@
-"""Memory beside the C library's heap, and what is free in that heap given back to the system."""
+"""Memory beside the C library's heap, and what is free in that heap returned to the system."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
     """
     notes = []
     if batch.memory is None and not config.enabled():
-        # A program that is switched off from outside goes on as if it were not.
+        # A program that is switched off from outside continues as if it were not.
         batch = replace(batch, memory={column.name: np.empty(0, column.dtype) for column in MEMORY_COLUMNS})
         notes.append(f"nothing was recorded: {config.ENABLED} is false")
     if batch.memory is None:
@@ -67,7 +67,7 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
     changes = changes.chosen(_is_of(devices, chosen))
     notes = notes or _why_unknown(batch)
     if not len(changes.time) and len(devices):
-        notes.append(f"nothing was allocated or given back on {chosen}; memory was used on: {_names(devices)}")
+        notes.append(f"nothing was allocated or freed on {chosen}; memory was used on: {_names(devices)}")
     for note in notes:
         _logger.warning("memory timeline: %s", note)
     if path.endswith(".html"):

@@ -302,7 +302,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             )
 
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
-        """Pauses the recording, or goes on with it, where the CPU is among the activities; costs nothing while it pauses.
+        """Pauses the recording, or continues with it, where the CPU is among the activities; costs nothing while it pauses.
 
         What is open at a pause ends there and is marked unfinished. What follows is recorded on the thread that calls this. No
         effect before the recording and after it.

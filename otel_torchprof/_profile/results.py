@@ -105,7 +105,7 @@ class ProfileResults:
 
     @property
     def memory(self) -> Mapping[str, Array] | None:
-        """What was allocated and given back, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
+        """What was allocated and freed, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
         return self._batch().memory
 
     @property

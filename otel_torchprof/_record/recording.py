@@ -70,7 +70,7 @@ class RecordingOptions:
     overloads: bool = False
     """Names of the operators' overloads."""
     memory: bool = False
-    """What is allocated and given back."""
+    """What is allocated and freed."""
     frames: bool = False
     """Calls of Python and C functions."""
     frame_filter: FrameFilter = ALL_FRAMES
@@ -231,7 +231,7 @@ class Recording:
         return self._started and not self._stopped
 
     def time_devices(self, *, on: bool) -> None:
-        """Goes on with the times of devices, or leaves them out."""
+        """Continues with the times of devices, or leaves them out."""
         if self._devices is not None:
             self._devices.pause(paused=not on)
 

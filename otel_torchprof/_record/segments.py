@@ -82,7 +82,7 @@ class Segments:
         return recording.times()[0]
 
     def time_devices(self, *, on: bool) -> None:
-        """Goes on with the times of devices in the segment that is running, or leaves them out."""
+        """Continues with the times of devices in the segment that is running, or leaves them out."""
         with self._lock:
             if self._running is not None:
                 self._running.time_devices(on=on)

@@ -170,7 +170,7 @@ class Cycles:
         self._run(moves(before, following), by_step=True)
 
     def end(self) -> None:
-        """The profile ends; a later begin goes on with the step that it ended in."""
+        """The profile ends; a later begin continues with the step that it ended in."""
         self._run(moves(self.current, None), by_step=False)
 
     def _run(self, found: list[Move], *, by_step: bool) -> None:

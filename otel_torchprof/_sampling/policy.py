@@ -143,7 +143,7 @@ def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, room: Budget
 
 
 def _with_strays(table: SpanTable, root: int) -> SpanTable:
-    """What hangs under spans that went to other traces before, or will since they go on, hangs under the root."""
+    """What hangs under spans that went to other traces before, or will since they continue, hangs under the root."""
     known = np.isin(table.parent_span_id, table.span_id) | (table.parent_span_id == 0)
     known[root] = True
     return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))

@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 HELD_BYTES = 64 << 20
 """That may be buffered; beyond it the largest unit is sent in parts while it runs."""
 HELD_NS = 60_000_000_000
-"""How long what is no step may go on before it is sent in parts: a label around a whole program must not hide it."""
+"""How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
 HELD_STEP_NS = 600_000_000_000
 """The same of a step."""
 PART_NAME = "torch.part"
@@ -59,7 +59,7 @@ class Pieces(NamedTuple):
     unit: npt.NDArray[np.uint64]
     """Of each span."""
     open_roots: Collection[int]
-    """Units that go on and have no synthetic root."""
+    """Units that continue and have no synthetic root."""
     around: npt.NDArray[np.uint64]
     """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
     steps: Mapping[int, StepSpan]
@@ -359,7 +359,7 @@ class SpanBuffer:
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:
-        """What goes on for too long, and the largest units for as long as too much is buffered: parts of them."""
+        """What continues for too long, and the largest units for as long as too much is buffered: parts of them."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
         late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._patience(key)]
         while late or sum(sizes.values()) > HELD_BYTES:

@@ -102,7 +102,7 @@ class _SharedCallbacks:
         try:
             for reason in reasons[min(self._breaks, len(reasons)) :]:
                 _record_break(reason)
-        except Exception:  # the program's compilation goes on
+        except Exception:  # the program's compilation continues
             _logger.warning("graph breaks were not recorded", exc_info=True)
         compilation.__exit__(None, None, None)
 

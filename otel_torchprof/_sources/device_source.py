@@ -138,7 +138,7 @@ class DeviceSource(Source):
         graph_hooks.install(self, self._library)
 
     def pause(self, *, paused: bool) -> None:
-        """Times nothing until told to go on."""
+        """Times nothing until told to continue."""
         if self._timing is not None:
             self._timing.pause(paused=paused)
 

@@ -70,7 +70,7 @@ class EnergyCounters:
     def read(self) -> dict[str, float]:
         """Joules by UUID, since some time in the past; never less than before. Without the GPUs that do not tell.
 
-        A counter that began anew, as with a new driver, goes on from where it was. Costs one call of the driver per GPU that
+        A counter that began anew, as with a new driver, continues from where it was. Costs one call of the driver per GPU that
         has a counter.
         """
         found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Labels that go on until a future is done: torch's, those of ``concurrent.futures`` and those of asyncio."""
+"""Labels that continue until a future is done: torch's, those of ``concurrent.futures`` and those of asyncio."""
 
 from __future__ import annotations
 

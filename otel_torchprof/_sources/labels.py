@@ -41,7 +41,7 @@ class record_function(Label):  # noqa: N801 - torch's name
         return (type(self), (self.name, self.args))
 
     def _call_end_callbacks_on_future(self, fut: Any) -> Any:
-        """Lets the label go on until a future is done, on whatever thread, instead of ending with its block.
+        """Lets the label continue until a future is done, on whatever thread, instead of ending with its block.
 
         Returns a future of the same kind that is done with the same outcome after the label has ended; a future's
         exception marks the label as an error. To be called once, inside the block; what runs after the block is not inside

@@ -129,7 +129,7 @@ class Nvml:
         """The cards that answer, in NVML's order, which is that of the PCI bus, and a sentence for each that does not.
 
         Args:
-            known: cards found before, by UUID; what describes them is kept, so that their series go on.
+            known: cards found before, by UUID; what describes them is kept, so that their series continue.
 
         Raises:
             RefusedError: NVML does not list any.

@@ -137,7 +137,7 @@ class Operators(Source):
 
 
 class Memory(Source):
-    """What torch allocates and gives back on the thread that starts it.
+    """What torch allocates and frees on the thread that starts it.
 
     Args:
         library: that observes it.

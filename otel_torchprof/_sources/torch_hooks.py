@@ -244,7 +244,7 @@ def _post_hook(callback: Callable[[Any], None]) -> _Hook:
         nonlocal failed
         try:
             callback(optimizer)
-        except Exception:  # the training loop goes on
+        except Exception:  # the training loop continues
             if not failed:
                 _logger.warning("the step of an optimizer was not taken as a step", exc_info=True)
             failed = True

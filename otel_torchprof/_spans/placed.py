@@ -44,7 +44,7 @@ class Placed(NamedTuple):
     root: npt.NDArray[np.uint64]
     """Span id of the unit's root: synthetic, or that of the outermost event."""
     open_roots: frozenset[int]
-    """Those that are events and of whose trees something goes on: mostly they themselves."""
+    """Those that are events and of whose trees something continues: mostly they themselves."""
     devices: DeviceTimes | None = None
     """How long devices worked, with what came in earlier drains."""
 

@@ -115,7 +115,7 @@ class RecordProfile:
         except Exception:
             if exc_type is None:
                 raise
-            _logger.exception("the events of RecordProfile were not written")  # the block's own exception goes on
+            _logger.exception("the events of RecordProfile were not written")  # the block's own exception continues
 
     def process_events(self, events: list[LegacyEvent]) -> None:
         """Writes the events of all threads; to be overridden.

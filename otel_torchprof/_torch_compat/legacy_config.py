@@ -49,6 +49,6 @@ class ProfilerDisableOptions:
     """How a profile is disabled."""
 
     cleanup_tls_state: bool = True
-    """Take it away from the calling thread; False: it goes on there."""
+    """Take it away from the calling thread; False: it continues there."""
     consolidate: bool = True
-    """Hand out what was recorded so far, which is then gone from it; False: other threads may go on, and one of them asks."""
+    """Hand out what was recorded so far, which is then gone from it; False: other threads may continue, and one of them asks."""

@@ -75,7 +75,7 @@ class _State:
             self._remote.append(events)
 
     def leave_thread(self) -> None:
-        """What begins on the calling thread from now on does not count; other threads go on."""
+        """What begins on the calling thread from now on does not count; other threads continue."""
         with self._lock:
             self._until.setdefault(threading.get_native_id(), now_ns())
 
@@ -200,7 +200,7 @@ def disable_profiler_legacy(options: ProfilerDisableOptions | None = None) -> Th
 
     The first list is that of the thread that enabled it and begins with the mark ``__start_profile``; the mark
     ``__stop_profile`` ends that of the thread that asks. An end on another thread stands in its begin's list, and names the
-    other thread. Lists of other processes come last. What is open has a begin only; where the profile goes on
+    other thread. Lists of other processes come last. What is open has a begin only; where the profile continues
     (``cleanup_tls_state=False``), it comes whole with the next call instead.
 
     Raises:
@@ -255,7 +255,7 @@ def wrap_propagate_state(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class TLSLegacyProfilerGuard:
-    """Profiles a block, also inside another profile: that one gets nothing of the block, and goes on behind it.
+    """Profiles a block, also inside another profile: that one gets nothing of the block, and continues behind it.
 
     Args:
         config: what is recorded.
@@ -297,5 +297,5 @@ class TLSLegacyProfilerGuard:
             return
         try:
             self._callback(lists)
-        except Exception:  # the profiled program goes on
+        except Exception:  # the profiled program continues
             _logger.exception("Got error processing profiler events")

@@ -1,7 +1,7 @@
-"""What each event allocated and gave back, on columns.
+"""What each event allocated and freed, on columns.
 
 A block belongs to the event that was open around it on its thread when it was allocated, and to all events around that
-one; so does what is given back. Torch goes by the time instead: it adds what one thread allocates to whatever is open
+one; so does what is freed. Torch goes by the time instead: it adds what one thread allocates to whatever is open
 on any other thread at that moment. On one thread the two are the same.
 """
 
@@ -39,7 +39,7 @@ DEVICE_TYPES = (1, 6, 12, 20)
 
 
 class MemoryUse(NamedTuple):
-    """Bytes allocated minus bytes given back in each event of a view and below it."""
+    """Bytes allocated minus bytes freed in each event of a view and below it."""
 
     cpu: npt.NDArray[np.int64]
     device: npt.NDArray[np.int64] | None
@@ -47,7 +47,7 @@ class MemoryUse(NamedTuple):
 
 
 class MovedMemory(NamedTuple):
-    """Bytes that each row of a batch and what is below it allocated, and gave back; as recorded, nothing left out."""
+    """Bytes that each row of a batch and what is below it allocated, and freed; as recorded, nothing left out."""
 
     allocated: npt.NDArray[np.int64]
     released: npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ def with_memory_events(batch: Batch) -> Batch:
 
 
 def memory_of(view: TreeView, place: Array | None = None) -> MemoryUse | None:
-    """What the events of a view allocated and gave back; None where that was not recorded.
+    """What the events of a view allocated and freed; None where that was not recorded.
 
     ``place``: the view's :func:`places_of`, where they are known already. Asynchronous events have what torch gives them: all that happened on any thread from their begin to their end. Costs
     some 100 ns per record and 5 per event.

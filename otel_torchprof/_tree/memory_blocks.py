@@ -1,7 +1,7 @@
 """Blocks of memory in a recording: when each lived, which tensors were in it, and which are known to be a model's.
 
 An address stands for one block after the other. A block begins where it is allocated, or where a tensor in it is seen first,
-and ends where it is given back or where the next one is allocated at its place: on the CPU torch does not tell of the end of
+and ends where it is freed or where the next one is allocated at its place: on the CPU torch does not tell of the end of
 what was allocated before the recording.
 """
 
@@ -57,7 +57,7 @@ class Blocks:
     of_storage: Array
     """The block of each."""
     memory: Mapping[str, Array]
-    """What was allocated and given back, without what could not be."""
+    """What was allocated and freed, without what could not be."""
     of_record: Array
     """The block of each record."""
     device: npt.NDArray[np.int64]

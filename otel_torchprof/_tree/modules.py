@@ -51,7 +51,7 @@ _NOWHERE = _Place("", "", "")
 def module_hierarchy(batch: Batch) -> Hierarchy:
     """The nearest module around each event, with its own class and path: ``GPT.blocks.0.attn``; of a module, its own.
 
-    A name begins with the class of the root, the outermost module that was called, and goes on as ``named_modules()`` does. A
+    A name begins with the class of the root, the outermost module that was called, and continues as ``named_modules()`` does. A
     module that is no part of the one that calls it follows that one's name: ``GPT.blocks.0.Adapter.down``.
 
     A function of the backward pass that no module is around has the module of its forward operator, and so has all that it calls.

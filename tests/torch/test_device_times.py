@@ -367,7 +367,7 @@ def test_energy_waits_for_nobody(simulated):
 
 
 def test_a_thread_that_goes_on_to_another_device(simulated):
-    """A thread whose events for one device are used up and given back may go on with another device, with times of its own."""
+    """A thread whose events for one device are used up and freed may go on with another device, with times of its own."""
     a, b = tensor(4, 4, device=f"{DEVICE}:0"), tensor(4, 4, device=f"{DEVICE}:1")
     simulated.duration(5_000)
     with profile() as prof:

@@ -193,7 +193,7 @@ def remembering():
 
 
 def test_memory():
-    """The same memory for every event, its own and all; what is given back outside of events is an event."""
+    """The same memory for every event, its own and all; what is freed outside of events is an event."""
     remembering()
     found = []
     for engine in (legacy, torch_legacy):

@@ -1,4 +1,4 @@
-"""``profile_memory``: what programs allocate and give back, under torch's profiler and under ours."""
+"""``profile_memory``: what programs allocate and free, under torch's profiler and under ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train():
 
 
 def tensors():
-    """Blocks that are allocated in an operator and given back outside of one, or inside another's label."""
+    """Blocks that are allocated in an operator and freed outside of one, or inside another's label."""
     kept = torch.ones(100)
     with torch.profiler.record_function("label"):
         kept = torch.ones(50)  # gives the first one back
@@ -161,7 +161,7 @@ def test_events_of_memory_say_what_torchs_say():
 
 
 def test_what_was_allocated_is_there_as_arrays():
-    """``memory`` names size, address, running totals and the operator of every block; what is given back names its address."""
+    """``memory`` names size, address, running totals and the operator of every block; what is freed names its address."""
     with otp.profile(profile_memory=True) as prof:
         block = torch.empty(100)
         address = block.data_ptr()

@@ -29,7 +29,7 @@ def on_a_thread(body):
 
 
 def block(floats=5):
-    """An allocation, given back at once."""
+    """An allocation, freed at once."""
     torch.empty(floats)
 
 

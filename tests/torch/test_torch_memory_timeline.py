@@ -91,7 +91,7 @@ def test_sizes_by_category_are_torchs(tmp_path):
 
 
 def test_reused_addresses(tmp_path):
-    """Gradients from before the profile, given back unseen by the CPU's allocator, hand their use to nobody.
+    """Gradients from before the profile, freed unseen by the CPU's allocator, hand their use to nobody.
 
     Torch takes what is allocated at their places for gradients, and fails where that is seen twice.
     """

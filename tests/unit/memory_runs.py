@@ -71,12 +71,12 @@ class Run:
         self.open.pop()
 
     def allocate(self, address: int, size: int = 8) -> None:
-        """Memory, given back where the size is below 0."""
+        """Memory, freed where the size is below 0."""
         self.time += 1000
         self.records.append((self.time, size, address, self.open[-1] + 1 if self.open else 0, self.device))
 
     def release(self, address: int, size: int = 8) -> None:
-        """Memory is given back."""
+        """Memory is freed."""
         self.allocate(address, -size)
 
     def operator(self, name: str, *inputs: int, makes: int = 0) -> None:

@@ -202,7 +202,7 @@ def test_a_thread_without_a_name_has_none():
 
 
 def test_memory_of_events():
-    """Bytes allocated and given back, apart for the CPU and devices, with those of children; nothing where there are none."""
+    """Bytes allocated and freed, apart for the CPU and devices, with those of children; nothing where there are none."""
     size, event, device = [64, -32, 1 << 40, -8, 5], [2, 2, 2, 1, 0], [0, 0, 1, 1, 0]
     told = {"time": [1] * 5, "bytes": size, "event": event, "device_type": device}
     rest = ("address", "total_allocated", "total_reserved", "thread", "device_index", "flags")

@@ -193,7 +193,7 @@ def test_an_interrupted_stop_is_finished_by_the_next(nvml, monkeypatch):
 
 
 def test_nobody_keeps_the_library_who_does_not_read(nvml):
-    """NVML is given back where there is no counter, and by profiles that were made, or made ready, and never recorded."""
+    """NVML is shut down where there is no counter, and by profiles that were made, or made ready, and never recorded."""
     prof = otp.profile(operators=False, energy=True)
     assert nvml.users == 1
     del prof

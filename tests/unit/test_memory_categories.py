@@ -69,7 +69,7 @@ def test_without_inputs():
 
 
 def test_temporary():
-    """What an operator allocates and gives back is temporary where a tensor was seen in it, else of none."""
+    """What an operator allocates and frees is temporary where a tensor was seen in it, else of none."""
     run = Run()
     run.begin("aten::conv")
     run.allocate(Y)
@@ -110,7 +110,7 @@ def test_what_has_no_schema_may_write():
 
 
 def test_an_address_is_used_again():
-    """A block ends where it is given back, or where the next is allocated at its place; its use is not the next one's."""
+    """A block ends where it is freed, or where the next is allocated at its place; its use is not the next one's."""
     run = training(Run(), with_module=True)
     before = len(run.used())
     run.release(G)
@@ -128,7 +128,7 @@ def test_an_address_is_used_again():
 
 
 def test_a_block_of_unknown_size():
-    """What was there before and is given back has the size that the allocator tells, else its storage's."""
+    """What was there before and is freed has the size that the allocator tells, else its storage's."""
     run = Run()
     run.operator("relu", X)
     run.operator("relu", Y)

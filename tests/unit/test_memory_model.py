@@ -41,7 +41,7 @@ NESTED = {"start": [0, 1, 5], "end": [100, 50, 20], "name": [1, 2, 3], "parent":
 
 
 def test_bytes_belong_to_the_event_and_all_around_it():
-    """What is allocated and given back in an event counts there and in every event around it."""
+    """What is allocated and freed in an event counts there and in every event around it."""
     batch = batch_of(NESTED, ["outer", "middle", "inner"], [record(6, 10, 3), record(30, -4, 2), record(60, 1, 1)])
     assert by_name(batch) == {"outer": (7, 0), "middle": (6, 0), "inner": (10, 0)}
 
@@ -144,7 +144,7 @@ def test_not_recorded():
 
 
 def test_moved_memory_is_apart_by_direction():
-    """What rows allocated and what they gave back are two sums, each with everything below; nothing for other devices."""
+    """What rows allocated and what they freed are two sums, each with everything below; nothing for other devices."""
     batch = batch_of(NESTED, ["outer", "middle", "inner"], [record(6, 10, 3), record(7, -3, 3), record(30, -4, 2)])
     moved = moved_memory(batch, CPU_TYPES)
     assert moved.allocated.tolist() == [10, 10, 10]

@@ -51,7 +51,7 @@ def test_the_highest_total_inside():
 
 
 def test_only_allocations_count():
-    """What is told when a block is given back, when there was none to give, or as unknown, is no peak of an event."""
+    """What is told when a block is freed, when there was none to give, or as unknown, is no peak of an event."""
     records = [
         record(6, -10, 3, 100),
         record(7, 5, 2, -1),

@@ -43,7 +43,7 @@ LIFE = profile(
     (SECOND + 4000, 50, 2),
     (SECOND + 5000, -50, 2),
 )
-"""Blocks 1 and 2; 9, which was there before; and 2 once more before it was given back."""
+"""Blocks 1 and 2; 9, which was there before; and 2 once more before it was freed."""
 
 
 def test_raw(tmp_path):
@@ -97,7 +97,7 @@ def test_nothing(tmp_path, name, caplog):
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         timeline.export(LIFE, str(tmp_path / name), "cuda:1")
     assert (tmp_path / name).stat().st_size > 0
-    said = "nothing was allocated or given back on cuda:1; memory was used on: cpu"
+    said = "nothing was allocated or freed on cuda:1; memory was used on: cpu"
     assert said in caplog.text
     assert not name.endswith(".html") or said in (tmp_path / name).read_text()
 
@@ -128,7 +128,7 @@ needs_schemas = pytest.mark.skipif(
 
 
 def learning():
-    """A parameter that is there before, what is made of it and given back, and its gradient, which stays."""
+    """A parameter that is there before, what is made of it and freed, and its gradient, which stays."""
     run = Run()
     run.operator("randn", makes=0x1000)
     run.operator("fill_", 0x1000)

@@ -316,7 +316,7 @@ def is_taken(lock) -> bool:
 
 
 def test_forks_on_two_threads(provider, library, monkeypatch):
-    """Of two forks at the same time each gives back the lock that it took, and no other; whoever is instrumented by then."""
+    """Of two forks at the same time each releases the lock that it took, and no other; whoever is instrumented by then."""
     monkeypatch.setattr(fork, "LONGEST_WAIT", 0.01)
     monkeypatch.setattr(draining, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)

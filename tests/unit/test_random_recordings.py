@@ -151,7 +151,7 @@ def test_segments_joined_are_the_segments(seed, moves):
 
 @given(SEEDS, MOVES)
 def test_memory_of_rows_without_the_calls_between(seed, moves):
-    """Without the calls every other row has the bytes that it had with them, allocated and given back."""
+    """Without the calls every other row has the bytes that it had with them, allocated and freed."""
     batch = recordings(seed, moves)[0]
     whole, rest = moved_memory(batch, CPU_TYPES), moved_memory(without_frames(batch), CPU_TYPES)
     assert (whole is None) == (rest is None)

@@ -68,7 +68,7 @@ int otp_chrome_detach_overlapping(uint64_t count, const int64_t* order, const in
  * away. */
 int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out);
 
-/* What was allocated and given back, as columns of `count` rows (MEMORY_COLUMNS in schema.py). Every thread must be in
+/* What was allocated and freed, as columns of `count` rows (MEMORY_COLUMNS in schema.py). Every thread must be in
  * thread_tids; not checked here. */
 typedef struct {
   uint64_t count;

@@ -20,9 +20,9 @@ typedef struct {
  * `max_bytes`; one span that is larger than that goes alone. Names that are not valid UTF-8 get U+FFFD where they are
  * not. No line ends within it.
  *
- * Returns the row to go on with (`end` when all are done), or -1 when memory is short, with out->size as it was. With
- * first >= end nothing is appended and `end` is returned. The caller has checked that end <= spans->count, and that the
- * indices into names and traces are in range. */
+ * Returns the row to continue with (`end` when all are done), or -1 when memory is short, with out->size as it was.
+ * With first >= end nothing is appended and `end` is returned. The caller has checked that end <= spans->count, and
+ * that the indices into names and traces are in range. */
 int64_t otp_encode_otlp_json(const otp_spans* spans, const otp_otlp_json_frame* frame, uint64_t first, uint64_t end,
                              uint64_t max_bytes, otp_buffer* out);
 

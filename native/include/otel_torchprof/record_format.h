@@ -21,7 +21,7 @@
  * A CONTEXT record tells in which context the events behind it begin, until the next one; a session that follows
  * contexts has one at the head of what it holds of every chunk.
  *
- * A MEMORY record is no event of the tree: a block of memory that was allocated or given back, at one moment, inside
+ * A MEMORY record is no event of the tree: a block of memory that was allocated or freed, at one moment, inside
  * the event `around` (a distance as in BEGIN; 0: none).
  *
  * Records hold no pointers and no absolute ids: a chunk means the same in another process.
@@ -130,7 +130,7 @@ typedef struct {
 
 typedef struct {
   otp_record head; /* value: distance to the event around it, as parent above */
-  int64_t bytes;   /* below 0: given back */
+  int64_t bytes;   /* below 0: freed */
   uint64_t address;
   int64_t total_allocated; /* by its allocator, after it; -1: unknown */
   int64_t total_reserved;

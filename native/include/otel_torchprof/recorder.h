@@ -105,7 +105,7 @@ int otp_session_start(otp_session* session);
 int otp_session_stop(otp_session* session);
 
 /* While `muted`, a session that follows contexts leaves out what begins outside of any context (a step that is not
- * sampled). What is open goes on to its end. From any thread. */
+ * sampled). What is open continues to its end. From any thread. */
 int otp_session_mute_roots(otp_session* session, int muted);
 
 /* The session's bit in record masks; for sources. 0 before the start. */
@@ -213,7 +213,7 @@ const otp_column* otp_batch_columns(uint32_t* count);
 /* Decodes what is there for the session: the oldest `max_bytes` of records, or all where it is 0. Of all threads it
  * takes what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by
  * time; a thread may bring a chunk more than its share. While the session runs, events still open stay for a later
- * drain; once it has stopped, all come. One drain per session at a time. The recording goes on meanwhile; the
+ * drain; once it has stopped, all come. One drain per session at a time. The recording continues meanwhile; the
  * registry's lock is held only to list the chunks. */
 int otp_session_drain(otp_session* session, uint64_t max_bytes, otp_batch** out);
 
@@ -272,7 +272,7 @@ typedef struct {
 } otp_begin_args;
 
 typedef struct {
-  int64_t bytes; /* below 0: given back */
+  int64_t bytes; /* below 0: freed */
   uint64_t address;
   int64_t total_allocated;
   int64_t total_reserved;
@@ -348,7 +348,7 @@ typedef struct {
   int (*suspend)(const void* key);
   int (*resume)(const void* key);
 
-  /* Records that memory was allocated or given back on the calling thread, inside the innermost open event. 1: done; 0:
+  /* Records that memory was allocated or freed on the calling thread, inside the innermost open event. 1: done; 0:
    * no session wanted it, or none had room. */
   int (*memory)(const otp_memory_args* args);
 

@@ -18,7 +18,7 @@ constexpr uint32_t kSpareArenas = 4;
 
 struct Arena {
   uint8_t* memory = nullptr;
-  std::vector<uint8_t*> free;  // last in, first out: the chunk given back last is still warm
+  std::vector<uint8_t*> free;  // last in, first out: the chunk freed last is still warm
 };
 
 // Null when the system gives no memory. Reserves what give_back will need: that must not fail.

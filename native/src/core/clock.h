@@ -40,8 +40,8 @@ struct ClockPoint {
 // Ticks to Unix time, piecewise linear through points that were measured as the process went on.
 //
 // Never decreasing: a wall clock that jumps back (or a sample that says so) does not take the events back with it, they
-// go on that much ahead of it; a jump forward uses that up first, and what is left is taken over at the point where it
-// was seen. Either is counted as a step.
+// continue that much ahead of it; a jump forward uses that up first, and what is left is taken over at the point where
+// it was seen. Either is counted as a step.
 class Clock {
  public:
   // Takes 100 us, to know the rate from the start.

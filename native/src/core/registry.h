@@ -66,7 +66,7 @@ struct Registry {
   // full. std::bad_alloc leaves all as it was, but for what was thrown away to make room.
   bool hold(otp_session* session, Chunk* chunk, uint32_t read_from);
   void release(otp_session* session, Chunk* chunk);
-  // The thread goes on to another chunk, or ends.
+  // The thread continues to another chunk, or ends.
   void seal_chunk(ThreadBuffer* thread);
   void forget_held(otp_session* session);
   void forget_cursor(otp_session* session, ThreadBuffer* thread);

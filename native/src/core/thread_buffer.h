@@ -183,7 +183,7 @@ struct alignas(64) ThreadBuffer {
 
 static_assert(offsetof(ThreadBuffer, suspended_count) + sizeof(uint32_t) <= 64, "the hot fields share a cache line");
 
-// How much of a chunk can be read. Under the registry's lock, which is also held when a thread goes on to another
+// How much of a chunk can be read. Under the registry's lock, which is also held when a thread continues to another
 // chunk.
 inline uint32_t readable_bytes(const Chunk& chunk) {
   return chunk.sealed ? chunk.size : chunk.owner->published.load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// Chrome JSON of what was allocated and given back: an instant each; and of the totals over time: counters.
+// Chrome JSON of what was allocated and freed: an instant each; and of the totals over time: counters.
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
 #include "otel_torchprof/encode_chrome.h"

@@ -25,7 +25,7 @@ def step(program):
     body = program(60) if program is models.many_parameters else program()
     for _ in range(2):
         body()
-    # What a collection runs and gives back belongs to whichever of two runs it comes in.
+    # What a collection runs and frees belongs to whichever of two runs it comes in.
     gc.collect()
     gc.disable()
     yield body

@@ -184,7 +184,7 @@ def possible(program: str, order: Order, option: Option) -> Order:
 def both(body: Callable[[], Any], order: Order, option: Option) -> tuple[Any, Any]:
     """Runs the program under both profilers; returns ours and torch's, stopped.
 
-    One after the other, a run under torch's that nobody looks at comes first: the first run with memory on gives back what
+    One after the other, a run under torch's that nobody looks at comes first: the first run with memory on frees what
     was allocated before and so is of unknown size, and the first with stacks fills caches of Python's library.
     """
     ours, theirs = otp.profile(**option.arguments), torchs(option)

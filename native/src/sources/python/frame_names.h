@@ -25,7 +25,7 @@ struct Code {
   bool is_usual;        // a call of it is its name, and nothing else has to be known: what is below is false
   bool is_own;          // of this package: its frames are left out
   bool is_closed;       // and so is what it calls, none of which is the program's
-  bool is_suspended;    // it can go on where it has stopped (a generator), and then has that line
+  bool is_suspended;    // it can continue where it has stopped (a generator), and then has that line
   bool is_module_call;  // torch.nn.Module.__call__: named after the module
   bool is_quiet;        // what it calls is left out: it compiles, and that is no part of the program
   bool is_step;         // torch.optim.Optimizer._optimizer_step_code, which each step of an optimizer calls
@@ -67,7 +67,7 @@ class FrameNames {
   uint32_t of_call(Code& code, PyFrameObject* frame);
   // ... and where it is at that line.
   uint32_t of_running(Code& code, PyFrameObject* frame, int line);
-  // Of a code that can be suspended, where it begins or goes on at that instruction; 0: not known yet.
+  // Of a code that can be suspended, where it begins or continues at that instruction; 0: not known yet.
   uint32_t find_place(const Code& code, long instruction) const {
     const uint32_t* name = d_places.find(place_key(code, instruction));
     return name == nullptr ? 0 : *name;

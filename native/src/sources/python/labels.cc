@@ -154,7 +154,7 @@ PyObject* finish(PyObject* self, PyObject* type) {
   Py_RETURN_NONE;
 }
 
-// __exit__(type, value, traceback) -> None. One that goes on until a future is done leaves the stack of parents.
+// __exit__(type, value, traceback) -> None. One that continues until a future is done leaves the stack of parents.
 PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
   if (as_label(self)->ends_on_exit) return finish(self, args[0]);

@@ -188,7 +188,7 @@ inline bool is_excluded(PyObject* object) {
 
 // Each answers whether it is not to be called back from that place.
 
-// A segment of a generator or coroutine, which has the line where it begins or goes on.
+// A segment of a generator or coroutine, which has the line where it begins or continues.
 __attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* const* arguments, Start start) {
   FrameNames& names = *g_tracer.names;
   const Code* code = names.find(arguments[0]);

@@ -43,11 +43,11 @@ inline const void* word_of(const void* object, int at) {
 }
 
 // Counts and forgets an exception that code has raised which was run for the recorder. That somebody wants to interrupt
-// the program is not forgotten: it is, as soon as it goes on.
+// the program is not forgotten: it is, as soon as it continues.
 void forget_error();
 
 // Lets the program have an exception that is its own, but came up in what was run for the recorder: it is raised in the
-// main thread, which runs handlers of signals, as soon as that goes on.
+// main thread, which runs handlers of signals, as soon as that continues.
 void give_back_error();
 
 // Around Python code that is run for the recorder: an exception that is on its way stays untouched, and one that the

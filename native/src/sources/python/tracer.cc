@@ -93,7 +93,7 @@ void enter_unseen(FrameNames& names, uintptr_t key, const Code* code, PyFrameObj
   if (is_new) names.forget_generator(key_of(key));
 }
 
-// A segment of a generator that begins, or goes on, where one has before. False: it is none.
+// A segment of a generator that begins, or continues, where one has before. False: it is none.
 bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code* code, PyFrameObject* frame) {
   bool known = frame != nullptr && code != nullptr && code->is_suspended && !code->is_own && thread.special == 0;
   if (!known) return false;

@@ -111,7 +111,7 @@ inline const void* key_of(uintptr_t open) { return reinterpret_cast<const void*>
 
 // ---- the long ways ----
 
-// Of a generator or coroutine: whether it begins or goes on; of all else it does not matter.
+// Of a generator or coroutine: whether it begins or continues; of all else it does not matter.
 enum class Start { kFresh, kResumed, kUnknown };
 
 // A call that is none of the usual: to be named first, a generator's, left out, or on a special thread. `code` is run

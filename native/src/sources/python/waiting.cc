@@ -15,7 +15,7 @@ namespace otp_python {
 
 namespace {
 
-// A frame of a thread that waits; owned. What else there is to it may change as soon as the thread goes on.
+// A frame of a thread that waits; owned. What else there is to it may change as soon as the thread continues.
 struct Place {
   PyFrameObject* frame;
   uintptr_t key;

@@ -1,4 +1,5 @@
-// Collectives: a kernel in front of each operator of c10d that looks at its arguments and goes on to the backend's own.
+// Collectives: a kernel in front of each operator of c10d that looks at its arguments and continues to the backend's
+// own.
 //
 // It stands at BackendSelect, the last station before the backends, where c10d has no kernels: so it hears of every
 // collective that really runs, whoever issues it (Python, DistributedDataParallel's reducer, compiled code), and of

@@ -15,7 +15,7 @@
 namespace otp::devices {
 namespace {
 
-// After an error that stays, the device's library would complain of every event that it is given back.
+// After an error that stays, the device's library would complain of every event that it is asked to free.
 bool answers(State& s) {
   if (!s.wishes.failed.load(std::memory_order_acquire)) return true;
   try {
@@ -222,7 +222,7 @@ int stop(State& s, int64_t token, int64_t wait_ns, otp_device_times* times, otp_
   return status;
 }
 
-// Tokens go on: what the parent has started must not be taken for what the child starts.
+// Tokens continue: what the parent has started must not be taken for what the child starts.
 void forget_in_forked_child() {
   auto* made = new State;
   made->last_token.store(state().last_token.load(std::memory_order_relaxed), std::memory_order_relaxed);

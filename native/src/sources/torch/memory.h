@@ -1,4 +1,4 @@
-/* What torch allocates and gives back: told to the recorder out of the slot that torch has for it in every thread. The
+/* What torch allocates and frees: told to the recorder out of the slot that torch has for it in every thread. The
  * second part of the boundary of the torch library (see ops.h).
  *
  * Control calls only; any thread, unless said otherwise.
