@@ -25,6 +25,9 @@ _HASH_SEED = os.environ.get("PYTHONHASHSEED", "random")
 
 # For the processes that tests start. That of the tests itself has it from `make`.
 os.environ.setdefault("PYTHONHASHSEED", "0")
+# Before torch is imported: its threads sleep where they wait for one another. By default they spin, which on a machine with no
+# more cores than processes takes the time of the one that is waited for, and made tests of small models four times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell ignores it in what it begins in the background, and processes inherit that: tests that interrupt some would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
