@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 REPORTS = "SIMULATED_DEVICE_REPORTS"
@@ -28,17 +27,12 @@ def _run(items: list[pytest.Item], config: pytest.Config) -> dict[str, list[Any]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reports"
         path.touch()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(item.nodeid for item in items)]
-        environment = {**os.environ, REPORTS: str(path)}
-        done = subprocess.run(
-            command,
-            cwd=config.rootpath,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        done = preloaded.run(
+            ("-m", "pytest"),
+            *("-q", "-p", "no:cacheprovider", *(item.nodeid for item in items)),
+            environment={**os.environ, REPORTS: str(path)},
+            folder=config.rootpath,
             timeout=_SECONDS,
-            check=False,
         )
         found: dict[str, list[Any]] = {}
         for line in path.read_text().splitlines():
@@ -49,7 +43,7 @@ def _run(items: list[pytest.Item], config: pytest.Config) -> dict[str, list[Any]
     for item in items:
         reports = found.setdefault(item.nodeid, [])
         if not reports or reports[-1].when != "teardown":
-            said = f"the process with the simulated device ended with {done.returncode}\n{done.stdout[-8000:]}"
+            said = f"the process with the simulated device ended with {done.returncode}\n{done.stdout[-8000:]}{done.stderr[-8000:]}"
             reports.append(pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call"))
     return found
 
@@ -99,5 +93,6 @@ class Reporter:
 def pytest_configure(config: pytest.Config) -> None:
     """Called where a test session begins."""
     config.addinivalue_line("markers", "simulated_device: runs in a process that has the simulated device")
+    preloaded.variables()
     if REPORTS in os.environ:
         config.pluginmanager.register(Reporter(config, Path(os.environ[REPORTS])))

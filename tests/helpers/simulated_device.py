@@ -25,6 +25,8 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import preloaded
+
 from otel_torchprof._native import torch_build
 
 if TYPE_CHECKING:
@@ -261,14 +263,18 @@ def device() -> SimulatedDevice:
     return made
 
 
-def run_on_device(script: str, *, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a process of its own, where ``sim`` is the device and ``torch`` is imported."""
+def run_on_device(script: str, *, anew: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own, where ``sim`` is the device and ``torch`` is imported.
+
+    Args:
+        script: what it runs.
+        anew: in an interpreter that is started for it, and not in a fork of one that has imported torch.
+        environment: variables besides those of this process.
+    """
     path = os.pathsep.join((str(ROOT), str(HERE)))
-    return subprocess.run(
-        [sys.executable, "-c", f"import torch\nfrom simulated_device import device\nsim = device()\n{script}"],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-        check=False,
-    )
+    program = f"import torch\nfrom simulated_device import device\nsim = device()\n{script}"
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    if not anew:
+        return preloaded.run(program, environment=variables)
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)

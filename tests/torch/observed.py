@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import preloaded
+
 if TYPE_CHECKING:
     import otel_torchprof as otp
 
@@ -80,26 +82,29 @@ def recorded_names(prof: otp.profile) -> list[str]:
     return [name for name, _ in columns_of(prof)]
 
 
-def python(program: str, *, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
-    """Runs a program in an interpreter of its own that finds this checkout first; a variable that is None is removed."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for name, value in environment.items():
-        variables.pop(name, None)
-        if value is not None:
-            variables[name] = value
-    return subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning:otel_torchprof", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=variables,
-        check=False,
-    )
+_FILTER = "error::RuntimeWarning:otel_torchprof"
 
 
-def succeeds(program: str, **environment: str | None) -> str:
+def python(program: str, *, has_torch: bool = False, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own that finds this checkout first.
+
+    Args:
+        program: its text.
+        has_torch: it is a fork of a process that has imported torch, for programs to which that makes no difference; else an
+            interpreter that is started for it.
+        environment: variables besides those of this process; one that is None is removed.
+    """
+    given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    variables = {name: value for name, value in given.items() if value is not None}
+    if has_torch:
+        return preloaded.run(program, environment=variables, filters=(_FILTER,))
+    command = [sys.executable, "-W", _FILTER, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+
+
+def succeeds(program: str, *, has_torch: bool = False, **environment: str | None) -> str:
     """What the program printed; fails with both outputs where it does not end with 0."""
-    done = python(program, **environment)
+    done = python(program, has_torch=has_torch, **environment)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

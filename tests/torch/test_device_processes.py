@@ -13,23 +13,26 @@ def profile(**options):
 """
 
 
-def run(script, **environment):
+def run(script, **options):
     """Runs a script on the device; its output, after it has ended well."""
-    done = run_on_device(PRELUDE + script, **environment)
+    done = run_on_device(PRELUDE + script, **options)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done
 
 
 def test_exit_while_it_records():
     """A process that ends while a profile runs, with work under way, ends as without."""
-    done = run("""
+    done = run(
+        """
 prof = profile()
 prof.start()
 sim.manual()
 for _ in range(10_000):
     torch.add(a, a)
 print("end")
-""")
+""",
+        anew=True,
+    )
     assert done.stdout == "end\n"
     assert "Traceback" not in done.stderr
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import preloaded
 import pytest
 from jsonl_exporter import read
 
@@ -37,22 +38,26 @@ def infer(name):
 """
 
 
-def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command=(sys.executable,), **environment: str):
-    """Runs a program to its end; the spans of each of its processes."""
+def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command: tuple[str, ...] = (), **environment: str):
+    """Runs a program to its end; the spans of each of its processes. One that begins as all do is forked from one with torch."""
     path = tmp_path / "program.py"
     path.write_text(preamble + textwrap.dedent(program))
     folder = tmp_path / "spans"
     folder.mkdir()
     keep = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
-    done = subprocess.run(
-        [*command, str(path), str(folder)],
-        env={**keep, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent.parent, HERE, tmp_path))), **environment},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    variables = {**keep, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent.parent, HERE, tmp_path))), **environment}
+    if preamble == PREAMBLE:
+        done = preloaded.run(path, str(folder), environment=variables, folder=tmp_path)
+    else:
+        done = subprocess.run(
+            [*(command or [sys.executable]), str(path), str(folder)],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return read(folder)

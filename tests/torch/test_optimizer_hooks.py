@@ -243,4 +243,4 @@ MAKE = {
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_steps_are_expected_once_an_optimizer_was_made(make):
     """In a program without an optimizer no steps are expected; once one was made, of torch or of a derived class, they are."""
-    succeeds(EXPECTED.format(make=make))
+    succeeds(EXPECTED.format(make=make), has_torch=True)
