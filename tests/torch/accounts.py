@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import grpc
 import torch
@@ -18,6 +19,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 import otel_torchprof as otp
+from otel_torchprof._export import outage
+from otel_torchprof._export.retry import Backoff
 from otel_torchprof._native.recorder import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ class Service:
             threads[0].join(0.01)
         if self.load.returns:
             self.receiver.start()
-        self.processor.force_flush(2_000 if self.load.is_up else 1)
+        self.processor.force_flush(300 if self.load.is_up else 1)
         self.balance()
         begin = time.monotonic()
         self.processor.shutdown_within(self.load.deadline)
@@ -254,6 +257,8 @@ def always(answer: Any) -> Callable[[int, int], Any]:
     return lambda _number, _spans: answer
 
 
+_SOON = Backoff(first=0.02, longest=0.1)
+"""Between attempts: what is counted is what became of them, and the sooner the next one is, the more there are."""
 _SMALL_QUEUE = {"max_queue_bytes": 400_000, "schedule_delay_millis": 20}
 LOADS = {
     "bare operators": Load(negs),
@@ -275,26 +280,26 @@ LOADS = {
     ),
     "drained all the time": Load(requests, threads=4, processor={"schedule_delay_millis": 1}),
     "stopped in the middle": Load(requests, threads=4, stops=5),
-    "down": Load(requests, threads=4, is_up=False, processor=_SMALL_QUEUE, deadline=1, loses=("outage",)),
+    "down": Load(requests, threads=4, is_up=False, processor=_SMALL_QUEUE, deadline=0.3, loses=("outage",)),
     "down, and back": Load(negs, threads=3, is_up=False, returns=True),
     "busy at first": Load(requests, behaves=first(2, "busy")),
-    "always busy": Load(requests, behaves=always("busy"), processor=_SMALL_QUEUE, deadline=1),
+    "always busy": Load(requests, behaves=always("busy"), processor=_SMALL_QUEUE, deadline=0.3),
     "rejects three of each": Load(requests, behaves=always(3)),
     "rejects more than there are": Load(requests, behaves=always(10**6)),
     "refuses some": Load(requests, behaves=at_random(1, "refused")),
     "finds all too large": Load(requests, behaves=always("too large")),
     "finds some too large": Load(requests, behaves=at_random(2, "too large")),
     "answers too late": Load(
-        requests, behaves=always("late"), timeout=0.2, deadline=1, loses=("no_response", "shutdown")
+        requests, behaves=always("late"), timeout=0.1, deadline=0.3, loses=("no_response", "shutdown")
     ),
-    "answers too late at first": Load(requests, behaves=first(2, "late"), timeout=0.2),
+    "answers too late at first": Load(requests, behaves=first(2, "late"), timeout=0.1),
     "answers nonsense": Load(requests, behaves=always("garbage")),
     "anything": Load(
         requests,
         threads=4,
         behaves=at_random(3, "busy", "refused", "late", "too large", 2, "garbage"),
-        timeout=0.2,
-        deadline=2,
+        timeout=0.1,
+        deadline=0.5,
     ),
     "no time to stop": Load(requests, threads=4, deadline=0),
 }
@@ -309,7 +314,8 @@ def done(load: Load, protocol: str) -> tuple[Service, Any]:
         receiver.stop()
     service = Service(load, receiver, protocol)
     try:
-        service.run()
+        with patch.multiple(outage, _PATIENT=_SOON, _HURRIED=_SOON):
+            service.run()
     finally:
         if load.is_up or load.returns:
             receiver.stop()
