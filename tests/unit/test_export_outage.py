@@ -15,10 +15,12 @@ from outages import BATCH, Receiver, World, adds_up, finished
 from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export import outage
 from otel_torchprof._export.delivery import Delivery
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.response import Outcome, Response
+from otel_torchprof._export.retry import Backoff
 
 SHORT = 0.3
 """Seconds until a deadline that is meant to be missed."""
@@ -220,8 +222,10 @@ REAL = {
 
 
 @pytest.mark.parametrize("protocol", REAL)
-def test_it_stalls_dies_and_returns(protocol):
+def test_it_stalls_dies_and_returns(protocol, monkeypatch):
     """A receiver that says nothing, refuses, is gone and comes back has every span in order; none is lost, few came twice."""
+    for pauses in ("_PATIENT", "_HURRIED"):
+        monkeypatch.setattr(outage, pauses, Backoff(first=0.05, longest=0.2))
     kind, stalls, refuses = REAL[protocol]
     names = [f"span {number}" for number in range(40)]
     with kind() as receiver:
