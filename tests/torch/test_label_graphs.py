@@ -52,19 +52,21 @@ IMPORTS = {
 def torchs_own(tmp_path_factory):
     """What is left of torch's own labels in such functions."""
     label = "torch.profiler.record_function"
-    return printed(tmp_path_factory.mktemp("torchs"), GRAPHS.format(imports=IMPORTS["torch first"], label=label))
+    return printed(tmp_path_factory.mktemp("torchs"), "torch first", label)
 
 
-def printed(folder, program):
-    """Runs a program from a file, since TorchScript and dynamo read its source."""
-    (folder / "program.py").write_text(program)
-    return succeeds(f"import runpy; runpy.run_path({str(folder / 'program.py')!r}, run_name='__main__')")
+def printed(folder, imports, label):
+    """Runs the program from a file, since TorchScript and dynamo read its source."""
+    path = folder / "program.py"
+    path.write_text(GRAPHS.format(imports=IMPORTS[imports], label=label))
+    program = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    return succeeds(program, has_torch=imports == "torch first")
 
 
 @pytest.mark.parametrize("imports", IMPORTS)
 def test_in_graphs(tmp_path, torchs_own, imports):
     """A label breaks no graph of torch.compile and compiles in TorchScript, whichever was imported first: as torch's own."""
-    assert printed(tmp_path, GRAPHS.format(imports=IMPORTS[imports], label="otp.record_function")) == torchs_own
+    assert printed(tmp_path, imports, "otp.record_function") == torchs_own
     assert torchs_own.endswith("inner outer\n")
 
 
