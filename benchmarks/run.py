@@ -38,6 +38,7 @@ SUBJECTS = (
     "left_on",
     "tails",
     "soak",
+    "outage",
 )
 
 
