@@ -138,13 +138,14 @@ class Drainer:
         Raises:
             KeyboardInterrupt: to be called again then.
         """
-        with self._lock:
-            ending, thread = claim(), self._thread
-            self._thread = None
-            if ending is not None:
-                self._final = _Request(deadline, ending.take)
-            final = self._final
+        thread = self._thread
         try:
+            with self._lock:
+                ending, thread = claim(), self._thread
+                self._thread = None
+                if ending is not None:
+                    self._final = _Request(deadline, ending.take)
+                final = self._final
             if ending is not None and final is not None:
                 self._finish(ending, final, thread)
             elif final is not None:
@@ -154,8 +155,7 @@ class Drainer:
             if ending is None:
                 self.drain_here(deadline)
         except KeyboardInterrupt:
-            with self._lock:  # for the next call
-                self._thread = thread
+            self._thread = self._thread or thread  # for the next call
             raise
 
     def _finish(self, ending: Ending, final: _Request, thread: _Thread | None) -> None:

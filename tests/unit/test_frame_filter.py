@@ -148,7 +148,7 @@ def test_a_profile_with_no_filter(enabled):
 def filter_of(monkeypatch, **parts):
     """What a profile is told by parts of the variable."""
     monkeypatch.setenv("OTEL_TORCHPROF_FRAMES", ",".join(f"{name}={value}" for name, value in parts.items()))
-    return otp.profile(operators=False, with_stack=True)._segments._wanted.frame_filter
+    return otp.profile(operators=False, with_stack=True)._segments._options.frame_filter
 
 
 def test_settings_from_the_environment(monkeypatch):
@@ -165,7 +165,7 @@ def test_settings_from_the_environment(monkeypatch):
     )
     assert found == FrameFilter(("torch.nn", "src/*.py"), ("numpy",), 7, 1e-5, False, True)
     given = otp.profile(operators=False, with_stack=True, frames=FrameFilter())
-    assert given._segments._wanted.frame_filter == FrameFilter()
+    assert given._segments._options.frame_filter == FrameFilter()
 
 
 @pytest.mark.parametrize(
