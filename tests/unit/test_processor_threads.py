@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
+from otel_torchprof._export.queue import THREAD_NAME
 
 LONG = 60
 
@@ -107,6 +108,9 @@ def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, i
         processor.shutdown_within(0.1)
     assert (recording.stopped, recording.finished) == (True, False)
     assert "not all events were taken" in caplog.text
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:  # on which the exporter is shut down, where there is no time left
+            thread.join(LONG)
     assert exporter.export(()) is SpanExportResult.FAILURE
 
 
