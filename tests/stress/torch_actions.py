@@ -34,6 +34,8 @@ class Model(torch.nn.Module):
 
 def training(worker: Worker) -> None:
     """A few steps."""
+    # An interrupt in what torch's optimizer does at the end of its step leaves gradients off.
+    torch.set_grad_enabled(True)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(worker.random.randint(1, 3)):
