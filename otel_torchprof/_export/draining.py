@@ -95,7 +95,8 @@ class Drainer:
         self.delay = delay
         self._take = take_slice
         self.is_due = is_due
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while it begins or ends, for who has something to change with that."""
         self.draining = threading.RLock()
         """Held during a slice. Reentrant: a signal handler may ask for a drain in the middle of one."""
         self._in_slice = False
@@ -105,7 +106,7 @@ class Drainer:
 
     def start(self) -> None:
         """Begins the thread, unless there is one."""
-        with self._lock:
+        with self.lock:
             if self._thread is not None:
                 return
             try:
@@ -140,7 +141,7 @@ class Drainer:
         """
         thread = self._thread
         try:
-            with self._lock:
+            with self.lock:
                 ending, thread = claim(), self._thread
                 self._thread = None
                 if ending is not None:

@@ -238,8 +238,9 @@ class TorchSpanProcessor(SpanProcessor):
 
         ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
         """
-        self._attached = _Attached(recording, release, sources, notes)
-        self._drainer.start()
+        with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
+            self._attached = _Attached(recording, release, sources, notes)
+            self._drainer.start()
 
     def detach(self, deadline: Deadline | None = None) -> None:
         """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""

@@ -93,6 +93,7 @@ class MetricsInstrumentation:
         self._device = device
         self._optimizers = OptimizerHooks()
         self._running = False
+        self._ended = True
         self._cleanup = CleanupStack(self)
         self._library: TorchLibrary | None = None
         self._operators: Operators | None = None
@@ -149,6 +150,7 @@ class MetricsInstrumentation:
         self._metrics.times = lambda: self._sampler.times(time.monotonic())
         self._metrics.refresh = self.refresh
         self._metrics.recorder.source = self._figures
+        self._ended = False
         self._drainer.start()
 
     @property
@@ -161,22 +163,23 @@ class MetricsInstrumentation:
         self._marks.note(None)
 
     def stop(self, _deadline: Any = None) -> None:
-        """Takes everything back, and adds what was recorded to the sums."""
+        """Takes everything back, and adds what was recorded to the sums. A stop that was interrupted is done by the next one."""
         with self._lock:
-            if not self._running:
-                close_due()
-                return
-            self._take_marks()
-            self._sampler.stop(time.monotonic())
-            self._marks.ask_at = float("inf")
-            self._call_off()
-            self._cleanup.close_and_log()
-            self._running = False
+            if self._running:
+                self._take_marks()
+                self._sampler.stop(time.monotonic())
+                self._marks.ask_at = float("inf")
+                self._call_off()
+                self._cleanup.close_and_log()
+                self._running = False
         close_due()
+        if self._ended:
+            return
         ending = Ending(lambda: None, self._take_over, self._give_up, self._abandon)
         self._drainer.end(Deadline.after(_STOP_SECONDS), lambda: ending)
         self._metrics.end()
         self._metrics.recorder.source = None
+        self._ended = True
 
     @property
     def health(self) -> ProcessorHealth:

@@ -32,7 +32,7 @@ class SpanAttribute(NamedTuple):
 
 
 class SpanColumns:
-    """The columns of spans, lent to the encoders for as long as this object lives. Nothing is checked here.
+    """The columns of spans, as the encoders see them, for as long as this object lives. Nothing is checked here.
 
     Args:
         count: of the spans.
@@ -51,14 +51,14 @@ class SpanColumns:
         names: Names,
     ) -> None:
         self._alive: list[Any] = []
-        lent = [self._attribute(attribute) for attribute in attributes]
+        views = [self._attribute(attribute) for attribute in attributes]
         self.native: Any = ffi.new(
             "otp_spans *",
             {
                 **{name: self._array(_ARRAYS[name], values) for name, values in columns.items()},
                 "count": count,
-                "attributes": self._keep(ffi.new("otp_attribute[]", lent)),
-                "attribute_count": len(lent),
+                "attributes": self._keep(ffi.new("otp_attribute[]", views)),
+                "attribute_count": len(views),
                 "link_count": link_count,
                 "names": self._names(names),
             },
@@ -84,7 +84,7 @@ class SpanColumns:
 
     def _names(self, names: Names) -> dict[str, Any]:
         data, ends, added = self._array(_BYTES, names.data), self._array(_ENDS, names.ends), names.added
-        lent = {"data": data, "ends": ends, "count": len(names.ends)}
+        views = {"data": data, "ends": ends, "count": len(names.ends)}
         if added is not None:
-            lent |= {"more_data": self._array(_BYTES, added.data), "more_ends": self._array(_ENDS, added.ends)}
-        return lent
+            views |= {"more_data": self._array(_BYTES, added.data), "more_ends": self._array(_ENDS, added.ends)}
+        return views

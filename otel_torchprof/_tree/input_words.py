@@ -107,7 +107,7 @@ class _Reader:
     """Reads the words of one row."""
 
     def __init__(self, batch: Batch, at: int) -> None:
-        self._words: Array = batch.inputs  # type: ignore[assignment]  # looked at by who makes one
+        self._words: Array = batch.inputs  # type: ignore[assignment]  # checked by callers
         self._names = batch.names
         self._at = at
 
@@ -186,7 +186,7 @@ _type_name = functools.cache(input_type_name)
 
 def _words(batch: Batch, rows: Array | None = None) -> InputWords:
     """The inputs of some rows, or of all, as native code takes them."""
-    words: Array = batch.inputs  # type: ignore[assignment]  # looked at by who asks
+    words: Array = batch.inputs  # type: ignore[assignment]  # checked by callers
     return InputWords(words, batch[INPUTS.name] if rows is None else batch[INPUTS.name][rows])
 
 

@@ -179,7 +179,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _execute(request: dict[str, Any]) -> None:
-    """Runs the program; what it raises goes on from here to the interpreter's end."""
+    """Runs the program; what it raises propagates from here to the interpreter's end."""
     kind, program = request["kind"], request["program"]
     if kind == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)

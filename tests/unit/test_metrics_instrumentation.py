@@ -267,6 +267,25 @@ def test_a_failing_drain_does_not_reach_the_reader(provider, reader, library, ca
     assert running.health.dropped == {}
 
 
+def test_a_stop_that_was_interrupted_is_done_by_the_next(provider, reader, library, monkeypatch):
+    """An interrupt in the middle of a stop leaves what is left of it, the thread among it, to the next stop."""
+    running = instrument(provider, overhead=1)
+    otp.TorchInstrumentor().step()
+    interrupts = [KeyboardInterrupt()]
+
+    def close_due() -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(metrics_instrumentation, "close_due", close_due)
+    with pytest.raises(KeyboardInterrupt):
+        otp.TorchInstrumentor().uninstrument()
+    assert running._drainer.has_thread
+    otp.TorchInstrumentor().uninstrument()
+    assert not running._drainer.has_thread
+    assert points(reader, "torch.steps")[0][1] == 1
+
+
 def test_many_threads_step_and_read(provider, reader, library):
     """Loops on several threads, readers and switching off at once: every step is counted, nothing is left."""
     instrument(provider, overhead=0.5)

@@ -278,8 +278,8 @@ def compiler(folder, text):
 
 def test_a_part_that_does_not_compile(tmp_path):
     """Where torch's memory slot is another one, operators and ranges are there without it, and profile_memory says why."""
-    kept = torch_build.folder() / "tests" / f"without_memory-{torch_build.library_name(torch)}"
-    torch_build._make_folder(kept.parent)
+    kept = ROOT / "build" / "torch_build" / f"without_memory-{torch_build.library_name(torch)}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
     refuses = compiler(tmp_path, NO_SUCH_SLOT.format(compiler=torch_build.compiler(), kept=kept))
     done = python(WITHOUT_MEMORY, OTEL_TORCHPROF_BUILD_DIR=str(tmp_path / "new"), CXX=refuses)
     assert done.returncode == 0, done.stderr
