@@ -34,6 +34,8 @@ VERSION ?=
 
 # The order of sets is the same in each run, as the examples of the random tests are: what fails fails again.
 export PYTHONHASHSEED := 0
+# Where a shell sets it, each of the thousand programs that tests start compiles all modules again: 0.75 s instead of 0.42 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 # One empty file per finished step of the set-up; a step runs again when something that it was made from is newer.
