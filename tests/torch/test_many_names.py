@@ -1,4 +1,4 @@
-"""A service that puts ids into the names of its labels, a million of them."""
+"""A service that puts ids into the names of its labels, a quarter of a million of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ for first in range(0, 50_000, 10_000):
     flush()
 operators(torch.neg)
 before = resident()
-for first in range(50_000, 1_000_000, 10_000):
+for first in range(50_000, 250_000, 10_000):
     labels(first, first + 10_000)
     if first % 50_000 == 0:
         flush()
@@ -99,7 +99,7 @@ provider.shutdown()
 """
 
 
-def test_a_million_names_of_labels():
+def test_names_of_labels_beyond_the_limit():
     """Operators keep their names, memory stays, known names are not looked at again, and health and metrics count the labels."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=300
@@ -108,7 +108,7 @@ def test_a_million_names_of_labels():
     found = json.loads(done.stdout.splitlines()[-1])
     assert {"(other labels)", "aten::neg", "aten::relu"} <= set(found["names"])
     assert "(other operators)" not in found["names"]
-    refused = 1_000_000 - (1 << 15) + 1  # torch's own label among them
+    refused = 250_000 - (1 << 15) + 1  # torch's own label among them
     assert found["dropped"] == {}
     assert found["metric"] == [{"torch.name.kind": "labels"}, refused]
     assert found["notes"] == [
