@@ -52,16 +52,14 @@ class Source:
         self.is_event: npt.NDArray[np.bool_] = table.row >= 0
         self.strings: list[str] = []
         self._shares: Shares | None = None
-        # The events as they are in the batch, after one root (the usual recording without steps) or none (the usual drain):
-        # copying is then a third of the cost of gathering.
+        # All events as they are in the batch, after the roots, as a rule: copying is then a third of the cost of gathering.
         self._roots = len(table) - len(batch)
-        in_order = len(batch) > 0 and self._roots in (0, 1)
-        self._in_order = in_order and np.array_equal(table.row, np.arange(-self._roots, len(batch)))
+        self._in_order = self._roots >= 0 and np.array_equal(table.row[self._roots :], np.arange(len(batch)))
 
     def spread(self, per_event: Array) -> Array:
         """One value per row of the batch as one per span; synthetic spans get any of them."""
         if self._in_order:
-            return np.concatenate((per_event[: self._roots], per_event))
+            return np.concatenate((np.zeros(self._roots, per_event.dtype), per_event))
         return per_event[self.table.row] if len(per_event) else np.zeros(len(self.table), dtype=per_event.dtype)
 
     def column(self, name: str) -> Array:

@@ -70,7 +70,7 @@ def add_attributes(
         device_times=device_times,
     )
     hidden = config.hidden_attributes()
-    columns = list(table.attributes)
+    columns = [column for column in table.attributes if column.key not in hidden]
     for attribute in ATTRIBUTES:
         computed = None if attribute.key in hidden else attribute.compute(source)
         if computed is None:
@@ -318,15 +318,15 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "thread.id",
         _INT64,
-        "`threading.get_ident()` of the thread where it began",
-        "on events and `torch.operators`",
+        "`threading.get_ident()` of the thread where it began; of a step, where the loop runs",
+        "on events, steps and `torch.operators`",
         events.thread_id,
     ),
     Attribute(
         "thread.name",
         _NAME,
-        "name of the thread where it began",
-        "on events and `torch.operators`, if the thread has a name",
+        "name of the thread where it began; of a step, where the loop runs",
+        "on events, steps and `torch.operators`, if the thread has a name",
         events.thread_name,
     ),
     Attribute(

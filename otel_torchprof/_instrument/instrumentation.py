@@ -22,6 +22,7 @@ from otel_torchprof._sources.source import Calls, Operators
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._sources.torch_hooks import ModuleHooks, OptimizerHooks
+from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 
@@ -139,8 +140,7 @@ class Instrumentation:
             has_marks=lambda: len(self._marks) > 0,
             budget_bytes=self._processor.memory_limit,
             inputs=self._record_shapes,
-            shortest_call=self._frame_filter.min_duration,
-            keeps_bare_calls=self._calls_at_once,
+            calls=CallRules(round(self._frame_filter.min_duration * 1e9), self._calls_at_once),
             devices=self._device is not None and self._device.is_timed,
             policy=self._policy,
             ranks=self._ranks,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.schema import NEVER, Kind
-from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
@@ -21,11 +21,10 @@ from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.source import Sources
 from otel_torchprof._spans.collectives import LiveCollectives
-from otel_torchprof._spans.frame_spans import with_plain_names
 from otel_torchprof._spans.jobs import Job
-from otel_torchprof._spans.limits import limited
 from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import Flows, live_table, traced_events
+from otel_torchprof._spans.live_frames import CallRules
+from otel_torchprof._spans.live_table import Flows, traced_events
 from otel_torchprof._spans.steps import Steps
 from otel_torchprof._tree.input_words import InputKept, kept
 from otel_torchprof._tree.listed_devices import ListedTimes, listed_times
@@ -93,8 +92,7 @@ class LiveRecording:
         has_marks: whether there are any to tell of.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
-        shortest_call: seconds; calls of functions that take less are left out.
-        keeps_bare_calls: keep those that are in no step, no span and nothing else.
+        calls: which calls of functions are left out.
         devices: whether its events are to be timed on devices.
         policy: which steps are told in detail, and how much of them.
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
@@ -114,8 +112,7 @@ class LiveRecording:
         has_marks: Callable[[], bool],
         budget_bytes: int,
         inputs: bool,
-        shortest_call: float = 0.0,
-        keeps_bare_calls: bool = False,
+        calls: CallRules = CallRules(),  # noqa: B008 - immutable
         devices: bool = False,
         policy: SpanPolicy | None = None,
         ranks: Ranks | None = None,
@@ -153,9 +150,8 @@ class LiveRecording:
             steps=self.steps,
             new_trace=provider.new_trace,
             current_span=self._current_span,
-            shortest_call=shortest_call,
+            calls=calls,
             collectives=self._links,
-            keeps_bare_calls=keeps_bare_calls,
             max_spans=lambda: self._buffer.budget.max_spans,
         )
         self.session = Session(
@@ -334,14 +330,13 @@ class LiveRecording:
     ) -> tuple[SpanList, SpanList]:
         """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
         synthetic = [*ended, *jobs]
-        table = live_table(placed, synthetic, self._flows, events_of_steps=self._traces_events, collectives=self._links)
-        roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
-        table = add_attributes(
-            with_plain_names(table, placed.batch),
-            placed.batch,
-            dropped_on=int(roots[-1]) if len(roots) else None,
-            self_time=placed.own_times() if placed.inside.any() else None,
-            device_times=placed.devices,
+        table = drained_spans(
+            placed,
+            synthetic,
+            self._flows,
+            events_of_steps=self._traces_events,
+            collectives=self._links,
+            final=final,
         )
         figures = self._figures_of(events, placed, len(table))
         sent = self._buffer.decide(self._pieces(placed, table, ended, jobs, final=final))
@@ -375,13 +370,7 @@ class LiveRecording:
         )
 
     def _listed(self, table: SpanTable) -> SpanList:
-        limits = self.provider.limits
-        table = limited(
-            table,
-            max_attributes=limits.max_span_attributes,
-            max_links=limits.max_links,
-            max_attribute_length=limits.max_span_attribute_length,
-        )
+        table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
 
     def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
@@ -420,8 +409,8 @@ def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:
     """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
     view = torch_view(placed.batch, modules=True)
     devices = None if placed.devices is None else listed_times(view, placed.devices)
-    late = np.flatnonzero(placed.inside)
-    if late.size:
+    if placed.inside is not None:
+        late = np.flatnonzero(placed.inside)
         own = view.self_time.copy()
         at = np.flatnonzero(np.isin(view.rows, late))
         own[at] = np.maximum(own[at] - placed.inside[view.rows[at]], 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
-from otel_torchprof._tree.units import Step
+from otel_torchprof._spans.steps import RecordedStep
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array
@@ -25,6 +26,7 @@ class StepMarks:
         window = self._windows[-1] if self._windows else None
         if window is not None and window.end is None and window.marks[-1][0] != number:
             window.marks.append((number, at))
+            window.thread = threading.get_ident()
 
     def close(self, at: int) -> None:
         """The window that is open ends."""
@@ -35,7 +37,7 @@ class StepMarks:
         """Forgets all windows."""
         self._windows.clear()
 
-    def steps(self, began: Array, *, labelled: bool) -> list[Step]:
+    def steps(self, began: Array, *, labelled: bool) -> list[RecordedStep]:
         """The steps of all windows, which are closed; none where no step was ever marked, unless they are ``labelled``.
 
         ``began`` are the starts of the events: a loop that ends with a mark opens a last step in which nothing happens,
@@ -57,7 +59,8 @@ class _Window:
     def __init__(self, number: int, at: int) -> None:
         self.marks = [(number, at)]
         self.end: int | None = None
+        self.thread = threading.get_ident()
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RecordedStep]:
         ends = [at for _, at in self.marks[1:]] + [max(self.end or 0, self.marks[-1][1])]
-        return [Step(number, at, end) for (number, at), end in zip(self.marks, ends, strict=True)]
+        return [RecordedStep(number, at, end, self.thread) for (number, at), end in zip(self.marks, ends, strict=True)]

@@ -12,24 +12,26 @@ import numpy as np
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode import otlp, otlp_json
-from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.formats import FORMATS, Recorded
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.shown_activities import shown_devices, shown_events
 from otel_torchprof._export import file, sdk
 from otel_torchprof._process.caller_warnings import warn_caller
+from otel_torchprof._sampling.bounded import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._spans.frame_spans import DETAILS, shown, with_plain_names
+from otel_torchprof._spans.frame_spans import DETAILS, shown
+from otel_torchprof._spans.live_table import Flows
+from otel_torchprof._spans.recorded import placed_recording
+from otel_torchprof._spans.steps import RecordedStep
 from otel_torchprof._tree.listed_devices import remaining_times
 from otel_torchprof._tree.tree import STEP_PREFIX
-from otel_torchprof._tree.units import SpanTable, Step, span_table
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
 
 from .options import of_config
 from .recorded_steps import StepMarks
-from .sent_spans import within_budget, within_limits
 from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
     from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
+    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._tree.units import SpanTable
 
 Path = str | os.PathLike[str]
 
@@ -76,7 +80,7 @@ class ProfileResults:
         self._tracing = False
         self._parent: SpanContext | None = None
         self._events: EventList | None = None
-        self._spans: dict[str, SpanTable] = {}
+        self._spans: dict[str, tuple[SpanTable, Array]] = {}
         self._ids = sdk.SameIds()
         self._figures = ProfilerStats()
         self._window = 0
@@ -295,7 +299,7 @@ class ProfileResults:
             shown_events(batch, self.activity_filters),
             # With a schedule the steps are labels among the events.
             [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()],
-            lambda: self._span_table(detail),
+            lambda: self._limited(detail),
             lambda: resource or sdk.current_resource(),
             sdk.instrumentation_scope,
             shown_devices(batch, self.activity_filters),
@@ -328,7 +332,7 @@ class ProfileResults:
             ValueError: another detail, or a bad ``max_bytes``.
         """
         found = resource or sdk.current_resource()
-        table = self._span_table(detail)
+        table = self._limited(detail)
         return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
     def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> SpanList:
@@ -343,7 +347,7 @@ class ProfileResults:
             ValueError: another detail.
         """
         found = resource or sdk.current_resource()
-        return SpanList(self._span_table(detail), resource=found, scope=sdk.instrumentation_scope())
+        return SpanList(self._limited(detail), resource=found, scope=sdk.instrumentation_scope())
 
     def export(
         self,
@@ -365,9 +369,9 @@ class ProfileResults:
             ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
             ValueError: another detail.
         """
-        spans = self.spans(detail=detail)
-        if not sdk.takes_whole_traces(exporter):
-            spans = within_budget(spans, checked_policy(policy))
+        budget = None if sdk.takes_whole_traces(exporter) else checked_policy(policy).rules().budget
+        table = self._limited(detail, budget)
+        spans = SpanList(table, resource=sdk.current_resource(), scope=sdk.instrumentation_scope())
         return sdk.export(spans, exporter, batch_size=batch_size)
 
     # ---- within ----
@@ -419,40 +423,37 @@ class ProfileResults:
         with self._segments.reading:
             self._events, self._spans, self._ids = None, {}, sdk.SameIds()
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[RecordedStep]:
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
 
-    def _span_table(self, detail: str) -> SpanTable:
+    def _limited(self, detail: str, budget: Budget | None = None) -> SpanTable:
+        """The spans as they are sent: each trace within the budget, if there is one, and then each span within OpenTelemetry's limits."""
         _check_detail(detail)
         # The ids are made here: two threads that read at the same time have to get the same ones.
         with self._segments.reading:
             if detail not in self._spans:
-                self._spans[detail] = self._made_span_table(detail)
-            return self._spans[detail]
+                self._spans[detail] = self._made_spans(detail)
+            table, root = self._spans[detail]
+        if budget is not None:
+            new = sdk.id_generator()
+            table = bounded(table, root, budget, new_trace_id=new.generate_trace_id, new_span_id=new.generate_span_id)
+        return within_limits(table, sdk.span_limits())
 
-    def _made_span_table(self, detail: str) -> SpanTable:
+    def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
+        """Every span with its attributes, and the id of the synthetic root of each."""
         whole = self._batch()
         batch, callers = shown(without(whole, self._step_labels()), detail)
-        start, stop = self._segments.times()
-        trace_ids, span_ids = self._ids.again()
-        table = span_table(
+        new_trace_id, new_span_id = self._ids.again()
+        placed, roots = placed_recording(
             batch,
-            start=start,
-            end=stop,
-            steps=self._steps(),
+            self._steps() or [RecordedStep(-1, *self._segments.times(), name="torch.profile")],
+            new_trace_id=new_trace_id,
+            new_span_id=new_span_id,
             parent=self._parent,
-            trace_ids=trace_ids,
-            span_ids=span_ids,
+            device_times=remaining_times(whole, batch),
         )
-        return within_limits(
-            add_attributes(
-                with_plain_names(table, batch),
-                batch,
-                with_flops=self.with_flops,
-                callers=callers,
-                device_times=remaining_times(whole, batch),
-            )
-        )
+        table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
+        return table, np.concatenate((table.span_id[: len(roots)], placed.root))
 
     def _step_labels(self) -> npt.NDArray[np.bool_]:
         """The labels of steps, which have spans of their own (of one name for all, as spans should)."""

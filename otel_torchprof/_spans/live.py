@@ -10,21 +10,22 @@ What is decided for the outermost event of a tree holds for the whole tree, howe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._tree.compiled import shares
-from otel_torchprof._tree.forest import Decided, Forest, contexts_of, forest
+from otel_torchprof._tree.forest import Decided, Forest, forest
+from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.units import event_span_ids
 
 from .budget import Budget
 from .live_devices import LiveDevices
-from .live_frames import without_loose_calls
-from .operator_roots import OperatorRoots, operators
+from .live_frames import CallRules, without_loose_calls
+from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
 from .placed import Placed, Unit
 from .steps import Step, Trace
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from opentelemetry.trace import SpanContext
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._tree.devices import DeviceTimes
 
     from .collectives import LiveCollectives
     from .steps import Steps, StepSpan
@@ -54,9 +58,8 @@ class LiveTrees:
         steps: the steps, as far as there are any.
         new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
         current_span: the span that a context stands for, and when it began.
-        shortest_call: seconds; calls of functions that take less are left out.
+        calls: which calls are left out; None: none of them.
         collectives: what is known of them.
-        keeps_bare_calls: keep those that are in no step, no span and nothing else: of a program that is nothing but calls.
         max_spans: that a trace may have.
     """
 
@@ -67,9 +70,8 @@ class LiveTrees:
         steps: Steps,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         current_span: Callable[[int], tuple[SpanContext, int | None] | None],
-        shortest_call: float = 0.0,
+        calls: CallRules | None = CallRules(),  # noqa: B008 - immutable
         collectives: LiveCollectives | None = None,
-        keeps_bare_calls: bool = False,
         max_spans: Callable[[], int] = _usual,
     ) -> None:
         self._key = key
@@ -78,46 +80,44 @@ class LiveTrees:
         self._steps = steps
         self._new_trace = new_trace
         self._current_span = current_span
-        self._shortest_call = round(shortest_call * 1e9)
-        self._keeps_bare_calls = keeps_bare_calls
+        self._calls = calls
         self._decided = Decided()
         self._places: dict[int, Unit] = {}
         self._root_of: dict[int, int] = {}
         self._inside: dict[int, int] = {}
         self._devices = LiveDevices()
 
-    def place(self, batch: Batch) -> Placed:
-        """Gives every row of a drained batch its trace, its span id and its parent. About 30 numpy passes."""
-        if self._steps.active:
+    def place(self, batch: Batch, device_times: DeviceTimes | None = None) -> Placed:
+        """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes.
+
+        ``device_times``: of the rows, for batches from which events were left out; default: computed from the batch.
+        """
+        if self._steps.active and "context" in batch.columns:
             self._note_stepping_contexts(batch)
         steps = self._steps.known()
-        batch = self._without_loose_calls(batch, steps)
-        trees = forest(batch, self._decided, lambda times, context: self._lasting(steps, times, context))
+        if self._calls is not None:
+            batch = self._without_loose_calls(batch, steps, self._calls)
+        trees = forest(batch, self._decided, self._lasting_in(steps, batch))
         rows = trees.rows
-        roots = np.flatnonzero(trees.parent < 0)
-        units, of_root = self._units(trees, batch, roots, steps)
-        unit = np.empty(len(trees), dtype=np.int64)
-        unit[roots] = of_root
-        unit = unit[trees.outermost]
+        units, unit = self._units(trees, batch, steps)
         inside = self._times(trees, batch)
         self._remember(trees, units, unit)
         if self._collectives is not None:
             batch = self._collectives.place(batch, trees, units, unit)
         ids = self._span_ids(trees.id)
-        parent, beyond = trees.parent[:rows], trees.beyond[:rows]
-        above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
-        outer = np.where(beyond != 0, self._span_ids(beyond), above[unit[:rows]])
         own = _with_parents(batch, trees)
+        is_outermost = trees.parent[:rows] < 0
+        is_outermost[trees.beyond[trees.beyond < rows]] = False
         placed = Placed(
             own,
             units,
             unit[:rows],
             ids[:rows],
-            np.where(parent >= 0, ids[parent], outer) if rows else np.empty(0, np.uint64),
-            (parent < 0) & (beyond == 0),
+            self._parent_ids(trees, ids, units, unit),
+            is_outermost,
             inside,
             *self._roots(trees, ids, units, unit),
-            self._devices.times(own, trees),
+            self._devices.times(own, trees) if device_times is None else device_times,
         )
         self._widen_steps(placed, trees.start, unit)
         self._add_shares(placed, trees.parent)
@@ -140,7 +140,16 @@ class LiveTrees:
         own = event_span_ids(events, self._key)
         return own if self._collectives is None else self._collectives.span_ids(events, own)
 
-    def _without_loose_calls(self, batch: Batch, steps: Sequence[Step]) -> Batch:
+    def _parent_ids(self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array) -> npt.NDArray[np.uint64]:
+        """Of each row the span id of its parent: of an event, or of what its trace group hangs under."""
+        rows, parent = trees.rows, trees.parent[: trees.rows]
+        above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
+        found = np.where(parent >= 0, ids[parent], above if len(units) == 1 else above[unit[:rows]])
+        at = np.flatnonzero(trees.beyond < rows)
+        found[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
+        return found
+
+    def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
             found = [c for c in np.unique(context).tolist() if self._current_span(c) is not None]
             return np.isin(context, found)
@@ -148,15 +157,14 @@ class LiveTrees:
         return without_loose_calls(
             batch,
             self._decided.id,
+            rules,
             lasting=lambda times, context: self._lasting(steps, times, context),
             is_foreign=is_foreign,
-            shortest=self._shortest_call,
-            keeps_bare=self._keeps_bare_calls,
         )
 
     def _note_stepping_contexts(self, batch: Batch) -> None:
         """A context that the loop's own thread was in belongs to the loop."""
-        contexts = np.unique(contexts_of(batch)[self._is_loops(batch)])
+        contexts = np.unique(batch["context"][self._is_loops(batch)])
         self._steps.note_contexts(c for c in contexts.tolist() if c)
 
     def _is_loops(self, batch: Batch) -> npt.NDArray[np.bool_]:
@@ -169,18 +177,17 @@ class LiveTrees:
         spans = [found.step for found in placed.units]
         if not any(spans):
             return
-        batch = placed.batch
-        starts = np.full(len(spans), NEVER)
-        np.minimum.at(starts, unit, start)
-        ends, own_ends = starts.copy(), np.zeros(len(spans), dtype=np.int64)
-        np.maximum.at(ends, placed.unit, batch["end"])
-        own = np.flatnonzero(self._is_loops(batch))
-        np.maximum.at(own_ends, placed.unit[own], batch["end"][own])
-        inside, longest = np.zeros((2, len(spans)), dtype=np.int64)
+        batch, count = placed.batch, len(spans)
+        starts = _grouped(np.minimum, np.full(count, NEVER), unit, start)
+        ends = _grouped(np.maximum, starts.copy(), placed.unit, batch["end"])
+        own_ends, inside, longest = np.zeros((3, count), dtype=np.int64)
+        if self._steps.threads:
+            own = np.flatnonzero(self._is_loops(batch))
+            _grouped(np.maximum, own_ends, placed.unit[own], batch["end"][own])
         below = np.flatnonzero(placed.is_outermost)
-        durations = (batch["end"] - batch["start"])[below]
-        np.add.at(inside, placed.unit[below], durations)
-        np.maximum.at(longest, placed.unit[below], durations)
+        durations, of_below = batch["end"][below] - batch["start"][below], placed.unit[below]
+        _grouped(np.add, inside, of_below, durations)
+        _grouped(np.maximum, longest, of_below, durations)
         for number, (span, *found) in enumerate(
             zip(spans, *(column.tolist() for column in (starts, ends, own_ends, inside, longest)), strict=True)
         ):
@@ -199,9 +206,13 @@ class LiveTrees:
 
     # ---- which unit ----
 
-    def _units(self, trees: Forest, batch: Batch, roots: Array, steps: Sequence[Step]) -> tuple[list[Unit], Array]:
-        """The unit of each root, those of trees that are known from earlier drains first."""
+    def _units(self, trees: Forest, batch: Batch, steps: Sequence[Step]) -> tuple[list[Unit], npt.NDArray[np.int64]]:
+        """The trace groups of a drain, those of trees that are known from earlier ones first, and of each node which it is in."""
         units: list[Unit] = []
+        if trees.context is None and len(steps) == 1 and not self._places:
+            units += filter(None, [self._shared_unit(0, steps[0])])
+            return units, np.broadcast_to(np.int64(0), len(trees))
+        roots = trees.roots
         of_root = np.full(len(roots), -1, dtype=np.int64)
         if self._places:
             known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
@@ -213,16 +224,21 @@ class LiveTrees:
         for at in np.flatnonzero(of_root < 0).tolist():
             of_root[at] = len(units)
             units.append(Unit(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
-        return units, of_root
+        unit = np.empty(len(trees), dtype=np.int64)
+        unit[roots] = of_root
+        return units, unit[trees.root]
 
     def _shared_units(
         self, trees: Forest, roots: Array, steps: Sequence[Step], units: list[Unit], of_root: Array
     ) -> None:
         """Contexts and steps, which many roots share: one question per pair of them."""
         waiting = np.flatnonzero(of_root < 0)
-        context = trees.context[roots[waiting]].astype(np.int64)
+        context = None if trees.context is None else trees.context[roots[waiting]].astype(np.int64)
         step = self._positions(steps, trees.start[roots[waiting]], context)
-        pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
+        if context is None:
+            pairs, of_pair = distinct(step + 1)
+        else:
+            pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
         number = np.full(len(pairs), -1, dtype=np.int64)
         for at, packed in enumerate(pairs.tolist()):
             position = (packed & 0xFFFFFFFF) - 1
@@ -234,11 +250,14 @@ class LiveTrees:
 
     def _operator_units(self, trees: Forest, batch: Batch, roots: Array, units: list[Unit], of_root: Array) -> None:
         """Operators that are in none of these, which share roots."""
-        waiting = (of_root < 0) & operators(batch)[roots]
-        is_shared = np.array([unit.step is not None and not unit.step.is_step for unit in units] + [False], np.bool_)
+        is_shared = np.array([unit.step is not None and unit.step.name == OPERATORS_NAME for unit in units] + [False])
+        waiting = of_root < 0
+        if not is_shared.any() and not waiting.any():
+            return
+        waiting &= operators(batch)[roots]
         below = np.zeros(len(trees), dtype=np.bool_)
         below[roots] = waiting | is_shared[of_root]
-        below = below[trees.outermost]
+        below = below[trees.root]
         if len(self._decided.id):
             below &= ~np.isin(trees.id, self._decided.id)
         new = np.flatnonzero(below)
@@ -250,16 +269,26 @@ class LiveTrees:
         of_root[waiting] = len(units) + which
         units += [Unit(span.trace, span.span_id, False, span) for span in spans]
 
-    def _positions(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+    def _positions(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
         """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
         if not steps:
             return np.full(len(times), -1, dtype=np.int64)
         starts = np.array([step.start for step in steps], dtype=np.int64)
         position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        if context is None:
+            return position
         foreign = [c for c in np.unique(context).tolist() if not self._steps.owns(c)]
         return np.where(np.isin(context, foreign), -1, position)
 
-    def _lasting(self, steps: Sequence[Step], times: Array, context: Array) -> npt.NDArray[np.int64]:
+    def _lasting_in(
+        self, steps: Sequence[Step], batch: Batch
+    ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
+        """As :meth:`_lasting`; None where nothing of the batch can last for more than a whole step."""
+        if not steps[1:] and not (steps and len(batch.opens)):
+            return None
+        return lambda times, context: self._lasting(steps, times, context)
+
+    def _lasting(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
         """The same, to tell how long something lasts: -1 too before those that are known, and beyond them what is still open."""
         position = self._positions(steps, times, context)
         if steps:
@@ -283,12 +312,15 @@ class LiveTrees:
         self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
         """For each row the span id of its unit's root, and the roots that are events below which something is open."""
-        of_unit = np.array([0 if u.step is None else u.step.span_id for u in units], dtype=np.uint64)[unit]
-        top = ids.copy()
+        synthetic = np.array([0 if u.step is None else u.step.span_id for u in units], dtype=np.uint64)
+        if len(units) == 1 and synthetic[0]:
+            self._root_of = {}
+            return np.broadcast_to(synthetic[0], trees.rows), frozenset()
+        of_unit, top = synthetic[unit], ids.copy()
         # Where the parent ended in an earlier drain, the root did too, maybe.
-        for node in np.flatnonzero(trees.beyond).tolist():
+        for node in trees.beyond.tolist():
             top[node] = self._root_of.get(int(trees.id[node]), top[node])
-        root = np.where(of_unit != 0, of_unit, top[trees.outermost])
+        root = np.where(of_unit != 0, of_unit, top[trees.root])
         is_open = np.flatnonzero(of_unit[trees.rows :] == 0) + trees.rows
         self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
         return root[: trees.rows], frozenset(root[is_open].tolist())
@@ -303,8 +335,10 @@ class LiveTrees:
             for key, number in zip(trees.decided.id.tolist(), unit[trees.rows :].tolist(), strict=True)
         }
 
-    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64]:
-        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now."""
+    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:
+        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now, if any."""
+        if not self._inside and not len(batch.opens):
+            return None
         rows = trees.rows
         inside = np.zeros(rows, dtype=np.int64)
         if self._inside:
@@ -322,20 +356,20 @@ class LiveTrees:
         if self._inside:
             still_open = set(batch.opens.id.tolist())
             self._inside = {key: time for key, time in self._inside.items() if key in still_open}
-        return inside
+        return inside if inside.any() else None
+
+
+def _grouped(add: np.ufunc, into: Array, group: Array, values: Array) -> Array:
+    """Adds values to those of their groups, in place, by an operation such as a sum or a maximum."""
+    if len(into) == 1 and len(values):
+        into[0] = add(into[0], add.reduce(values))
+    else:
+        add.at(into, group, values)
+    return into
 
 
 def _with_parents(batch: Batch, trees: Forest) -> Batch:
     parent = trees.row_parent
     if np.array_equal(parent, batch["parent"]):
         return batch
-    return Batch(
-        {**batch.columns, "parent": parent},
-        batch.names,
-        batch.threads,
-        inputs=batch.inputs,
-        devices=batch.devices,
-        collectives=batch.collectives,
-        dropped=batch.dropped,
-        frame_info=batch.frame_info,
-    )
+    return replace(batch, columns={**batch.columns, "parent": parent})

@@ -14,14 +14,14 @@ however long it lasts: others were said to be its children.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import NEVER, Kind
-from otel_torchprof._tree.forest import around_of, contexts_of
+from otel_torchprof._tree.forest import around_of, contexts_of_nodes, ends_of_nodes, of_nodes
 
 from .frame_spans import module_calls
 
@@ -35,14 +35,22 @@ Mask = npt.NDArray[np.bool_]
 Nodes = npt.NDArray[np.int64]
 
 
+class CallRules(NamedTuple):
+    """Which of the calls that belong to a span or a step become spans."""
+
+    shortest_ns: int = 0
+    """Calls of functions that take less are left out."""
+    keeps_bare: bool = False
+    """Keep those that are in no step, no span and nothing else: of a program that is nothing but calls."""
+
+
 def without_loose_calls(
     batch: Batch,
     told: npt.NDArray[np.uint64],
+    rules: CallRules,
     *,
-    lasting: Callable[[Array, Array], Array],
+    lasting: Callable[[Array, Array | None], Array],
     is_foreign: Callable[[Array], Mask],
-    shortest: int = 0,
-    keeps_bare: bool = False,
 ) -> Batch:
     """A drained batch without the calls that belong to nothing; itself where it has no calls.
 
@@ -51,29 +59,26 @@ def without_loose_calls(
     Args:
         batch: the drain.
         told: ids of what was open, and kept, in the drain before.
+        rules: which of them are wanted.
         lasting: the number of the step for times and contexts: 0 in the first one that there is, -1 before those that are known, one
             more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
         is_foreign: of contexts, whether they are spans of the service that are no part of steps.
-        shortest: ns; shorter calls go too.
-        keeps_bare: keep those that are in no step, no span and nothing else.
     """
-    kind = np.concatenate((batch["kind"], batch.opens.kind))
-    is_frame = kind == Kind.FRAME
+    is_frame = of_nodes(batch, "kind") == Kind.FRAME
     if not is_frame.any():
         return batch
-    ids = np.concatenate((batch["id"], batch.opens.id))
-    start = np.concatenate((batch["start"], batch.opens.start))
-    end = np.concatenate((batch["end"], np.full(len(batch.opens), NEVER)))
-    context = np.concatenate((contexts_of(batch), batch.opens.context))
-    name = np.concatenate((batch["name"], batch.opens.name))
+    ids, name = of_nodes(batch, "id"), of_nodes(batch, "name")
+    start, end = of_nodes(batch, "start"), ends_of_nodes(batch)
+    found = contexts_of_nodes(batch)
+    context = np.zeros(len(ids), dtype=np.uint32) if found is None else found
     around = around_of(batch, ids)
     first, last = lasting(start, context), lasting(end, context)
     in_step = last >= 0
     loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
     bare = is_frame & ~in_step & ~is_foreign(context)
-    if bare.any() and not keeps_bare:
+    if bare.any() and not rules.keeps_bare:
         loose |= bare & ~_inside_of_others(around, is_frame, context, start, end)
-    loose |= (end - start < shortest) | module_calls(batch.names, name)
+    loose |= (end - start < rules.shortest_ns) | module_calls(batch.names, name)
     return without_nodes(batch, ids, around, loose & is_frame & ~np.isin(ids, told))
 
 

@@ -15,7 +15,7 @@ from otel_torchprof._tree.flows import Numbered, latest_forward, numbered_events
 from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .collectives import LiveCollectives
     from .placed import Placed
@@ -56,16 +56,23 @@ class Flows:
         self._numbered = Numbered(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
         self._ends = _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
 
-    def links(self, placed: Placed, wanted: npt.NDArray[np.bool_], trace_ids: Array) -> tuple[Array, _Ends]:
-        """Rows of backward functions that become spans, and what each links to. ``trace_ids``: per unit."""
+    def links(
+        self, placed: Placed, traced: npt.NDArray[np.bool_], trace_ids: Array, *, final: bool
+    ) -> tuple[Array, _Ends]:
+        """Rows of backward functions that become spans, and what each links to.
+
+        ``traced``: which rows become spans. ``trace_ids``: per unit. ``final``: nothing more will come.
+        """
         new = numbered_events(placed.batch)
-        new = new.at(wanted[new.row])
+        if not traced.all():
+            new = new.at(traced[new.row])
         found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
         if new.backward.any():
             events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
             forward, backward = pair(events)
             found = events.row[backward], ends.at(forward)
-        self._remember(placed, latest_forward(new), trace_ids)
+        if not final:
+            self._remember(placed, latest_forward(new), trace_ids)
         return found
 
     def _remember(self, placed: Placed, new: Numbered, trace_ids: Array) -> None:
@@ -95,27 +102,28 @@ def live_table(
     ended: Sequence[StepSpan],
     flows: Flows,
     *,
-    events_of_steps: bool,
+    events_of_steps: bool = True,
     collectives: LiveCollectives | None = None,
+    final: bool = False,
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
     What a sampler refused is left out; so is what hangs under a step that is not told in detail, or under any without
-    ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's.
+    ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
     """
     batch, units = placed.batch, placed.units
-    wanted = traced_events(placed, events_of_steps=events_of_steps)
-    rows = np.flatnonzero(wanted)
+    traced = traced_events(placed, events_of_steps=events_of_steps)
+    rows = None if traced.all() else np.flatnonzero(traced)
+    count = len(batch) if rows is None else len(rows)
     steps = [step for step in ended if step.trace.exported]
     traces = [unit.trace for unit in units] + [step.trace for step in steps]
     trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
     step_names = list(dict.fromkeys([step.name for step in steps]))
-    position = np.full(len(batch), -1, dtype=np.int64)
-    position[rows] = np.arange(len(rows)) + len(steps)
-    is_remote = np.array([unit.is_remote for unit in units], dtype=np.uint8)
+    position = _positions(len(steps), rows, len(batch))
+    flow = flows.links(placed, traced, trace_ids, final=final)
 
     def column(of_steps: Sequence[Any], of_events: Array) -> Array:
-        picked = of_events[rows]
+        picked = of_events if rows is None else of_events[rows]
         return np.concatenate((np.array(of_steps, dtype=picked.dtype), picked))
 
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
@@ -128,17 +136,34 @@ def live_table(
         trace_states=states if any(states := tuple(trace.trace_state for trace in traces)) else (),
         span_id=column([step.span_id for step in steps], placed.span_id),
         parent_span_id=column([step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id),
-        parent_is_remote=column(
-            [step.parent is not None and step.parent.is_remote for step in steps],
-            is_remote[placed.unit] * placed.is_outermost.astype(np.uint8),
-        ),
+        parent_is_remote=_remote(placed, steps, column),
         error=column([0] * len(steps), error),
-        row=column([-1] * len(steps), np.arange(len(batch))),
-        step=column([step.number for step in steps], np.full(len(batch), -1, dtype=np.int64)),
-        links=_links(steps, position, *_of_events(flows.links(placed, wanted, trace_ids), placed, collectives)),
+        row=np.concatenate((np.full(len(steps), -1), np.arange(count) if rows is None else rows)),
+        step=np.concatenate((np.array([step.number for step in steps], np.int64), np.broadcast_to(-1, count))),
+        links=_links(steps, position, *_of_events(flow, placed, collectives)),
         names=extend_names(batch.names, step_names),
     )
     return with_attributes(table, _own_attributes(placed, steps, position))
+
+
+def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array], Array]:
+    """Where in the table the spans of rows are, -1 for those that have none. ``rows``: those that have, None for all."""
+    if rows is None:
+        return lambda wanted: wanted + before
+    position = np.full(events, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows)) + before
+    return lambda wanted: position[wanted]
+
+
+def _remote(
+    placed: Placed, steps: Sequence[StepSpan], column: Callable[[Sequence[Any], Array], Array]
+) -> npt.NDArray[np.uint8] | None:
+    """Which spans have a parent in another process; None where none has."""
+    of_steps = [step.parent is not None and step.parent.is_remote for step in steps]
+    of_units = np.array([unit.is_remote for unit in placed.units], dtype=np.uint8)
+    if not any(of_steps) and not of_units.any():
+        return None
+    return column(of_steps, of_units[placed.unit] * placed.is_outermost.astype(np.uint8))
 
 
 def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
@@ -150,7 +175,7 @@ def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveColl
     return np.concatenate((rows, others.row)), more
 
 
-def _links(steps: Sequence[StepSpan], position: Array, rows: Array, ends: _Ends) -> Array:
+def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
     """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
     linking = [
         (i, *link)
@@ -158,20 +183,26 @@ def _links(steps: Sequence[StepSpan], position: Array, rows: Array, ends: _Ends)
         for link in (step.link, *step.trace.links, step.job)
         if link is not None
     ]
-    here = (rows >= 0) & (position[rows] >= 0)
+    linking_rows = np.where(rows >= 0, position(np.maximum(rows, 0)), -1)
+    here = linking_rows >= 0
     links = np.zeros(len(linking) + int(here.sum()), dtype=LINK)
     for i, (row, trace_id, span_id) in enumerate(linking):
         links[i]["row"], links[i]["span_id"] = row, span_id
         links[i]["trace_id"] = np.frombuffer(trace_id.to_bytes(16, "big"), dtype=np.uint8)
     rest = links[len(linking) :]
-    rest["row"], rest["trace_id"], rest["span_id"] = position[rows[here]], ends.trace_id[here], ends.span_id[here]
+    rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
     return links[np.argsort(links["row"], kind="stable")]
 
 
-def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) -> dict[int, dict[str, Any]]:
+def _own_attributes(
+    placed: Placed, steps: Sequence[StepSpan], position: Callable[[Array], Array]
+) -> dict[int, dict[str, Any]]:
     """What samplers add to roots, and the threads of steps, by position in the table."""
     found: dict[int, dict[str, Any]] = {}
-    names = {thread.ident: thread.name for thread in living_threads()} if steps else {}
+    names: dict[int | None, str] = {}
+    if any(step.thread is not None for step in steps):
+        names = {thread.ident: thread.name for thread in living_threads()}
+        names |= {thread.ident: thread.name for thread in placed.batch.threads}
     for i, step in enumerate(steps):
         found[i] = {**step.trace.attributes, **step.attributes}
         if step.thread is not None:
@@ -184,8 +215,10 @@ def _own_attributes(placed: Placed, steps: Sequence[StepSpan], position: Array) 
             found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
     told = np.array([unit.step is None and bool(unit.trace.attributes) for unit in placed.units], dtype=np.bool_)
     if told.any():
-        for row in np.flatnonzero(told[placed.unit] & placed.is_outermost & (position >= 0)).tolist():
-            found[int(position[row])] = dict(placed.units[placed.unit[row]].trace.attributes)
+        rows = np.flatnonzero(told[placed.unit] & placed.is_outermost)
+        for at, unit in zip(position(rows).tolist(), placed.unit[rows].tolist(), strict=True):
+            if at >= 0:
+                found[at] = dict(placed.units[unit].trace.attributes)
     return found
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._tree.forest import of_nodes
 from otel_torchprof._tree.units import event_span_ids
 
 from .steps import StepSpan
@@ -81,7 +82,7 @@ class OperatorRoots:
         found: list[StepSpan] = []
         which = np.empty(len(new), dtype=np.int64)
         limit = max(self._max_spans() - 1, 1)
-        thread = np.concatenate((batch["thread"], batch.opens.thread))[new]
+        thread = of_nodes(batch, "thread")[new]
         order = np.lexsort((trees.id[new], trees.start[new], thread))
         for events in _runs(order, thread[order]):
             roots = np.flatnonzero(is_root[events])
@@ -146,8 +147,7 @@ def operators(batch: Batch) -> npt.NDArray[np.bool_]:
 
     Labels of torch and functions of TorchScript are not, though torch tells of them in the same way: each may be a request.
     """
-    kind = np.concatenate((batch["kind"], batch.opens.kind))
-    scope = np.concatenate((batch["scope"], batch.opens.scope))
+    kind, scope = of_nodes(batch, "kind"), of_nodes(batch, "scope")
     found: npt.NDArray[np.bool_] = (kind == Kind.OPERATOR) & (
         (scope == Scope.FUNCTION) | (scope == Scope.BACKWARD_FUNCTION)
     )

@@ -108,11 +108,27 @@ class StepSpan:
         self.longest = max(self.longest, longest)
 
 
+class RecordedStep(NamedTuple):
+    """A step that is over, or a whole recording without steps."""
+
+    number: int
+    """From 0; -1 of what is none."""
+    start: int
+    """Unix ns."""
+    end: int
+    """Unix ns."""
+    thread: int | None = None
+    """``threading.get_ident()`` of the thread whose step it is, where that is known."""
+    name: str = STEP_NAME
+    """Of its span."""
+
+
 @dataclass(eq=False)
 class Step:
     number: int
     start: int
     end: int | None = None
+    name: str = STEP_NAME
     starts_earlier: bool = False
     """It is the first: only its end is known, and what is placed next shows when it began."""
     trace: Trace | None = None
@@ -200,14 +216,10 @@ class Steps:
             if not self._steps:
                 self._steps.append(Step(number - 1, now, starts_earlier=True, job=self._job()))
             step = self._steps[-1]
-            now = step.end = max(now, step.start)  # of several threads, one may read the clock first and tell last
-            main = self._span(step, context)
-            main.end = max(main.end, now)
-            main.thread = thread
+            now = max(now, step.start)  # of several threads, one may read the clock first and tell last
+            link = self._end(step, now, context, thread)
             if context:
                 self._contexts.add(context)
-            self._ended.append(step)
-            link = (main.trace.trace_id, main.span_id) if main.trace.exported else None
             following = Step(number, now, link=link, job=self._job())
             self._steps.append(following)
             del self._steps[:-_MOST], self._ended[:-_MOST]
@@ -215,6 +227,15 @@ class Steps:
                 return True
             trace = self._trace_of(following)
             return trace.recorded and self._wants(number, trace.trace_id)
+
+    def add(self, recorded: Iterable[RecordedStep]) -> None:
+        """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
+        with self._lock:
+            link = None
+            for number, start, end, thread, name in recorded:
+                self._steps.append(Step(number, start, name=name, link=link))
+                link = self._end(self._steps[-1], end, 0, thread)
+                self.threads |= set() if thread is None else {thread}
 
     def known(self) -> Sequence[Step]:
         """The steps to which what is drained now can belong, in order: the running one, those taken last, and new ones."""
@@ -276,9 +297,18 @@ class Steps:
         with self._lock:
             self._contexts = {context for context in self._contexts if known(context)}
 
+    def _end(self, step: Step, end: int, context: int, thread: int | None) -> tuple[int, int] | None:
+        """Ends a step; returns what the next one links to."""
+        step.end = end
+        main = self._span(step, context)
+        main.end = max(main.end, end)
+        main.thread = thread
+        self._ended.append(step)
+        return (main.trace.trace_id, main.span_id) if main.trace.exported else None
+
     def _trace_of(self, step: Step) -> Trace:
         if step.trace is None:
-            step.trace = self._new_trace(STEP_NAME, step.number, step.link)
+            step.trace = self._new_trace(step.name, step.number, step.link)
         return step.trace
 
     def _span(self, step: Step, context: int) -> StepSpan:
@@ -297,7 +327,7 @@ class Steps:
             trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         is_taken = any(span.span_id == trace.span_id for span in step.spans.values())
         span_id = self._new_span_id() if is_taken or not trace.span_id else trace.span_id
-        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link)
+        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
         made.job = None if made.is_surrounded else step.job
         made.is_detailed = self._wants(step.number, trace.trace_id)
         return made

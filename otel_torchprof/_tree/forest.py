@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
 
 if TYPE_CHECKING:
@@ -38,34 +39,57 @@ class Forest:
     """How many of the nodes are rows."""
     id: Ids
     start: npt.NDArray[np.int64]
-    context: npt.NDArray[np.uint32]
+    context: npt.NDArray[np.uint32] | None
+    """None when the recording did not follow contexts: all are in none."""
     name: npt.NDArray[np.uint32]
     parent: npt.NDArray[np.int64]
     """Node of its parent, -1 for none."""
-    beyond: Ids
-    """Where its parent ended in an earlier drain: the parent's id; else 0."""
-    outermost: npt.NDArray[np.int64]
-    """Node at the end of the chain of parents, or the node itself."""
+    beyond: npt.NDArray[np.int64]
+    """Nodes whose parent ended in an earlier drain ..."""
+    beyond_parents: Ids
+    """... and the ids of these parents."""
     decided: Decided
     """For the next drain."""
 
     def __len__(self) -> int:
         return len(self.id)
 
+    @cached_property
+    def roots(self) -> npt.NDArray[np.int64]:
+        """Nodes without a parent among the nodes."""
+        return np.flatnonzero(self.parent < 0)
+
+    @cached_property
+    def root(self) -> npt.NDArray[np.int64]:
+        """Of each node the one at the end of its chain of parents, or itself."""
+        return outermost(self.parent)
+
     @property
     def row_parent(self) -> npt.NDArray[np.int32]:
         """For each row the row of its parent; -1 where that is none or outside of the batch."""
         parent = self.parent[: self.rows]
+        if len(parent) == len(self.parent):
+            return parent.astype(np.int32, copy=False)
         return np.where(parent < self.rows, parent, -1).astype(np.int32)
 
 
-def contexts_of(batch: Batch) -> npt.NDArray[np.uint32]:
-    """The context of each row; 0 everywhere when the recording did not follow contexts."""
-    found = batch.columns.get("context")
-    return np.zeros(len(batch), dtype=np.uint32) if found is None else found
+def of_nodes(batch: Batch, column: str) -> Array:
+    """A column of the rows of a batch, then of the events that are open; not a copy where none is."""
+    own, opened = batch[column], getattr(batch.opens, column)
+    return np.concatenate((own, opened)) if len(opened) else own
 
 
-def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array], Array]) -> Forest:
+def ends_of_nodes(batch: Batch) -> npt.NDArray[np.int64]:
+    """When each row ended, then :data:`NEVER` for each event that is open."""
+    return np.concatenate((batch["end"], np.full(len(batch.opens), NEVER))) if len(batch.opens) else batch["end"]
+
+
+def contexts_of_nodes(batch: Batch) -> npt.NDArray[np.uint32] | None:
+    """The contexts of rows and open events; None when the recording did not follow contexts."""
+    return of_nodes(batch, "context") if "context" in batch.columns else None
+
+
+def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
     """Joins a batch with the events that are open, of which ``decided`` is known from the drain before.
 
     The recorder's parent is what was open around an event on its thread. That can be another task's label, where tasks take
@@ -73,35 +97,36 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array], Arr
     context, had not ended yet and, if it lasted for more than a whole step, began in the same step; to none where there is no
     such. What was decided for an open event stays.
 
-    ``step_of`` gives the number of the step for times and contexts, the same for all that belong to none. Costs a few numpy
-    passes.
+    ``step_of`` gives the number of the step for times and contexts, the same for all that belong to none; None where nothing lasts
+    for more than a whole step. Costs a few numpy passes.
     """
-    opens, rows = batch.opens, len(batch)
-    ids = np.concatenate((batch["id"], opens.id))
+    rows, ids = len(batch), of_nodes(batch, "id")
     at = _nodes(ids, rows, decided.id)
     known, at = at >= 0, at[at >= 0]
     around = around_of(batch, ids)
     around[at] = _nodes(ids, rows, decided.around[known])
-    context = np.concatenate((contexts_of(batch), opens.context))
-    start = np.concatenate((batch["start"], opens.start))
-    end = np.concatenate((batch["end"], np.full(len(opens), NEVER)))
-    step = step_of(start, context)
-    is_long = step_of(end, context) - step > 1
-    any_long = bool(is_long.any())
+    context, start, end = contexts_of_nodes(batch), of_nodes(batch, "start"), ends_of_nodes(batch)
+    step = None if step_of is None else step_of(start, context)
+    is_long = None if step_of is None or step is None else step_of(end, context) - step > 1
+    if is_long is not None and not is_long.any():
+        is_long = None
 
-    def holds(above: Array, nodes: Any) -> Array:
-        found: Array = (context[above] == context[nodes]) & (end[above] >= start[nodes])
-        if any_long:
+    def holds(above: Array, nodes: Array) -> Array:
+        found: Array = end[above] >= start[nodes]
+        if context is not None:
+            found &= context[above] == context[nodes]
+        if is_long is not None and step is not None:
             found &= ~is_long[above] | (step[above] == step[nodes])
         return found
 
     parent = _nearest(around, holds)
-    beyond = np.zeros(len(ids), dtype=np.uint64)
     parent[at] = _nodes(ids, rows, decided.parent[known])
-    beyond[at] = np.where(parent[at] < 0, decided.parent[known], 0)
-    name = np.concatenate((batch["name"], opens.name))
-    following = _decided(ids, rows, around, parent, beyond)
-    return Forest(rows, ids, start, context, name, parent, beyond, outermost(parent), following)
+    is_beyond = (parent[at] < 0) & (decided.parent[known] != 0)
+    beyond, beyond_parents = at[is_beyond], decided.parent[known][is_beyond]
+    far = np.zeros(len(batch.opens), dtype=np.uint64)
+    far[beyond[beyond >= rows] - rows] = beyond_parents[beyond >= rows]
+    following = _decided(ids, rows, around, parent, far)
+    return Forest(rows, ids, start, context, of_nodes(batch, "name"), parent, beyond, beyond_parents, following)
 
 
 def outermost(parent: Array) -> npt.NDArray[np.int64]:
@@ -128,24 +153,25 @@ def around_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
     return around
 
 
-def _nearest(around: Array, holds: Callable[[Array, Any], Array]) -> npt.NDArray[np.int64]:
+def _nearest(around: Array, holds: Callable[[Array, Array], Array]) -> npt.NDArray[np.int64]:
     """For each node the nearest one outwards that holds it; -1 where none does."""
     parent = around.copy()
-    moving = np.flatnonzero((parent >= 0) & ~holds(parent, slice(None)))
+    moving = np.flatnonzero(parent >= 0)
+    moving = moving[~holds(parent[moving], moving)]
     while moving.size:
         above = parent[moving] = around[parent[moving]]
         moving = moving[(above >= 0) & ~holds(above, moving)]
     return parent
 
 
-def _decided(ids: Ids, rows: int, around: Array, parent: Array, beyond: Ids) -> Decided:
-    """For the open events."""
+def _decided(ids: Ids, rows: int, around: Array, parent: Array, far: Ids) -> Decided:
+    """For the open events. ``far``: of each the id of a parent that ended in an earlier drain, or 0."""
     outer = around[rows:]
     while (ended := (outer >= 0) & (outer < rows)).any():
         outer = np.where(ended, around[outer], outer)
     return Decided(
         ids[rows:],
-        np.where(parent[rows:] >= 0, ids[parent[rows:]], beyond[rows:]),
+        np.where(parent[rows:] >= 0, ids[parent[rows:]], far),
         np.where(outer >= 0, ids[outer], np.uint64(0)),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from recorded_tables import recorded_table
 from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Batch, Thread
@@ -14,7 +15,8 @@ from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._native.ffi import lib
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, Step, extend_names, span_table
+from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._tree.units import AttributeColumn, AttributeType, extend_names
 
 TENSOR, LIST = 1, 2
 FLOAT = 7 << 8
@@ -23,7 +25,9 @@ FLOAT = 7 << 8
 def attributes(batch, steps=(), **options):
     """The attributes of every span as dicts, roots included, in the order of the table."""
     ids = itertools.count(1)
-    table = span_table(batch, start=0, end=100, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    table = recorded_table(
+        batch, start=0, end=100, steps=steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids)
+    )
     return shown_by(add_attributes(table, batch, **options))
 
 
@@ -108,9 +112,9 @@ def test_an_exception_and_flags():
 def test_roots_carry_step_and_loss():
     """A step's number and the sum of all losses stand on the roots; without loss there is no such attribute."""
     columns = {"start": [1], "end": [2]}
-    steps = [Step(0, 0, 10), Step(1, 10, 20)]
+    steps = [RecordedStep(0, 0, 10), RecordedStep(1, 10, 20)]
     lossy = Batch.of(columns, [""], dropped={"budget": 2, "fork": 3})
-    first, event, second = attributes(lossy, steps)
+    first, second, event = attributes(lossy, steps)
     assert first == {"torch.step": 0}
     assert second == {"torch.step": 1, "torch.dropped_events": 5}
     assert not {"torch.step", "torch.dropped_events"} & event.keys()
@@ -189,7 +193,7 @@ def test_self_time_that_is_known_from_elsewhere():
 def test_a_batch_without_threads():
     """A drain in which nothing happened has no threads; its synthetic spans still get their attributes."""
     batch = replace(Batch.of({"start": [], "end": []}, [""]), threads=())
-    assert attributes(batch, [Step(4, 0, 1)]) == [{"torch.step": 4}]
+    assert attributes(batch, [RecordedStep(4, 0, 1)]) == [{"torch.step": 4}]
 
 
 def test_a_thread_without_a_name_has_none():
@@ -272,7 +276,7 @@ def test_what_follows_a_list_of_tensors_is_found():
 
 def test_an_empty_batch_has_roots_only():
     """Without events nothing is computed and nothing breaks."""
-    assert attributes(Batch.of({"start": [], "end": []}, [""]), [Step(4, 0, 1)]) == [{"torch.step": 4}]
+    assert attributes(Batch.of({"start": [], "end": []}, [""]), [RecordedStep(4, 0, 1)]) == [{"torch.step": 4}]
 
 
 def test_types_are_those_of_the_c_header():

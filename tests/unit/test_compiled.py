@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_tables import recorded_table
 
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._spans.steps import RecordedStep
 from otel_torchprof._tree.compiled import captured, shares, shares_of_roots
-from otel_torchprof._tree.units import Step, span_table
 
 REGIONS = ("Torch-Compiled Region: 0/0", "CompiledFunction", "CompiledFunctionBackward", "TORCHDYNAMO")
 COMPILATION, LOOKUP, HIDDEN, OPERATOR = "TorchDynamo Compile: 0/0", "TorchDynamo Cache Lookup", "[memory]", "aten::mm"
@@ -113,7 +114,9 @@ def test_a_program_without_regions_is_not_looked_at():
 
 def attributes_of(tree, steps):
     ids = itertools.count(1)
-    table = span_table(tree, start=0, end=1000, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    table = recorded_table(
+        tree, start=0, end=1000, steps=steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids)
+    )
     table = add_attributes(table, tree)
     found = {column.key: column for column in table.attributes if column.key.startswith("torch.compile.")}
     return table, found
@@ -128,7 +131,7 @@ def test_attributes_are_on_steps_with_regions():
         "parent": [-1, 0, -1, 2, 2],
     }
     tree = Batch.of(columns, NAMES)
-    table, found = attributes_of(tree, [Step(0, 0, 9), Step(1, 9, 30)])
+    table, found = attributes_of(tree, [RecordedStep(0, 0, 9), RecordedStep(1, 9, 30)])
     assert len(found) == 3
     for column in found.values():
         assert table.step[column.present != 0].tolist() == [1]
@@ -138,7 +141,7 @@ def test_attributes_are_on_steps_with_regions():
     assert found["torch.compile.captured_duration_share"].values[at] == 1.0
 
 
-@pytest.mark.parametrize("steps", [[], [Step(0, 0, 30)]])
+@pytest.mark.parametrize("steps", [[], [RecordedStep(0, 0, 30)]])
 def test_no_attributes_without_regions(steps):
     """Where no region ran no span has an attribute of them, though the program knows the names."""
     tree = Batch.of({"start": [0], "end": [5], "name": [1]}, NAMES)

@@ -136,9 +136,10 @@ def test_cycles_that_accumulate():
     first, second = ["ProfilerStep*", "label 2"], ["ProfilerStep*", "label 5"]
     assert found == [(3, first), (6, first + second)]
     spans = prof.spans()
-    assert [span.name for span in spans] == ["torch.step", "label 2", "torch.step", "label 5"]
-    assert [span.attributes.get("torch.step") for span in spans] == [2, None, 5, None]
-    assert spans[2].start_time >= spans[0].end_time
+    assert [span.name for span in spans] == ["torch.step", "torch.step", "label 2", "label 5"]
+    assert [span.attributes.get("torch.step") for span in spans] == [2, 5, None, None]
+    assert [span.parent and span.parent.span_id for span in spans[2:]] == [span.context.span_id for span in spans[:2]]
+    assert spans[1].start_time >= spans[0].end_time
 
 
 def test_a_cycle_that_the_end_cuts_short():

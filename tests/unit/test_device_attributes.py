@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from recorded_tables import recorded_table
 
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch
@@ -18,7 +19,7 @@ from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._tree.devices import device_times
 from otel_torchprof._tree.listed_devices import device_name, remaining_times
-from otel_torchprof._tree.units import AttributeType, span_table
+from otel_torchprof._tree.units import AttributeType
 
 US = 1000
 KEY = "torch.device."
@@ -41,7 +42,7 @@ def devices(*rows):
 def attributes(batch, **options):
     """What each span has of devices, the root first."""
     ids = itertools.count(1)
-    table = span_table(batch, start=0, end=100 * US, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    table = recorded_table(batch, start=0, end=100 * US, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
     table = add_attributes(table, batch, **options)
     found = [{} for _ in range(len(table))]
     for column in table.attributes:

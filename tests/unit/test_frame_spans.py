@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from recorded_tables import recorded_table
 from test_attributes import shown_by
 
 import otel_torchprof as otp
@@ -13,7 +14,6 @@ from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleIn
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.frame_spans import shown, with_plain_names
-from otel_torchprof._tree.units import span_table
 
 NAMES = [
     "",
@@ -44,7 +44,7 @@ def spans_of(batch, detail):
     """Name and attributes of each span below the root."""
     events, callers = shown(batch, detail)
     ids = itertools.count(1)
-    table = span_table(events, start=0, end=100, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    table = recorded_table(events, start=0, end=100, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
     table = add_attributes(with_plain_names(table, events), events, callers=callers)
     plain = {"torch.self_duration", "thread.id", "thread.name", "torch.op.scope"}
     found = [{key: value for key, value in event.items() if key not in plain} for event in shown_by(table)]

@@ -8,12 +8,12 @@ import itertools
 import threading
 
 import pytest
+from recorded_tables import recorded_table
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._record.recording import Recording, RecordingOptions
 from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
-from otel_torchprof._tree.units import span_table
 
 ONCE = "_call_end_callbacks_on_future can only be called once."
 
@@ -175,7 +175,7 @@ def test_arguments_are_inputs():
     assert [input_shapes(batch, row) for row in range(4)] == [[[]], [[]], [], [[]]]
     assert (input_dtypes(batch, 0), concrete_inputs(batch, 0)) == ([""], [None])
     ids = itertools.count(1)
-    spans = span_table(batch, start=0, end=2**62, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    spans = recorded_table(batch, start=0, end=2**62, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
     table = add_attributes(spans, batch)
     [column] = [column for column in table.attributes if column.key == "torch.label.args"]
     texts = [table.names[text] for text, there in zip(column.values, column.present, strict=True) if there]

@@ -11,6 +11,7 @@ from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._spans.live import LiveTrees
+from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof._spans.live_table import REMEMBERED
 from otel_torchprof._spans.steps import Trace
 
@@ -131,7 +132,7 @@ def test_what_may_be_a_request_is_a_root_where_it_is_outermost(service, kind):
         steps=service.steps,
         new_trace=service.new_trace,
         current_span=service.current_spans.get,
-        keeps_bare_calls=True,
+        calls=CallRules(keeps_bare=True),
     )
     spans = service.spans(
         Event("one", 0, 5, more=kind), Event("in one", 1, 2, "one"), Event("two", 6, 9, more=kind), final=True
@@ -213,7 +214,7 @@ def test_remembered_forward_operators_are_bounded(service):
     service.steps.begin(0)
     placed = service.trees.place(type(batch)(many, batch.names, batch.threads))
     wanted = np.ones(rows, dtype=bool)
-    service.flows.links(placed, wanted, np.zeros((len(placed.units), 16), np.uint8))
+    service.flows.links(placed, wanted, np.zeros((len(placed.units), 16), np.uint8), final=False)
     assert len(service.flows._numbered.row) == REMEMBERED
     assert service.flows._numbered.number.min() == REMEMBERED + 500
 

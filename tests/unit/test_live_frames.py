@@ -7,6 +7,7 @@ from live_batches import Event, Service, in_request
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.live import LiveTrees
+from otel_torchprof._spans.live_frames import CallRules
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_short_calls_are_left_out_unless_others_name_them(stepless):
         steps=stepless.steps,
         new_trace=stepless.new_trace,
         current_span=stepless.current_spans.get,
-        shortest_call=50e-9,
+        calls=CallRules(50),
     )
     early = stepless.spans(
         call("long", 0, 60, "", 7),

@@ -7,15 +7,16 @@ import random
 
 import numpy as np
 import pytest
+from recorded_tables import recorded_table
 
 from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._spans.steps import RecordedStep
 from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, places_of, with_memory_events
 from otel_torchprof._tree.memory_peaks import NO_PEAK, highest_between, peaks_of_rows, peaks_of_view
 from otel_torchprof._tree.tree import torch_view
-from otel_torchprof._tree.units import Step, span_table
 
 CPU, CUDA = 0, 1
 THREADS = (Thread(1, 1, 1, "one"), Thread(2, 2, 2, "two"))
@@ -176,8 +177,10 @@ def test_spans():
         record(55, -5, 0, 50, thread=1),
     ]
     batch, ids = batch_of(columns, sorted(records, key=lambda r: r[4])), itertools.count(1)
-    steps = [Step(0, 0, 22), Step(1, 22, 50), Step(2, 50, 60), Step(3, 60, 70)]
-    made = span_table(batch, start=0, end=70, steps=steps, trace_ids=lambda: next(ids), span_ids=lambda: next(ids))
+    steps = [RecordedStep(0, 0, 22), RecordedStep(1, 22, 50), RecordedStep(2, 50, 60), RecordedStep(3, 60, 70)]
+    made = recorded_table(
+        batch, start=0, end=70, steps=steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids)
+    )
     table = add_attributes(made, batch)
     found = {}
     for column in table.attributes:

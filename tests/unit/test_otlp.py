@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceState
+from recorded_tables import recorded_table
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
@@ -23,7 +24,8 @@ from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, F
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, Step, span_table
+from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})
@@ -102,10 +104,12 @@ def recorded():
         frame_info=FrameInfo({6: FunctionInfo("größe.f", "/home/größe.py", 7)}),
     )
     ids = itertools.count(1)
-    options = {"start": 0, "end": 400, "steps": [Step(0, 100, 200), Step(1, 300, 400)]}
+    options = {"start": 0, "end": 400, "steps": [RecordedStep(0, 100, 200), RecordedStep(1, 300, 400)]}
     return [
         add_attributes(
-            span_table(batch, **options, trace_ids=lambda: next(ids), span_ids=lambda: next(ids), parent=parent),
+            recorded_table(
+                batch, **options, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids), parent=parent
+            ),
             batch,
             with_flops=True,
         )

@@ -12,6 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings
+from recorded_tables import recorded_table
 from span_tables import tables
 from unit_tables import TARGET, attributes_of, cut, per_name, random_unit, unit_of
 
@@ -25,7 +26,7 @@ from otel_torchprof._sampling.shrunk import shrunk
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
-from otel_torchprof._tree.units import Step, span_table
+from otel_torchprof._spans.steps import RecordedStep
 
 SEEDS = range(60)
 LEFT_OUT = 9 + 9 + 2 + 1
@@ -190,8 +191,8 @@ def test_sizes_are_never_too_small(table):
 def test_sizes_of_recordings_are_close(seed):
     """Of whole recordings, hostile names and all, no span takes more than thought, and all together at most a tenth less."""
     batch = joined(recordings(seed, 200))
-    steps = (Step(3, 10**18, 2 * 10**18),)
-    table = span_table(batch, start=0, end=1, steps=steps, trace_ids=lambda: 7, span_ids=lambda: 9)
+    steps = (RecordedStep(3, 10**18, 2 * 10**18),)
+    table = recorded_table(batch, start=0, end=1, steps=steps, new_trace_id=lambda: 7, new_span_id=lambda: 9)
     table = add_attributes(table, batch)
     thought, real = span_sizes(table), sizes_on_the_wire(table)
     assert (thought >= real).all()

@@ -15,6 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings
+from recorded_tables import recorded_table
 
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Kind
@@ -25,7 +26,6 @@ from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._events.events import EventList
 from otel_torchprof._tree.frames import without_frames
 from otel_torchprof._tree.memory import CPU_TYPES, moved_memory
-from otel_torchprof._tree.units import span_table
 
 SEEDS = st.integers(0, 1 << 32)
 MOVES = st.integers(0, 60)
@@ -178,14 +178,14 @@ def test_everything_is_written(seed, moves, segments):
     shown = [event for event in trace["traceEvents"] if event["ph"] in {"X", "b"}]
     assert len(shown) == len(batch)
     ids, plain = RandomIdGenerator(), without_frames(batch)
-    table = span_table(
+    table = recorded_table(
         plain,
         start=BEGIN,
         end=BEGIN + 10**9,
         steps=[],
         parent=None,
-        trace_ids=ids.generate_trace_id,
-        span_ids=ids.generate_span_id,
+        new_trace_id=ids.generate_trace_id,
+        new_span_id=ids.generate_span_id,
     )
     resource, scope = Resource({}), InstrumentationScope("test")
     table = add_attributes(table, plain, with_flops=True)
