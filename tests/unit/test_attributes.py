@@ -51,6 +51,15 @@ def test_a_plain_operator():
     ]
 
 
+def test_what_is_hidden_is_hidden_on_steps_too(monkeypatch):
+    """An attribute that OTEL_TORCHPROF_HIDDEN_ATTRIBUTES names is on no span of a step either; the others stay."""
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "thread.id")
+    batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    step, operator = attributes(batch, steps=[RecordedStep(4, 0, 9, 140001)])
+    assert step == {"torch.step": 4, "thread.name": "trainer"}
+    assert "thread.id" not in operator
+
+
 def test_a_module():
     """A call of a module has its full name as an attribute and no operator's scope; nothing else has a module's name."""
     columns = {

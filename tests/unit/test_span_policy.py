@@ -352,3 +352,20 @@ def test_a_profile_is_exported_within_the_budget():
     assert prof.export(small, policy=otp.SpanPolicy(max_spans=100)) == len(small.get_finished_spans()) <= 100
     assert prof.export(whole, policy=otp.SpanPolicy(max_spans=100)) == len(prof.spans()) == 301
     assert {s.attributes.get("torch.recorded_spans", 301) for s in small.get_finished_spans()} == {301}
+
+
+def test_opentelemetrys_limits_come_after_the_size_of_a_trace(monkeypatch):
+    """No span that a profile exports has more attributes than OpenTelemetry's limit, those that say what was left out included."""
+    with otp.profile(operators=False) as prof:
+        for number in range(300):
+            with otp.record_function(f"label {number % 2}"):
+                pass
+    exporter = InMemorySpanExporter()
+    prof.export(exporter, policy=otp.SpanPolicy(max_spans=100))
+    most = max(len(span.attributes) for span in exporter.get_finished_spans())
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "2")
+    exporter.clear()
+    prof.export(exporter, policy=otp.SpanPolicy(max_spans=100))
+    found = [(len(span.attributes), span.dropped_attributes) for span in exporter.get_finished_spans()]
+    assert max(count for count, _ in found) == 2
+    assert max(count + dropped for count, dropped in found) == most > 2
