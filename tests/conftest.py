@@ -28,6 +28,9 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 # Before torch is imported: its threads sleep where they wait for one another. By default they spin, which on a machine with no
 # more cores than processes takes the time of the one that is waited for, and made tests of small models four times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# NumPy's BLAS ends its threads at a fork, and Python warns of a fork where it still sees one: one program in thirteen had a warning
+# that the others had not.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A shell ignores it in what it begins in the background, and processes inherit that: tests that interrupt some would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
