@@ -178,17 +178,18 @@ def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveColl
 def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
     """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
     linking = [
-        (i, *link)
+        (i, trace_id.to_bytes(16, "big"), span_id)
         for i, step in enumerate(steps)
-        for link in (step.link, *step.trace.links, step.job)
-        if link is not None
+        for trace_id, span_id in filter(None, (step.link, *step.trace.links, step.job))
     ]
     linking_rows = np.where(rows >= 0, position(np.maximum(rows, 0)), -1)
     here = linking_rows >= 0
     links = np.zeros(len(linking) + int(here.sum()), dtype=LINK)
-    for i, (row, trace_id, span_id) in enumerate(linking):
-        links[i]["row"], links[i]["span_id"] = row, span_id
-        links[i]["trace_id"] = np.frombuffer(trace_id.to_bytes(16, "big"), dtype=np.uint8)
+    if linking:
+        row, trace_id, span_id = zip(*linking, strict=True)
+        of_steps = links[: len(linking)]
+        of_steps["row"], of_steps["span_id"] = row, np.array(span_id, dtype=np.uint64)
+        of_steps["trace_id"] = np.frombuffer(b"".join(trace_id), dtype=np.uint8).reshape(-1, 16)
     rest = links[len(linking) :]
     rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
     return links[np.argsort(links["row"], kind="stable")]
@@ -222,7 +223,7 @@ def _own_attributes(
     return found
 
 
-_SCALARS = ((bool, AttributeType.BOOL), (int, AttributeType.INT64), (float, AttributeType.DOUBLE))
+_SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
 
 
 def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) -> SpanTable:
@@ -230,20 +231,20 @@ def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) ->
     if not found:
         return table
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
-    strings: list[str] = []
+    strings: dict[str, int] = {}
     for position, attributes in found.items():
         for key, value in attributes.items():
             kind = _kind(value)
             if kind is AttributeType.NAME:
-                strings.append(value if isinstance(value, str) else json.dumps(value, default=str))
-                value = len(table.names) + len(strings) - 1  # noqa: PLW2901 - the same value, as the table holds it
+                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - as the table holds it
             columns.setdefault((str(key), kind), {})[position] = value
     added = tuple(_column(key, kind, values, len(table)) for (key, kind), values in columns.items())
-    return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, strings))
+    return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 
 
 def _kind(value: Any) -> AttributeType:
-    kind = next((kind for python, kind in _SCALARS if isinstance(value, python)), AttributeType.NAME)
+    kind = next((_SCALARS[found] for found in type(value).__mro__ if found in _SCALARS), AttributeType.NAME)
     too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
     return AttributeType.NAME if too_large else kind
 

@@ -48,7 +48,7 @@ _UNSAMPLED = Trace(0, False, False)
 """Of a step that ends inside an unsampled span of the application."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class StepSpan:
     """A synthetic span: a step in one context, a section of the job, a root that operators share."""
 
@@ -123,7 +123,7 @@ class RecordedStep(NamedTuple):
     """Of its span."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
     number: int
     start: int
@@ -204,7 +204,7 @@ class Steps:
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, earliest), False
                 for context, span in first.spans.items():
-                    span.start = self._start(first, context)
+                    span.start = _start(first, self._around(context))
 
     def boundary(self, number: int, now: int, context: int, thread: int) -> bool:
         """Ends the current step and begins step ``number``, on a thread (its ident), in a context (0: none).
@@ -264,8 +264,8 @@ class Steps:
         """
         with self._lock:
             for step, following in pairwise(self._steps):
-                end = max((span.own_end for span in step.spans.values() if span.thread is not None), default=0)
-                if following.end is not None and end > following.end:
+                end = max([span.own_end for span in step.spans.values() if span.thread is not None], default=0)
+                if end <= following.start or (following.end is not None and end > following.end):
                     continue
                 for span in following.spans.values():
                     if span.start == following.start:
@@ -318,24 +318,25 @@ class Steps:
         return span
 
     def _made(self, step: Step, context: int) -> StepSpan:
-        found, start = self._around(context), self._start(step, context)
+        found = self._around(context)
+        start = _start(step, found)
         if found is None:
             trace = _UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
             parent = trace.parent
         else:
             parent = found[0]
             trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
-        is_taken = any(span.span_id == trace.span_id for span in step.spans.values())
-        span_id = self._new_span_id() if is_taken or not trace.span_id else trace.span_id
+        is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
+        span_id = trace.span_id if is_free else self._new_span_id()
         made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
         made.job = None if made.is_surrounded else step.job
         made.is_detailed = self._wants(step.number, trace.trace_id)
         return made
 
-    def _start(self, step: Step, context: int) -> int:
-        """Not before the span that it is in."""
-        found = self._around(context)
-        return step.start if found is None else max(step.start, found[1] or 0)
-
     def _around(self, context: int) -> tuple[SpanContext, int | None] | None:
         return None if context in {0, CONTEXT_MUTED} else self._current_span(context)
+
+
+def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:
+    """When a step begins inside a span of the application: not before that span. Unix ns."""
+    return step.start if current is None else max(step.start, current[1] or 0)

@@ -1,4 +1,4 @@
-"""A step of a hundred thousand operators, on its way to a receiver."""
+"""Traces with more spans than their limit: a step of a hundred thousand operators on its way to a receiver, links that many spans had."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fault_server import GrpcReceiver  # noqa: E402
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -81,3 +82,22 @@ def test_a_step_of_a_hundred_thousand_operators():
     assert all(count <= whole.counts[name] for name, count in found.items())
     assert whole.counts["aten::add"] == whole.counts["aten::mul"] == OPERATORS // 2
     assert attributes(root)["torch.folded_spans"] == folded
+
+
+def test_opentelemetrys_limit_of_links_holds_for_aggregate_spans(monkeypatch):
+    """A span that stands for several backward functions has no more links than OpenTelemetry's limit, and counts the others."""
+    with otp.profile() as prof:
+        result = torch.ones(3, requires_grad=True)
+        for _ in range(100):
+            result = torch.sin(result)
+        result.sum().backward()
+
+    def links():
+        exporter = InMemorySpanExporter()
+        prof.export(exporter, policy=otp.SpanPolicy(max_spans=100))
+        return [(len(span.links), span.dropped_links) for span in exporter.get_finished_spans()]
+
+    most = max(count for count, _ in links())
+    monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "1")
+    assert max(count for count, _ in links()) == 1
+    assert max(count + dropped for count, dropped in links()) == most > 1
