@@ -55,41 +55,52 @@ class Averages:
         """
         named = _Groups(view)
         groups, bound = _split(view, named, splits) if splits else (named, named.bound)
-        return cls._added_up(view, groups, bound, amounts or {}, peaks or {})
-
-    @classmethod
-    def _added_up(
-        cls,
-        view: TreeView,
-        groups: _Groups | Array,
-        bound: int,
-        amounts: Mapping[str, Array],
-        peaks: Mapping[str, Array],
-    ) -> Averages:
-        """First event, count, sums and largest values of every group that occurs."""
-        first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
         # Names that no amount has.
-        columns = {"": view.duration, " own": view.self_time, **amounts}
-        sums, largest = (
-            {name: np.zeros(bound, dtype=column.dtype) for name, column in given.items()} for given in (columns, peaks)
-        )
-        for begin in range(0, len(view), BLOCK):
-            block = slice(begin, begin + BLOCK)
-            group = groups[block]
-            new = np.flatnonzero(first[group] < 0)
-            if new.size:
-                # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
-                first[group[new[::-1]]] = new[::-1] + begin
-            count += np.bincount(group, minlength=bound)
-            for name, column in columns.items():
-                np.add.at(sums[name], group, column[block])
-            for name, column in peaks.items():
-                np.maximum.at(largest[name], group, column[block])
-        used = np.flatnonzero(first >= 0)
-        used = used[np.argsort(first[used])]
-        total, own = sums.pop("")[used], sums.pop(" own")[used]
-        rest = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
-        return cls(first[used], count[used], total, own, *rest)
+        columns = {"": view.duration, " own": view.self_time, **(amounts or {})}
+        sums = grouped(groups, bound, len(view), columns, peaks)
+        total, self_time = sums.amounts.pop(""), sums.amounts.pop(" own")
+        return cls(sums.first, sums.count, total, self_time, sums.amounts, sums.peaks)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """One entry per group that occurs, in the order in which the groups first appear."""
+
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+    amounts: dict[str, Array]
+    peaks: dict[str, Array]
+
+
+def grouped(
+    groups: _Groups | Array,
+    bound: int,
+    rows: int,
+    amounts: Mapping[str, Array],
+    peaks: Mapping[str, Array] | None = None,
+) -> Grouped:
+    """Sums of ``amounts`` and largest values of ``peaks`` over the rows of each group, which is a number below ``bound``."""
+    first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
+    sums, largest = (
+        {name: np.zeros(bound, dtype=column.dtype) for name, column in given.items()}
+        for given in (amounts, peaks or {})
+    )
+    for begin in range(0, rows, BLOCK):
+        block = slice(begin, begin + BLOCK)
+        group = groups[block]
+        new = np.flatnonzero(first[group] < 0)
+        if new.size:
+            # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
+            first[group[new[::-1]]] = new[::-1] + begin
+        count += np.bincount(group, minlength=bound)
+        for name, column in amounts.items():
+            np.add.at(sums[name], group, column[block])
+        for name, column in (peaks or {}).items():
+            np.maximum.at(largest[name], group, column[block])
+    used = np.flatnonzero(first >= 0)
+    used = used[np.argsort(first[used])]
+    of_used = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
+    return Grouped(first[used], count[used], *of_used)
 
 
 class _Groups:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_torchprof._columns.schema import Scope
+from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.devices import device_times
 from otel_torchprof._tree.tree import torch_view
 
 from .averages import Averages
+from .named_sums import Average, NamedSums
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._tree.tree import TreeView
 
@@ -22,18 +26,6 @@ OTHER = "other"
 
 _LATE_SHARE = 0.01
 """Of all self time that an operator must have had to get one of the places that are kept for late comers."""
-
-
-class OperatorSum(NamedTuple):
-    """What was recorded under one name; times in ns."""
-
-    name: str
-    calls: int
-    time: int
-    own: int
-    """Without what ran directly inside."""
-    device: int
-    device_own: int
 
 
 class OperatorSums:
@@ -51,10 +43,10 @@ class OperatorSums:
     def __init__(self, most: int) -> None:
         self._most = most
         self._at_once = most - most // 5
-        self._sums: dict[str, list[int]] = {}
-        self._other = [0] * 5
-        self._own_unplaced: dict[str, int] = {}
-        self._inside: dict[int, int] = {}
+        self._sums = NamedSums(OTHER, self._gets_entry)
+        self._self_time = 0
+        self._without_entry: dict[str, int] = {}
+        self._child_times = ChildTimes()
         self.has_devices = False
         """Whether the time of a device was ever recorded."""
 
@@ -70,65 +62,38 @@ class OperatorSums:
         if not len(groups):
             return
         rows = view.rows[groups.first]
-        nothing = np.zeros(len(groups), dtype=np.int64)
-        columns = (
-            groups.count,
-            groups.cpu_time_total,
-            groups.self_cpu_time_total,
-            groups.amounts.get("device_total", nothing),
-            groups.amounts.get("device_own", nothing),
-        )
-        sums = np.stack(columns, axis=1)[batch["scope"][rows] != Scope.USER_SCOPE].tolist()
-        named = batch["name"][rows][batch["scope"][rows] != Scope.USER_SCOPE].tolist()
-        self._place(sorted(zip((batch.names[name] for name in named), sums, strict=True), key=lambda each: -each[1][2]))
+        columns = [groups.count, groups.cpu_time_total, groups.self_cpu_time_total, *groups.amounts.values()]
+        is_operator = batch["scope"][rows] != Scope.USER_SCOPE
+        named = [batch.names[name] for name in batch["name"][rows][is_operator].tolist()]
+        sums = np.stack(columns, axis=1)[is_operator]
+        self._self_time += int(sums[:, 2].sum())
+        for at in np.argsort(-sums[:, 2], kind="stable").tolist():
+            self._sums.add(named[at], sums[at].tolist())
 
-    def read(self) -> list[OperatorSum]:
+    def read(self) -> list[Average]:
         """What there is so far; :data:`OTHER` last, where there is any."""
-        found = [OperatorSum(name, *sums) for name, sums in self._sums.items()]
-        return [*found, OperatorSum(OTHER, *self._other)] if self._other[0] else found
+        found = [Average(name, False, *sums) for name, sums in self._sums]
+        return sorted(found, key=lambda each: each.name == OTHER)
 
-    def _place(self, sums: list[tuple[str, list[int]]]) -> None:
-        """Adds what a batch had of each name, the most self time first."""
-        total = self._other[2] + sum(each[2] for each in self._sums.values()) + sum(own[2] for _, own in sums)
-        for name, amounts in sums:
-            into = self._sums.get(name)
-            if into is None and self._gets_entry(name, amounts[2], total):
-                into = self._sums[name] = [0] * 5
-            if into is None:
-                into = self._other
-            for place, amount in enumerate(amounts):
-                into[place] += amount
-
-    def _gets_entry(self, name: str, own: int, total: int) -> bool:
-        if name == OTHER or len(self._sums) >= self._most:
+    def _gets_entry(self, name: str, amounts: Sequence[int]) -> bool:
+        entries = len(self._sums) - (OTHER in self._sums)
+        if name == OTHER or entries >= self._most:
             return False
-        if len(self._sums) < self._at_once:
+        if entries < self._at_once:
             return True
-        # Names are few, or else not worth a memory: who is in a long line here has less than its share anyway.
-        if name not in self._own_unplaced and len(self._own_unplaced) >= 100 * self._most:
-            self._own_unplaced.clear()
-        so_far = self._own_unplaced[name] = self._own_unplaced.get(name, 0) + own
-        if so_far < _LATE_SHARE * total:
+        # Names are few, or else not worth memory: one of very many has less than its share anyway.
+        if name not in self._without_entry and len(self._without_entry) >= 100 * self._most:
+            self._without_entry.clear()
+        so_far = self._without_entry[name] = self._without_entry.get(name, 0) + amounts[2]
+        if so_far < _LATE_SHARE * self._self_time:
             return False
-        del self._own_unplaced[name]
+        del self._without_entry[name]
         return True
 
     def _with_earlier_children(self, view: TreeView) -> TreeView:
-        """Takes from the self times of operators that have ended now what their children took that came before them."""
+        """Subtracts from the self times of operators that have ended now those of children that ended in earlier batches."""
         batch = view.batch
-        if self._inside:
-            late = np.isin(batch["id"][view.rows], np.fromiter(self._inside, np.uint64, len(self._inside)))
-            if late.any():
-                own = view.self_time.copy()
-                for at in np.flatnonzero(late).tolist():
-                    inside = self._inside.pop(int(batch["id"][view.rows[at]]))
-                    own[at] = max(int(own[at]) - inside, 0)
-                view = replace(view, self_time=own)
         outer = batch.outer_rows.astype(np.int64)
-        duration = (batch["end"] - batch["start"])[outer]
-        for parent, time in zip(batch.outer_parents.tolist(), duration.tolist(), strict=True):
-            self._inside[parent] = self._inside.get(parent, 0) + time
-        if self._inside:
-            still_open = set(batch.opens.id.tolist())
-            self._inside = {key: time for key, time in self._inside.items() if key in still_open}
-        return view
+        durations = (batch["end"] - batch["start"])[outer]
+        child_time = self._child_times.settle(batch["id"][view.rows], batch.outer_parents, durations, batch.opens.id)
+        return view if child_time is None else replace(view, self_time=np.maximum(view.self_time - child_time, 0))

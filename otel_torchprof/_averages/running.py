@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from otel_torchprof._columns.schema import Scope
 from otel_torchprof._tree.tree import listed_name
 
 from .averages import Averages
+from .named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,35 +22,16 @@ if TYPE_CHECKING:
 
 Array = Any
 
-MAX_FOREIGN_NAMES = 10_000
-"""Different names of the application's own spans that are told apart; the rest share one entry."""
-OTHER_NAMES = "(other spans)"
-
-
-class Average(NamedTuple):
-    """The sums of one name; times in ns."""
-
-    name: str
-    is_label: bool
-    calls: int
-    total: int
-    own: int
-    """Without what ran directly inside."""
-    device_total: int = 0
-    device_own: int = 0
-    """Time of devices, and the same without what ran inside."""
-
 
 class RunningAverages:
     """Sums over batches, and over spans of the application. Thread-safe; reading costs a microsecond per name."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may ask in the middle
-        self._places: dict[int, int] = {}
-        self._sums = np.zeros((5, 64), dtype=np.int64)
+        self._groups = NamedSums(0)
+        self._spans = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._spans) < MAX_NAMES)
         self._device_type: int | None = None
         self._names: Names | None = None
-        self._foreign: dict[str, list[int]] = {}
 
     @property
     def device_type(self) -> int | None:
@@ -61,15 +43,13 @@ class RunningAverages:
         sums = Averages.of(view, amounts={} if devices is None else devices._asdict())
         if not len(sums):
             return
-        groups = _groups(view, sums.first).tolist()
         amounts = [sums.count, sums.cpu_time_total, sums.self_cpu_time_total]
         amounts += [] if devices is None else [sums.amounts["total"], sums.amounts["own"]]
+        entries = zip(*(column.tolist() for column in (_groups(view, sums.first), *amounts)), strict=True)
         with self._lock:
             self._names = view.batch.names
-            places = [self._places.setdefault(group, len(self._places)) for group in groups]
-            if len(self._places) > self._sums.shape[1]:
-                self._sums = np.pad(self._sums, ((0, 0), (0, len(self._places))))
-            self._sums[: len(amounts), places] += np.stack(amounts)
+            for group, *of_group in entries:
+                self._groups.add(group, of_group)
             if devices is not None:
                 self._note_device(view)
 
@@ -78,23 +58,18 @@ class RunningAverages:
         if self._device_type is None and told is not None and len(told["device_type"]):
             self._device_type = told["device_type"].item(0)
 
-    def add_foreign(self, name: str, duration: int, own: int) -> None:
+    def add_span(self, name: str, duration: int, self_time: int) -> None:
         """Adds one span of the application; ns."""
         with self._lock:
-            if name not in self._foreign and len(self._foreign) >= MAX_FOREIGN_NAMES:
-                name = OTHER_NAMES
-            sums = self._foreign.setdefault(name, [0, 0, 0])
-            sums[0] += 1
-            sums[1] += duration
-            sums[2] += own
+            self._spans.add(name, (1, duration, self_time))
 
     def read(self) -> list[Average]:
         """The sums so far, in the order in which the names first came; the application's spans first."""
         with self._lock:
-            found = [Average(name, True, *sums) for name, sums in self._foreign.items()]
-            for group, place in self._places.items():
+            found = [Average(name, True, *sums) for name, sums in self._spans]
+            for group, sums in self._groups:
                 name = self._names[group >> 1] if self._names is not None else ""
-                found.append(Average(listed_name(name), bool(group & 1), *self._sums[:, place].tolist()))
+                found.append(Average(listed_name(name), bool(group & 1), *sums))
             return found
 
 

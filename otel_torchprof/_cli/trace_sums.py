@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._averages.running import MAX_FOREIGN_NAMES, OTHER_NAMES, Average
+from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX
@@ -39,7 +39,7 @@ _NS = 1e9
 
 MOST_ROWS = 200_000
 """Events whose parents are looked for among one another; then half of them are added up, those that ended first."""
-MOST_NAMES = MAX_FOREIGN_NAMES
+MOST_NAMES = MAX_NAMES
 """Different names; the rest share one entry. Their first 500 characters are compared and kept."""
 _LONGEST_NAME = 500
 _MOST_TRACKS = 10_000
@@ -67,9 +67,7 @@ class TraceSums:
     """Takes the events of a file one by one; memory does not grow with the file. For one thread."""
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._sums: list[list[int]] = []
-        """Calls, total and self time of each name."""
+        self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
         self._tracks: dict[Hashable, int] = {}
         self._rows = _Rows()
         self._folded_count = self._folded_time = 0
@@ -89,7 +87,7 @@ class TraceSums:
         found = []
         if self._added > MOST_ROWS:
             found.append(f"self times do not see children that are more than {MOST_ROWS // 2:,} events away")
-        if len(self._names) > MOST_NAMES:
+        if OTHER_NAMES in self._sums:
             found.append(f"there are more than {MOST_NAMES:,} names; later ones are added up as {OTHER_NAMES!r}")
         if self.steps_left_out:
             found.append(f"{self.steps_left_out:,} steps after the first {_MOST_STEPS:,} are not listed")
@@ -150,8 +148,8 @@ class TraceSums:
 
     def averages(self) -> list[Average]:
         """Sums by name, as the names first came. Of a composite, the spans that it stands for."""
-        self._rows.settle(self._sums, 0)
-        found = [Average(text, False, *self._sums[index]) for text, index in self._names.items()]
+        self._rows.settle(self._sums.sums, 0)
+        found = [Average(name, False, *sums) for name, sums in self._sums]
         if self._folded_count:
             found.append(Average(FOLDED, False, self._folded_count, self._folded_time, self._folded_time))
         return found
@@ -163,18 +161,10 @@ class TraceSums:
             self.steps_left_out += 1
 
     def _append(self, name: str, count: int, row: _Row) -> None:
-        name = name[:_LONGEST_NAME]
-        if name not in self._names and len(self._names) >= MOST_NAMES:
-            name = OTHER_NAMES
-        index = self._names.setdefault(name, len(self._names))
-        if index == len(self._sums):
-            self._sums.append([0, 0, 0])
-        self._sums[index][0] += count
-        self._sums[index][1] += row[1]
         self._added += 1
-        self._rows.append(index, row)
+        self._rows.append(self._sums.add(name[:_LONGEST_NAME], (count, row[1])), row)
         if len(self._rows) >= MOST_ROWS:
-            self._rows.settle(self._sums, MOST_ROWS // 2)
+            self._rows.settle(self._sums.sums, MOST_ROWS // 2)
 
 
 class _Rows:

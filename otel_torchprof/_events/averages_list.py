@@ -13,7 +13,7 @@ from .function_event_avg import FunctionEventAvg
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_torchprof._averages.running import Average
+    from otel_torchprof._averages.named_sums import Average
 
 _NS_PER_US = 1000
 
@@ -38,9 +38,9 @@ def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:
     average.key = entry.name
     average.count = entry.calls
     average.cpu_time_total = entry.total / _NS_PER_US
-    average.self_cpu_time_total = entry.own / _NS_PER_US
+    average.self_cpu_time_total = entry.self_time / _NS_PER_US
     average.device_time_total = entry.device_total / _NS_PER_US
-    average.self_device_time_total = entry.device_own / _NS_PER_US
+    average.self_device_time_total = entry.device_self_time / _NS_PER_US
     average.use_device = use_device
     average.is_legacy = (
         use_device is not None

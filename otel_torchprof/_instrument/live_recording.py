@@ -379,7 +379,7 @@ class LiveRecording:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
                 duration = step.end - step.start
-                self._averages.add_foreign(STEP_NAME, duration, max(duration - step.inside, 0))
+                self._averages.add_span(STEP_NAME, duration, max(duration - step.inside, 0))
 
     def _inside(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         """Time that the spans of this process did not spend themselves, by span id."""

@@ -333,7 +333,7 @@ class TorchSpanProcessor(SpanProcessor):
                 continue
             duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
             own = duration - self._inside.pop(span.context.span_id, 0)
-            self.averages.add_foreign(str(span.name), duration, max(own, 0))
+            self.averages.add_span(str(span.name), duration, max(own, 0))
             if span.parent is not None and not span.parent.is_remote:
                 self._inside[span.parent.span_id] = self._inside.get(span.parent.span_id, 0) + duration
         while len(self._inside) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter, MeterProvider
 
-    from otel_torchprof._averages.operator_sums import OperatorSum
+    from otel_torchprof._averages.named_sums import Average
     from otel_torchprof._spans.steps import StepSpan
 
 DEFAULT_OPERATORS = 50
@@ -43,31 +43,31 @@ class _Amount(NamedTuple):
     name: str
     unit: str
     description: str
-    of: Callable[[OperatorSum], float]
+    of: Callable[[Average], float]
     of_device: bool = False
 
 
 _AMOUNTS = (
     _Amount("torch.op.calls", "{call}", "Calls of an operator that were recorded.", lambda each: each.calls),
-    _Amount("torch.op.time", "s", "Time in calls of an operator.", lambda each: each.time * _SECONDS),
+    _Amount("torch.op.time", "s", "Time in calls of an operator.", lambda each: each.total * _SECONDS),
     _Amount(
         "torch.op.self_time",
         "s",
         "Time in calls of an operator, without the operators that it called.",
-        lambda each: each.own * _SECONDS,
+        lambda each: each.self_time * _SECONDS,
     ),
     _Amount(
         "torch.op.device.time",
         "s",
         "Time that devices took for calls of an operator.",
-        lambda each: each.device * _SECONDS,
+        lambda each: each.device_total * _SECONDS,
         of_device=True,
     ),
     _Amount(
         "torch.op.device.self_time",
         "s",
         "Time that devices took for calls of an operator, without the operators that it called.",
-        lambda each: each.device_own * _SECONDS,
+        lambda each: each.device_self_time * _SECONDS,
         of_device=True,
     ),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._averages.averages import grouped
 from otel_torchprof._spans.live_table import with_attributes
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
@@ -67,10 +68,11 @@ def _averages(table: SpanTable, events: Array, which: Array, units: int) -> list
     """The text of each unit; ``which``: the unit of each event."""
     names, name = distinct(table.name[events])
     pairs, place = np.unique(which * max(len(names), 1) + name, return_inverse=True)
-    seconds = np.bincount(place, weights=_self_seconds(table)[events], minlength=len(pairs))
-    counts = np.bincount(place, weights=counts_of(table)[events], minlength=len(pairs)).astype(np.int64)
-    of_unit, of_name = np.divmod(pairs, max(len(names), 1))
-    order = np.lexsort((-seconds, of_unit))
+    amounts = {"self": _self_seconds(table)[events], "calls": counts_of(table)[events]}
+    sums = grouped(place, len(pairs), len(events), amounts)
+    seconds, counts = sums.amounts["self"], sums.amounts["calls"]
+    of_unit, of_name = np.divmod(pairs[place[sums.first]], max(len(names), 1))
+    order = np.lexsort((of_name, -seconds, of_unit))
     texts = [table.names[index][:_LONGEST_NAME] for index in names.tolist()]
     lines: list[list[str]] = [[] for _ in range(units)]
     left = [MOST_BYTES - len("[]")] * units

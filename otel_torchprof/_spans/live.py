@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.forest import Decided, Forest, forest
 from otel_torchprof._tree.frames import distinct
@@ -84,7 +85,7 @@ class LiveTrees:
         self._decided = Decided()
         self._places: dict[int, Unit] = {}
         self._root_of: dict[int, int] = {}
-        self._inside: dict[int, int] = {}
+        self._child_times = ChildTimes()
         self._devices = LiveDevices()
 
     def place(self, batch: Batch, device_times: DeviceTimes | None = None) -> Placed:
@@ -337,26 +338,13 @@ class LiveTrees:
 
     def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:
         """Takes up the times of children whose parent is still open, and gives those of parents that have ended now, if any."""
-        if not self._inside and not len(batch.opens):
+        if not len(self._child_times) and not len(batch.opens):
             return None
         rows = trees.rows
-        inside = np.zeros(rows, dtype=np.int64)
-        if self._inside:
-            ended = np.flatnonzero(np.isin(batch["id"], np.fromiter(self._inside, np.uint64, len(self._inside))))
-            for row in ended.tolist():
-                inside[row] = self._inside.pop(int(batch["id"][row]))
         parent = trees.parent[:rows]
         outer = np.flatnonzero(parent >= rows)
-        if outer.size:
-            sums = np.zeros(len(trees) - rows, dtype=np.int64)
-            np.add.at(sums, parent[outer] - rows, (batch["end"] - batch["start"])[outer])
-            for at in np.flatnonzero(sums).tolist():
-                key = int(trees.id[rows + at])
-                self._inside[key] = self._inside.get(key, 0) + int(sums[at])
-        if self._inside:
-            still_open = set(batch.opens.id.tolist())
-            self._inside = {key: time for key, time in self._inside.items() if key in still_open}
-        return inside if inside.any() else None
+        durations = (batch["end"] - batch["start"])[outer]
+        return self._child_times.settle(batch["id"], trees.id[parent[outer]], durations, batch.opens.id)
 
 
 def _grouped(add: np.ufunc, into: Array, group: Array, values: Array) -> Array:

@@ -83,7 +83,7 @@ def test_averages_are_those_of_the_recording(recorded, tmp_path, form):
     for name in ("a", "b", "inside"):
         assert found[name].calls == averages[name].count
         assert found[name].total == pytest.approx(averages[name].cpu_time_total * 1000, abs=5)
-        assert found[name].own == pytest.approx(averages[name].self_cpu_time_total * 1000, abs=10)
+        assert found[name].self_time == pytest.approx(averages[name].self_cpu_time_total * 1000, abs=10)
     assert "torch.job" not in found
     assert found["torch.step"].calls == averages["torch.step"].count == 2
     assert sums.spans_of(sums.steps[0]) == 5

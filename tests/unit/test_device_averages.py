@@ -11,7 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._averages.running import Average, RunningAverages
+from otel_torchprof._averages.named_sums import Average
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof._events.averages_list import averages_list

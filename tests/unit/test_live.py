@@ -244,7 +244,7 @@ def test_nothing_is_remembered_of_what_has_ended(service):
     service.spans(Event("outer", 0), Event("a", 1, 2, "outer"))
     service.spans(Event("outer", 0, 9))
     service.spans()
-    assert (service.trees._places, service.trees._inside, len(service.trees._decided.id)) == ({}, {}, 0)
+    assert (service.trees._places, len(service.trees._child_times), len(service.trees._decided.id)) == ({}, 0, 0)
 
 
 def test_threads_without_any_event_are_fine(service):

@@ -136,7 +136,9 @@ class Program:
     def remembers_nothing(self) -> bool:
         trees = self.service.trees
         roots = trees._operators._open or trees._operators._latest
-        return not (trees._places or trees._inside or trees._devices._inside or len(trees._decided.id) or roots)
+        return not (
+            trees._places or len(trees._child_times) or trees._devices._inside or len(trees._decided.id) or roots
+        )
 
 
 threads = st.integers(0, len(THREADS) - 1)

@@ -237,7 +237,7 @@ def test_averages_do_not_grow_with_names():
     for sums, batch in zip(running, (few, many), strict=True):
         sums.add(torch_view(batch))
     assert running[0].read() == running[1].read()
-    assert running[1]._sums.shape == running[0]._sums.shape
+    assert len(running[1]._groups) == len(running[0]._groups)
 
 
 def test_numbered_steps_share_an_entry_of_the_averages():

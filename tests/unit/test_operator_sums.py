@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from live_batches import Event, Recorder
 
-from otel_torchprof._averages.operator_sums import OTHER, OperatorSum, OperatorSums
+from otel_torchprof._averages.named_sums import Average
+from otel_torchprof._averages.operator_sums import OTHER, OperatorSums
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
 
@@ -20,7 +21,7 @@ def batch(*own: tuple[str, int]) -> Batch:
     return Batch.of(columns, names)
 
 
-def by_name(sums: OperatorSums) -> dict[str, OperatorSum]:
+def by_name(sums: OperatorSums) -> dict[str, Average]:
     return {each.name: each for each in sums.read()}
 
 
@@ -31,8 +32,8 @@ def test_batches_add_up():
     sums.add(Batch.of(columns, ["", "aten::linear", "aten::addmm"]))
     sums.add(batch(("aten::addmm", 4)))
     assert sums.read() == [
-        OperatorSum("aten::linear", 1, 10, 7, 0, 0),
-        OperatorSum("aten::addmm", 2, 7, 7, 0, 0),
+        Average("aten::linear", False, 1, 10, 7, 0, 0),
+        Average("aten::addmm", False, 2, 7, 7, 0, 0),
     ]
     assert not sums.has_devices
 
@@ -43,9 +44,9 @@ def test_children_that_came_earlier():
     sums.add(recorder.drain(Event("child", 1, 4, "parent"), Event("parent", 0)))
     sums.add(recorder.drain(Event("other child", 4, 6, "parent"), Event("parent", 0)))
     sums.add(recorder.drain(Event("last child", 7, 8, "parent"), Event("parent", 0, 10)))
-    assert by_name(sums)["parent"] == OperatorSum("parent", 1, 10, 4, 0, 0)
+    assert by_name(sums)["parent"] == Average("parent", False, 1, 10, 4, 0, 0)
     sums.add(recorder.drain(Event("unknown's child", 12, 13, "gone")))
-    assert not sums._inside
+    assert not len(sums._child_times)
 
 
 def test_labels_are_not_counted():
@@ -54,7 +55,7 @@ def test_labels_are_not_counted():
     columns = {"name": [1, 2, 1], "start": [0, 2, 3], "end": [10, 8, 5], "parent": [-1, 0, 1]}
     scopes = [int(Scope.FUNCTION), int(Scope.USER_SCOPE), int(Scope.FUNCTION)]
     sums.add(Batch.of({**columns, "scope": scopes}, ["", "op", "label"]))
-    assert sums.read() == [OperatorSum("op", 2, 12, 6, 0, 0)]
+    assert sums.read() == [Average("op", False, 2, 12, 6, 0, 0)]
 
 
 def test_times_of_devices():
@@ -71,7 +72,7 @@ def test_times_of_devices():
     sums = OperatorSums(50)
     sums.add(Batch.of(columns, ["", "outer", "inner"], devices=devices))
     assert sums.has_devices
-    assert [each[4:] for each in sums.read()] == [(50, 30), (20, 20)]
+    assert [each[5:] for each in sums.read()] == [(50, 30), (20, 20)]
 
 
 def test_no_more_than_so_many_are_told_apart():
@@ -93,7 +94,9 @@ def test_who_has_an_entry_keeps_it():
         sums.add(batch(*[(f"op{number}", 900 if number // 5 == round_ else 1) for number in range(50)]))
         now = by_name(sums)
         assert set(before) <= set(now)
-        assert all(now[name].own >= each.own and now[name].calls > each.calls for name, each in before.items())
+        assert all(
+            now[name].self_time >= each.self_time and now[name].calls > each.calls for name, each in before.items()
+        )
         before = now
     assert len(now) == 6
 
@@ -106,15 +109,15 @@ def test_places_are_kept_for_late_comers():
     sums.add(batch(("late", 50)))
     assert "late" not in by_name(sums)
     sums.add(batch(("late", 60)))
-    assert by_name(sums)["late"].own == 60
-    assert by_name(sums)[OTHER].own == 9800 + 50
+    assert by_name(sums)["late"].self_time == 60
+    assert by_name(sums)[OTHER].self_time == 9800 + 50
 
 
 def test_an_operator_named_other():
     """It is one of the rest, which has that name."""
     sums = OperatorSums(5)
     sums.add(batch((OTHER, 10), ("op", 5)))
-    assert [(each.name, each.own) for each in sums.read()] == [("op", 5), (OTHER, 10)]
+    assert [(each.name, each.self_time) for each in sums.read()] == [("op", 5), (OTHER, 10)]
 
 
 def test_nothing():

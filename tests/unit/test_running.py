@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_torchprof._averages.running import MAX_FOREIGN_NAMES, OTHER_NAMES, Average, RunningAverages
+from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._events.averages_list import averages_list
@@ -58,11 +59,11 @@ def test_random_batches_sum_to_what_one_list_gives():
 def test_the_applications_spans_have_entries_and_a_bound():
     """Spans of the application are listed by name; beyond a fixed number of names they share one entry."""
     running = RunningAverages()
-    for number in range(MAX_FOREIGN_NAMES + 5):
-        running.add_foreign(f"GET /{number}", 10, 4)
-    running.add_foreign("GET /3", 10, 4)
+    for number in range(MAX_NAMES + 5):
+        running.add_span(f"GET /{number}", 10, 4)
+    running.add_span("GET /3", 10, 4)
     sums = {average.name: average for average in running.read()}
-    assert len(sums) == MAX_FOREIGN_NAMES + 1
+    assert len(sums) == MAX_NAMES + 1
     assert sums["GET /3"][2:5] == (2, 20, 8)
     assert sums[OTHER_NAMES][2:5] == (5, 50, 20)
 
