@@ -82,7 +82,7 @@ def measure(settings: Settings) -> list[Row]:
 def _check(accounts: dict[str, int], received: int, different: int) -> None:
     """Raises RuntimeError where something is lost without an account."""
     made = accounts["events recorded"] + accounts["steps"] + accounts["parts"] + accounts["jobs"]
-    kept = accounts["spans sent"] + accounts["spans dropped"] + accounts["merged"] + accounts["folded"]
+    kept = accounts["spans sent"] + accounts["spans dropped"] + accounts["aggregated"] + accounts["collapsed"]
     produced = accounts["events until warm"] + accounts["events a step"] * (accounts["steps"] - _WARM_UP)
     if made != kept or received != accounts["spans sent"] or different != received:
         raise RuntimeError(f"the accounts do not add up: {accounts}, {received} spans ({different}) at the receiver")
@@ -163,8 +163,8 @@ def _accounts(processor: Any, steps: int, warm: int, a_step: int) -> dict[str, i
         "steps": steps,
         "jobs": 1,
         "parts": health.spans.get("parts", 0),
-        "merged": health.spans.get("merged", 0),
-        "folded": health.spans.get("folded", 0),
+        "aggregated": health.spans.get("aggregated", 0),
+        "collapsed": health.spans.get("collapsed", 0),
         "spans sent": stats.exported_spans,
         "spans dropped": stats.dropped_spans + stats.failed_spans,
     }

@@ -133,9 +133,9 @@ class ProcessorHealth:
     """What became of the events on their way to an exporter. Those that make no span: ``not_sampled``, ``filtered`` (a step told
     without its events, a call that was too short), ``lost`` (by an error after they were recorded, which was
     logged). Spans that are none of an event's: ``added`` (steps, the job, roots of operators), ``parts`` (roots of traces
-    that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``merged``, ``folded``, or
-    ``shrunk_away`` with the detail of their step; ``buffered`` until it is decided; steps (or what is a step where there are none)
-    whose detail was ``kept`` and that were ``shrunk``."""
+    that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``aggregated``, ``collapsed``, or
+    ``detail_dropped`` with the detail of their step; ``buffered`` until it is decided; steps (or what is a step where there are none)
+    whose detail was ``sampled`` and that were ``root_only``."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"

@@ -91,8 +91,8 @@ void every_event_is_kept_or_counted() {
   for (auto& [thread, numbers] : of_bounded.numbers)  // the oldest: no number is missing among those that are there
     for (size_t i = 0; i < numbers.size(); ++i) CHECK_EQ(numbers[i], static_cast<int64_t>(i));
   CHECK_EQ(live.stats().recorded, of_live.rows);
-  CHECK(live.stats().bytes_held_max <= 24u * OTP_CHUNK_BYTES);
-  CHECK(bounded.stats().bytes_held_max <= 40u * OTP_CHUNK_BYTES);
+  CHECK(live.stats().bytes_buffered_max <= 24u * OTP_CHUNK_BYTES);
+  CHECK(bounded.stats().bytes_buffered_max <= 40u * OTP_CHUNK_BYTES);
 }
 
 // A session that keeps the oldest has the first events, whole, and counts the others under the budget.

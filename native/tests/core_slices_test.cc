@@ -100,7 +100,7 @@ void slices_are_one_drain_cut_by_time() {
   };
   int elsewhere = 0;
   while (running.load() > 0) {
-    if (sliced.stats().bytes_held > 3 * kSlice) drain();
+    if (sliced.stats().bytes_buffered > 3 * kSlice) drain();
     if (handed_over.load() != nullptr || elsewhere == 100) continue;
     static char keys[100];
     main_thread = begin(&keys[elsewhere], "ends elsewhere");
@@ -140,7 +140,7 @@ void slow_threads_hold_nothing_up() {
       while (turn.load() <= kSlow) std::this_thread::yield();  // with its chunk open
     });
   while (turn.load() != kSlow) std::this_thread::yield();
-  uint64_t rows = 0, bytes_before = session.stats().bytes_held;
+  uint64_t rows = 0, bytes_before = session.stats().bytes_buffered;
   int slices = 0;
   for (bool more = true; more; ++slices) {
     Batch batch(session.drain(kSlice));
@@ -153,7 +153,7 @@ void slow_threads_hold_nothing_up() {
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(rows, kEvents + 500 * kSlow);
   CHECK(slices > 3);
-  CHECK(session.stats().bytes_held < bytes_before);
+  CHECK(session.stats().bytes_buffered < bytes_before);
   session.stop();
 }
 
@@ -169,7 +169,7 @@ void what_is_discarded_is_counted() {
   session.stop();
   for (int i = 0; i < 2; ++i) CHECK_EQ(otp_session_discard(session), OTP_OK);
   CHECK_EQ(rows + session.stats().dropped[OTP_LOSS_DEADLINE], kEvents + 1);
-  CHECK_EQ(session.stats().bytes_held, 0u);
+  CHECK_EQ(session.stats().bytes_buffered, 0u);
   Batch after(session.drain());
   CHECK_EQ(after->rows, 0u);
   CHECK_EQ(rows + after.dropped(), kEvents + 1);

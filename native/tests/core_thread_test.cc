@@ -45,7 +45,7 @@ void short_lived_threads_are_all_there() {
         CHECK(batch->threads[i].os_tid != 0 && batch->threads[i].ident != 0);
       }
     }
-    CHECK_EQ(session.stats().bytes_held, 0u);
+    CHECK_EQ(session.stats().bytes_buffered, 0u);
   }
   otp_recorder_stats after = recorder_stats();
   CHECK_EQ(after.threads, 1u);  // the main thread
@@ -88,7 +88,7 @@ void a_large_session_gives_its_memory_back() {
   uint64_t before = recorder_stats().chunk_bytes;
   {
     Session session;
-    while (session.stats().bytes_held < 40u << 20)
+    while (session.stats().bytes_buffered < 40u << 20)
       for (int k = 0; k < 1000; ++k) leaf("event");
     CHECK(recorder_stats().chunk_bytes >= 40u << 20);
   }

@@ -127,7 +127,7 @@ void outermost_flags() {
   const std::vector<int32_t> parent{-1, 0, 1, 1, -1, 4};
   const std::vector<uint8_t> flags{0, 1, 1, 0, 0, 1};
   std::vector<int32_t> found(6);
-  otp_outermost(6, parent.data(), flags.data(), found.data());
+  otp_top_level(6, parent.data(), flags.data(), found.data());
   CHECK(found == (std::vector<int32_t>{-1, 1, 1, 1, -1, 5}));
 }
 

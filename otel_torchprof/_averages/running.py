@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._tree.listed_devices import ListedTimes
+    from otel_torchprof._tree.displayed_devices import DisplayedTimes
     from otel_torchprof._tree.tree import TreeView
 
 Array = Any
@@ -38,7 +38,7 @@ class RunningAverages:
         """``c10::DeviceType`` of the first device that told of times; None where none did."""
         return self._device_type
 
-    def add(self, view: TreeView, devices: ListedTimes | None = None) -> None:
+    def add(self, view: TreeView, devices: DisplayedTimes | None = None) -> None:
         """Adds the events of a batch, and how long devices worked for them: 15 ns per event, 5 more with devices."""
         sums = Averages.of(view, amounts={} if devices is None else devices._asdict())
         if not len(sums):

@@ -102,9 +102,9 @@ def _torch() -> Iterator[Check]:
         return
     yield Check("torch", ON, f"{torch.__version__}, in {Path(torch.__file__).parent}")
     yield _library(torch)
-    wanted = config.value_of(config.DEVICE, config.type_of_device)
-    if wanted is not None:
-        yield _device(torch, wanted)
+    requested = config.value_of(config.DEVICE, config.type_of_device)
+    if requested is not None:
+        yield _device(torch, requested)
 
 
 def _library(torch: Any) -> Check:
@@ -125,15 +125,15 @@ def _library(torch: Any) -> Check:
     return Check(name, NOTE, text, "otel-torchprof build")
 
 
-def _device(torch: Any, wanted: str) -> Check:
-    module = getattr(torch, wanted, None)
+def _device(torch: Any, requested: str) -> Check:
+    module = getattr(torch, requested, None)
     there = False
     with contextlib.suppress(Exception):  # a driver that is broken raises anything
         there = bool(module is not None and module.is_available())
     if there:
-        return Check("device", ON, f"torch has {wanted}")
+        return Check("device", ON, f"torch has {requested}")
     name = config.DEVICE
-    return Check("device", PROBLEM, f"{name} is {wanted!r}, and torch has none of that here", f"unset {name}")
+    return Check("device", PROBLEM, f"{name} is {requested!r}, and torch has none of that here", f"unset {name}")
 
 
 def _calls() -> Check:
@@ -272,7 +272,7 @@ def _exporters() -> Iterator[Check]:
 def _receiver(*, asked: bool) -> Check:
     settings = Settings.from_environment()
     asked = asked or any(name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") for name in os.environ)
-    where = f"{settings.shown_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
+    where = f"{settings.displayed_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
     place = urlsplit(settings.endpoint if settings.protocol == HTTP else f"//{settings.endpoint.rpartition('/')[2]}")
     try:
         port = place.port or (443 if place.scheme == "https" else 80 if settings.protocol == HTTP else 4317)

@@ -55,7 +55,7 @@ class Progress:
         if self._on_terminal:
             self._write(_LINE.format(""))
 
-    def tell_if_due(self) -> float:
+    def report_if_due(self) -> float:
         """Says what there is to say, if it is time; returns the seconds until the next time."""
         now = self._clock()
         if now >= self._due:
@@ -67,7 +67,7 @@ class Progress:
         return self._due - now
 
     def _run(self) -> None:
-        while not self._over.wait(self.tell_if_due()):
+        while not self._over.wait(self.report_if_due()):
             pass
 
     def _write(self, text: str) -> None:

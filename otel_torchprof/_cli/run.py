@@ -242,7 +242,7 @@ class _Recorded:
             if files:
                 lines.append(f"wrote {files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""))
             elif isinstance(exporter, OTLPExporter):
-                lines.append(f"sent {exporter.stats.accepted_spans:,} spans to {exporter.shown_endpoint}")
+                lines.append(f"sent {exporter.stats.accepted_spans:,} spans to {exporter.displayed_endpoint}")
         health = self._stream.health
         if not health.recorded:
             lines.append("nothing was recorded in this process; child processes are not recorded")

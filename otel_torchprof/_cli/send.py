@@ -93,7 +93,7 @@ class _Delivery:
         self._sender = Sender(settings, "otel-torchprof send")
         self._limit = SizeLimit(lambda message: self._sender.deliver(message, Deadline.after(math.inf)))
         self._max_bytes = settings.max_request_bytes
-        self._where = settings.shown_endpoint
+        self._where = settings.displayed_endpoint
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty()
         self._next_line = 0.0
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
 from otel_torchprof._export.json_stream import JsonStream, UnusableError
 from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, contents
+from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
-from otel_torchprof._tree.units import STEP_NAME
 from otel_torchprof.errors import TorchProfError
 
 from .trace_sums import DURATIONS, UNFINISHED, WANTED, TraceSums

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
+from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX
-from otel_torchprof._tree.units import STEP_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -25,15 +25,15 @@ Numbers = npt.NDArray[np.int64]
 _Row = tuple[int, int, int, int, int, int]
 """Start, duration, duration without what was folded into it, track or -1, id, parent's id."""
 
-FOLDED = "(folded into others)"
+COLLAPSED = "(folded into others)"
 """The entry of what was too short for a span of its own, and is counted on another."""
 
-COMPOSITE_COUNT, COMPOSITE_DURATION = "torch.composite.count", "torch.composite.duration"
-FOLDED_COUNT, FOLDED_DURATION = "torch.folded.count", "torch.folded.duration"
+AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
+COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
-WANTED = frozenset((COMPOSITE_COUNT, COMPOSITE_DURATION, FOLDED_COUNT, FOLDED_DURATION, STEP, UNFINISHED))
+WANTED = frozenset((AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, STEP, UNFINISHED))
 """The attributes that are looked at."""
-DURATIONS = frozenset((COMPOSITE_DURATION, FOLDED_DURATION))
+DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION))
 """Those of them that are seconds."""
 _NS = 1e9
 
@@ -70,7 +70,7 @@ class TraceSums:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
         self._tracks: dict[Hashable, int] = {}
         self._rows = _Rows()
-        self._folded_count = self._folded_time = 0
+        self._collapsed_count = self._collapsed_time = 0
         self._spans: Counter[Hashable] = Counter()
         self._added = 0
         self.steps: list[StepRow] = []
@@ -116,15 +116,15 @@ class TraceSums:
             self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished))
             if is_unfinished:
                 return
-        if COMPOSITE_COUNT in attributes:
-            duration = round(float(attributes.get(COMPOSITE_DURATION, duration / _NS)) * _NS)
-        folded = round(float(attributes.get(FOLDED_DURATION, 0)) * _NS)
-        self._folded_count += int(attributes.get(FOLDED_COUNT, 0))
-        self._folded_time += folded
+        if AGGREGATED_COUNT in attributes:
+            duration = round(float(attributes.get(AGGREGATED_DURATION, duration / _NS)) * _NS)
+        collapsed = round(float(attributes.get(COLLAPSED_DURATION, 0)) * _NS)
+        self._collapsed_count += int(attributes.get(COLLAPSED_COUNT, 0))
+        self._collapsed_time += collapsed
         if name == OPERATORS_NAME:
             return
-        count = int(attributes.get(COMPOSITE_COUNT, 1))
-        self._append(name, count, (start, duration, duration - folded, -1, span_id, parent_id))
+        count = int(attributes.get(AGGREGATED_COUNT, 1))
+        self._append(name, count, (start, duration, duration - collapsed, -1, span_id, parent_id))
 
     def add_slice(self, name: str, start: int, duration: int, track: Hashable) -> None:
         """An event whose parent is the one around it on its track; times in ns."""
@@ -150,8 +150,8 @@ class TraceSums:
         """Sums by name, as the names first came. Of a composite, the spans that it stands for."""
         self._rows.settle(self._sums.sums, 0)
         found = [Average(name, False, *sums) for name, sums in self._sums]
-        if self._folded_count:
-            found.append(Average(FOLDED, False, self._folded_count, self._folded_time, self._folded_time))
+        if self._collapsed_count:
+            found.append(Average(COLLAPSED, False, self._collapsed_count, self._collapsed_time, self._collapsed_time))
         return found
 
     def _list(self, step: StepRow) -> None:
@@ -227,18 +227,18 @@ def _parents_by_time(track: npt.NDArray[np.int32], start: Numbers, duration: Num
     rows = np.flatnonzero(track >= 0)
     rows = rows[np.lexsort((-end[rows], start[rows], track[rows]))]
     parent = np.full(len(track), -1, dtype=np.int64)
-    around: list[tuple[int, int]] = []
+    enclosing: list[tuple[int, int]] = []
     on = -1
     for row, where, begun, over in zip(
         rows.tolist(), track[rows].tolist(), start[rows].tolist(), end[rows].tolist(), strict=True
     ):
         if where != on:
-            around, on = [], where
-        while around and around[-1][1] <= begun:
-            around.pop()
-        while around and around[-1][1] < over:  # crosses: it is not inside
-            around.pop()
-        if around:
-            parent[row] = around[-1][0]
-        around.append((row, over))
+            enclosing, on = [], where
+        while enclosing and enclosing[-1][1] <= begun:
+            enclosing.pop()
+        while enclosing and enclosing[-1][1] < over:  # crosses: it is not inside
+            enclosing.pop()
+        if enclosing:
+            parent[row] = enclosing[-1][0]
+        enclosing.append((row, over))
     return parent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-Fact = TypeVar("Fact")
+InfoField = TypeVar("InfoField")
 Scalar = float | bool | str | None
 
 
@@ -95,7 +95,7 @@ class OptimizerInfo:
     groups: tuple[ParameterGroupInfo, ...]
 
 
-class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
+class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):
     """Facts by number, each made when it is first read from what was noted of it.
 
     Most are never read, and making all would be half the cost of a recording's stop. Immutable, hence safe to share
@@ -104,12 +104,12 @@ class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
 
     __slots__ = ("_made", "_make", "_noted")
 
-    def __init__(self, noted: Mapping[int, Any], make: Callable[[Any], Fact]) -> None:
+    def __init__(self, noted: Mapping[int, Any], make: Callable[[Any], InfoField]) -> None:
         self._noted = noted
         self._make = make
-        self._made: dict[int, Fact] = {}
+        self._made: dict[int, InfoField] = {}
 
-    def __getitem__(self, number: int) -> Fact:
+    def __getitem__(self, number: int) -> InfoField:
         found = self._made.get(number)
         # setdefault, so that two threads that read at the same time get the same object
         return self._made.setdefault(number, self._make(self._noted[number])) if found is None else found
@@ -126,7 +126,7 @@ class MadeOnRead(Mapping[int, Fact], Generic[Fact]):
     def __repr__(self) -> str:
         return f"<{len(self)} facts>"
 
-    def chosen(self, numbers: Container[int]) -> MadeOnRead[Fact]:
+    def chosen(self, numbers: Container[int]) -> MadeOnRead[InfoField]:
         """Those of these numbers."""
         return MadeOnRead({number: noted for number, noted in self._noted.items() if number in numbers}, self._make)
 
@@ -175,10 +175,10 @@ class FrameInfo:
     def chosen(self, names: Container[int], optimizers: Container[int]) -> FrameInfo:
         """Of one recording's facts those of some names and of some numbers of optimizers."""
 
-        def some(info: Mapping[int, Fact], numbers: Container[int]) -> Mapping[int, Fact]:
+        def some(info: Mapping[int, InfoField], numbers: Container[int]) -> Mapping[int, InfoField]:
             if isinstance(info, MadeOnRead):
                 return info.chosen(numbers)
-            return {number: fact for number, fact in info.items() if number in numbers}
+            return {number: info_field for number, info_field in info.items() if number in numbers}
 
         chosen = some(self.functions, names), some(self.modules, names), some(self.optimizers, optimizers)
         return FrameInfo(*chosen, since=self.since)
@@ -197,8 +197,8 @@ class FrameInfo:
         found: list[Any] = []
         known: set[object] = set()
         for part in self.recordings:
-            info = [(which(fact), fact) for fact in getattr(part, kind).values()]
-            found += [fact for key, fact in info if key not in known]
+            info = [(which(info_field), info_field) for info_field in getattr(part, kind).values()]
+            found += [info_field for key, info_field in info if key not in known]
             known.update(key for key, _ in info)
         return tuple(found)
 

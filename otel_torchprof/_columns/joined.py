@@ -84,34 +84,34 @@ def without(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
     """A batch without the rows of a mask; what was inside of them, memory too, hangs under what was around them."""
     if not rows.any():
         return batch
-    parent, outermost = batch["parent"].copy(), np.arange(len(batch))
+    parent, top_level = batch["parent"].copy(), np.arange(len(batch))
     moving = np.flatnonzero((parent >= 0) & rows[parent])
     while moving.size:
         above = parent[moving]
-        parent[moving], outermost[moving] = parent[above], outermost[above]
+        parent[moving], top_level[moving] = parent[above], top_level[above]
         moving = moving[(parent[moving] >= 0) & rows[parent[moving]]]
     columns, memory = {**batch.columns, "parent": parent}, _moved_outwards(batch, rows, parent)
     left = replace(batch, columns=columns, memory=memory)
     if len(batch.outer_rows) or len(batch.opens):
-        left = _with_outer(left, rows, outermost)
+        left = _with_outer(left, rows, top_level)
     return _picked(left, np.flatnonzero(~rows))
 
 
-def _with_outer(batch: Batch, rows: npt.NDArray[np.bool_], outermost: Array) -> Batch:
+def _with_outer(batch: Batch, rows: npt.NDArray[np.bool_], top_level: Array) -> Batch:
     """What is around rows, and around open events, from before the batch, where the rows of a mask go.
 
-    ``outermost``: for each row the one that is around it and all that goes, or itself.
+    ``top_level``: for each row the one that is around it and all that goes, or itself.
     """
     own = np.zeros(len(batch), dtype=np.uint64)
     own[batch.outer_rows.astype(np.intp)] = batch.outer_parents
-    outer = own[outermost]
+    outer = own[top_level]
     outer[batch["parent"] >= 0] = 0
     opens, of_open = batch.opens, rows_of(batch, batch.opens.parent)
     gone = np.flatnonzero((of_open >= 0) & rows[of_open]) if len(batch) else of_open[:0]
     if gone.size:
-        around = batch["parent"][of_open[gone]]
+        enclosing = batch["parent"][of_open[gone]]
         parent = opens.parent.copy()
-        parent[gone] = np.where(around >= 0, batch["id"][around], outer[of_open[gone]])
+        parent[gone] = np.where(enclosing >= 0, batch["id"][enclosing], outer[of_open[gone]])
         opens = replace(opens, parent=parent)
     outer_rows = np.flatnonzero(outer).astype(np.uint64)
     return replace(batch, outer_rows=outer_rows, outer_parents=outer[outer != 0], opens=opens)
@@ -130,14 +130,14 @@ def rows_of(batch: Batch, ids: Array) -> npt.NDArray[np.int64]:
     return np.where(known[at] == ids, rows, -1)
 
 
-def _moved_outwards(batch: Batch, rows: npt.NDArray[np.bool_], around: Array) -> Mapping[str, Array] | None:
+def _moved_outwards(batch: Batch, rows: npt.NDArray[np.bool_], enclosing: Array) -> Mapping[str, Array] | None:
     """The batch's memory, that of the rows of a mask as of the events around them."""
     if batch.memory is None or not len(batch.memory["time"]):
         return batch.memory
     event = batch.memory["event"].copy()
     of_event = rows_of(batch, event)
     moving = np.flatnonzero((of_event >= 0) & rows[of_event])
-    above = around[of_event[moving]]
+    above = enclosing[of_event[moving]]
     event[moving] = np.where(above >= 0, batch["id"][above], np.uint64(0))
     return {**batch.memory, "event": event}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.frame_info import FunctionInfo
-    from otel_torchprof._tree.units import AttributeType, SpanTable
+    from otel_torchprof._tree.span_table import AttributeType, SpanTable
 
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]

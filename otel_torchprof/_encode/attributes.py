@@ -15,7 +15,7 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._tree.input_words import InputKind
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives
 from . import device_attributes as devices
@@ -128,21 +128,21 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _NAME,
         "full name of the Python function, `package.module.Class.method`",
         _IF_FUNCTION,
-        frames.function(lambda fact: fact.qualified_name, is_text=True),
+        frames.function(lambda info_field: info_field.qualified_name, is_text=True),
     ),
     Attribute(
         "code.file.path",
         _NAME,
         "the file of that function",
         _IF_FUNCTION,
-        frames.function(lambda fact: fact.path, is_text=True),
+        frames.function(lambda info_field: info_field.path, is_text=True),
     ),
     Attribute(
         "code.line.number",
         _INT64,
         "the first line of that function",
         _IF_FUNCTION,
-        frames.function(lambda fact: fact.line, is_text=False),
+        frames.function(lambda info_field: info_field.line, is_text=False),
     ),
     Attribute(
         "torch.frame.identity",

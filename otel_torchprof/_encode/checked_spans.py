@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._native.span_columns import SpanAttribute, SpanColumns
-from otel_torchprof._tree.units import LINK, AttributeType, extend_names
+from otel_torchprof._tree.span_table import LINK, AttributeType, extend_names
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._tree.units import Array, AttributeColumn, SpanTable
+    from otel_torchprof._tree.span_table import Array, AttributeColumn, SpanTable
 
 _COLUMNS = (
     ("name", np.dtype(np.uint32)),

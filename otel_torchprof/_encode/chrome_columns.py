@@ -11,7 +11,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._native.chrome_encoders import EscapedNames, SpanTexts, encode_spans, link_targets
 from otel_torchprof._spans.span_tables import narrowed
-from otel_torchprof._tree.units import AttributeType, extend_names
+from otel_torchprof._tree.span_table import AttributeType, extend_names
 
 from .checked_spans import CheckedSpans
 from .chrome_json import compact, valid
@@ -21,7 +21,7 @@ from .chrome_tracks import Outlines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from otel_torchprof._tree.units import AttributeColumn, SpanTable
+    from otel_torchprof._tree.span_table import AttributeColumn, SpanTable
 
     from .spans import SpanList
 

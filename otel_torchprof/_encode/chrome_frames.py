@@ -30,18 +30,18 @@ def frame_threads(batch: Batch) -> list[int]:
     return order[: len(np.unique(thread))]
 
 
-def with_called_modules(batch: Batch, around: Hierarchy) -> Hierarchy:
+def with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:
     """The modules around events, and of the call of a module that module: ``GPT.blocks.0.attn``, where it is known."""
     modules = {} if batch.frame_info is None else batch.frame_info.modules
     if not modules:
-        return around
-    texts, by_name = list(around.texts), np.zeros(len(batch.names), dtype=np.uint32)
+        return enclosing
+    texts, by_name = list(enclosing.texts), np.zeros(len(batch.names), dtype=np.uint32)
     for name, module in modules.items():
         by_name[name] = len(texts)
         is_root = module.qualified_name == module.root
         texts.append(module.root if is_root else f"{module.root}.{module.qualified_name}")
     own = np.where(batch["kind"] == Kind.FRAME, by_name[batch["name"]], 0)
-    return Hierarchy(np.where(own > 0, own, around.rows).astype(np.uint32), texts)
+    return Hierarchy(np.where(own > 0, own, enclosing.rows).astype(np.uint32), texts)
 
 
 def python_columns(batch: Batch, number_threads: bool) -> dict[str, Array]:

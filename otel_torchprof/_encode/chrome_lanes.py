@@ -33,7 +33,7 @@ class _Slice:
 
 class _Lane:
     def __init__(self) -> None:
-        self.outermost: list[_Slice] = []
+        self.top_level: list[_Slice] = []
         """Apart from one another, by time, as is what is inside each."""
         self.forgotten_until: int | None = None
         """Nothing may begin before this any more: what is there is not known."""
@@ -42,13 +42,13 @@ class _Lane:
         """Puts a slice on the lane if it fits there, between others, inside its parent or around its children."""
         if self.forgotten_until is not None and slice_.start < self.forgotten_until:
             return False
-        around, level = 0, self.outermost
+        enclosing, level = 0, self.top_level
         while True:
             first, last = bisect_right(level, slice_.start, key=_END), bisect_left(level, slice_.end, key=_BEGIN)
             if last - first != 1 or not level[first].holds(slice_):
                 break
-            around, level = level[first].span, level[first].inside
-        if level is not self.outermost and around != slice_.parent:
+            enclosing, level = level[first].span, level[first].inside
+        if level is not self.top_level and enclosing != slice_.parent:
             return False
         # A child that begins with its parent must stand before it in no file: viewers take the first for the outer one.
         if any(child.parent != slice_.span or child.start == slice_.start for child in level[first:last]):
@@ -60,10 +60,10 @@ class _Lane:
         return True
 
     def forget_older_half(self) -> None:
-        forgotten = self.outermost[: (len(self.outermost) + 1) // 2]
+        forgotten = self.top_level[: (len(self.top_level) + 1) // 2]
         if forgotten:
             self.forgotten_until = forgotten[-1].end
-            del self.outermost[: len(forgotten)]
+            del self.top_level[: len(forgotten)]
 
 
 class Lanes:
@@ -122,7 +122,7 @@ class Lanes:
         self._count = 0
         for number, lane in enumerate(self._lanes):
             lane.forget_older_half()
-            level = lane.outermost
+            level = lane.top_level
             while level:
                 self._count += len(level)
                 for slice_ in level:

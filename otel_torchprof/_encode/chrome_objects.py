@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from opentelemetry.trace import SpanKind, StatusCode
 
+from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
-from otel_torchprof._tree.units import STEP_NAME
 
 from .chrome_json import compact, microseconds, valid
 from .chrome_tracks import Outlines

@@ -49,7 +49,7 @@ class ChromeSpans:
         self.pid = os.getpid() if pid is None else pid
         self._tracks = Tracks(self.pid)
         self._resources: list[Resource] = []
-        self._resources_told = 1
+        self._resources_reported = 1
         self._base: int | None = None
         self._arrows = 0
 
@@ -62,16 +62,16 @@ class ChromeSpans:
         if len(spans) == 0:
             return
         if begin:
-            self.tell_again()
+            self.report_again()
         if isinstance(spans, SpanList):
             yield from self._columns(spans, begin)
         else:
             yield from self._objects(spans, begin)
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         """What the last export wrote is lost: names of tracks and the like are told once more."""
-        self._tracks.tell_again()
-        self._resources_told = 1
+        self._tracks.report_again()
+        self._resources_reported = 1
 
     def copied(self) -> ChromeSpans:
         """One that continues from here as this one would, for spans that may not fit."""
@@ -124,8 +124,8 @@ class ChromeSpans:
 
     def _news(self, begin: bool) -> str:
         """What the reader has not been told yet."""
-        labels = [self._label(resource) for resource in self._resources[self._resources_told :]]
-        self._resources_told = max(1, len(self._resources))
+        labels = [self._label(resource) for resource in self._resources[self._resources_reported :]]
+        self._resources_reported = max(1, len(self._resources))
         news = "".join(f",\n{event}" for event in (*labels, *self._tracks.news()))
         return self._opening() + news if begin else news
 

@@ -66,9 +66,9 @@ class _ThreadTrack:
 
     def add(self, start: Times, end: Times) -> None:
         """Remembers intervals that fit, as they begin. Of too many, those with the smallest gaps between them become one."""
-        start, end = _outermost(start, end)
+        start, end = _top_level(start, end)
         order = np.argsort(start := np.concatenate((self._start, start)), kind="stable")
-        start, end = _outermost(start[order], np.concatenate((self._end, end))[order])
+        start, end = _top_level(start[order], np.concatenate((self._end, end))[order])
         if len(start) > self._MOST:
             gaps = start[1:] - end[:-1]
             apart = gaps > np.median(gaps)
@@ -86,7 +86,7 @@ class Tracks:
         self._lane_tids: list[int] = []
         self._tids: set[int] = set()
         self._next_tid = 1
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def place(self, spans: Outlines) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The order in which to write the spans, and per span (not in that order) its tid.
@@ -120,14 +120,14 @@ class Tracks:
             for place, track in enumerate(self._threads.values())
         ]
         for tid, name, place in known:
-            if tid not in self._told:
-                self._told.add(tid)
+            if tid not in self._reported:
+                self._reported.add(tid)
                 yield metadata_event("thread_name", self._pid, tid, name=name)
                 yield metadata_event("thread_sort_index", self._pid, tid, sort_index=place)
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         """What was told is lost: the next :meth:`news` is all of it."""
-        self._told.clear()
+        self._reported.clear()
 
     def _leave_what_crosses(self, spans: Outlines, rows: npt.NDArray[np.int64], off: npt.NDArray[np.uint8]) -> None:
         """Sets 1 for spans that cross one of their thread that began earlier, and is not off it."""
@@ -178,7 +178,7 @@ def _by_thread(spans: Outlines) -> npt.NDArray[np.int64]:
     return ordered
 
 
-def _outermost(start: Times, end: Times) -> tuple[Times, Times]:
+def _top_level(start: Times, end: Times) -> tuple[Times, Times]:
     """The outermost of nested intervals that stand as they begin."""
     if not len(start):
         return start, end

@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_torchprof._columns.schema import CollectiveFlag
 from otel_torchprof._spans.collectives import collective_name
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.span_table import AttributeType
 
 from .attribute_source import Attribute
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.devices import covered_between
+from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof._tree.energy import joules_between
-from otel_torchprof._tree.listed_devices import device_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

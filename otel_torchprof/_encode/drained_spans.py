@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.live_table import Flows
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.steps import StepSpan
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 
 def drained_spans(
@@ -48,7 +48,7 @@ def drained_spans(
         with_plain_names(table, placed.batch),
         placed.batch,
         dropped_on=_last_root(table) if any(placed.batch.dropped.values()) else None,
-        self_time=None if placed.inside is None else placed.own_times(),
+        self_time=None if placed.inside is None else placed.self_times(),
         with_flops=with_flops,
         callers=callers,
         device_times=placed.devices,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Calla
         if found is None:
             return None
         info, which = found
-        values = [value_of(fact) for fact in info]
+        values = [value_of(info_field) for info_field in info]
         column = source.add(values) if is_text else np.array(values, dtype=np.int64)
         return np.append(column, column[:1])[which], which >= 0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 
@@ -44,15 +44,17 @@ def encode_counted(
     The spans are the same, and so are the errors. Each line is made when it is asked for, without the GIL.
     """
     spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
-    return _lines(spans, _around(resource, scope), max_bytes)
+    return _lines(spans, _enclosing(resource, scope), max_bytes)
 
 
-def _lines(spans: CheckedSpans, around: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _lines(spans: CheckedSpans, enclosing: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
     if spans.rows:
-        yield from encode_otlp_json(spans.spans, around, spans.rows, message_size(max_bytes, sum(map(len, around))))
+        yield from encode_otlp_json(
+            spans.spans, enclosing, spans.rows, message_size(max_bytes, sum(map(len, enclosing)))
+        )
 
 
-def _around(resource: Resource, scope: InstrumentationScope) -> LineParts:
+def _enclosing(resource: Resource, scope: InstrumentationScope) -> LineParts:
     """What stands before the spans of a request, and what after them."""
     request = _as_dict(empty_request(resource, scope))
     # The spans last, so that the text can be cut where they belong; the order of members has no meaning.

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.span_table import AttributeType
 
 _INT64, _DOUBLE, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.NAME
 _IF_REDUCED = "on roots (of steps) of which spans were merged, folded or split off"
 
 REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
-    ("torch.composite.count", _INT64, "on composites", "spans that this one stands for, itself among them"),
+    ("torch.aggregated.count", _INT64, "on composites", "spans that this one stands for, itself among them"),
     (
-        "torch.composite.duration",
+        "torch.aggregated.duration",
         _DOUBLE,
         "on composites",
         "seconds that these took together; from the start to the end of the composite there may be more",
     ),
     (
-        "torch.folded.count",
+        "torch.collapsed.count",
         _INT64,
         "on spans under which others were left out",
         "spans left out under it, at any depth; all that a composite among them stood for",
     ),
     (
-        "torch.folded.duration",
+        "torch.collapsed.duration",
         _DOUBLE,
         "on spans under which others were left out",
         "seconds that the outermost of these took together: what ran inside of them is part of it and not added again",
@@ -33,8 +33,13 @@ REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
         f"{_IF_REDUCED}; on steps without details",
         "spans that were recorded, itself among them: those sent, merged and folded together",
     ),
-    ("torch.merged_spans", _INT64, _IF_REDUCED, "spans that are not sent because composites stand for them"),
-    ("torch.folded_spans", _INT64, _IF_REDUCED, "spans that were left out and are counted by `torch.folded.count`"),
+    ("torch.aggregated_spans", _INT64, _IF_REDUCED, "spans that are not sent because composites stand for them"),
+    (
+        "torch.collapsed_spans",
+        _INT64,
+        _IF_REDUCED,
+        "spans that were left out and are counted by `torch.collapsed.count`",
+    ),
     ("torch.parts", _INT64, _IF_REDUCED, "further traces that hold the rest, linked both ways"),
     ("torch.part", _INT64, "on the roots of these", "number of the part, from 1"),
     (

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._tree.forest import outermost
+from otel_torchprof._tree.forest import top_level
 
 from .spans import SpanList
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 Times = npt.NDArray[np.int64]
 
@@ -28,15 +28,15 @@ class SpanParts:
         rows = spans.rows
         self._rows = np.arange(rows.start, rows.stop, rows.step)
         table = spans.table
-        top = outermost(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
+        top = top_level(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
         start = table.start[self._rows]
         self._began = start[top]
-        self._outermost = np.unique(start[top == np.arange(len(top))])
+        self._top_level = np.unique(start[top == np.arange(len(top))])
 
     def cuts(self) -> Times:
         """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever an outermost span begins."""
         ends = step_ends(self._spans)
-        found = ends if len(ends) else self._outermost
+        found = ends if len(ends) else self._top_level
         inside: Times = found[(found > self._began.min()) & (found <= self._began.max())]
         return inside
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
 
 from otel_torchprof._spans.span_tables import packed
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.span_table import AttributeType
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.util.types import AttributeValue
 
-    from otel_torchprof._tree.units import AttributeColumn, SpanTable
+    from otel_torchprof._tree.span_table import AttributeColumn, SpanTable
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OBJECT_BYTES = 5_000

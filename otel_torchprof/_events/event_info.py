@@ -11,9 +11,9 @@ import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.flops import flops_of
 from otel_torchprof._tree.inputs import overload_codes
-from otel_torchprof._tree.listed_devices import ListedTimes, listed_times
 from otel_torchprof._tree.memory import MemoryUse, memory_of, places_of
 from otel_torchprof._tree.memory_peaks import MemoryPeaks, peaks_of_view
 from otel_torchprof._tree.stacks import Stacks, stack_codes
@@ -36,7 +36,7 @@ AMOUNTS = {
 """What averages add up besides times: torch's name of the attribute, and the fact that it is."""
 
 DEVICE_TIMES = {"device_time_total": "total", "self_device_time_total": "own"}
-"""Times of devices: torch's name of the attribute, and the field of :class:`ListedTimes` that it is, there in ns."""
+"""Times of devices: torch's name of the attribute, and the field of :class:`DisplayedTimes` that it is, there in ns."""
 
 PEAKS = ("cpu_memory_peak", "device_memory_peak")
 """What averages take the largest of: our own attributes, and the facts of the same names."""
@@ -130,9 +130,9 @@ class EventInfo:
         return self._own(self.device_memory)
 
     @cached_property
-    def device_times(self) -> ListedTimes | None:
+    def device_times(self) -> DisplayedTimes | None:
         """How long devices worked for each event, ns."""
-        return listed_times(self.view) if self._with_devices else None
+        return displayed_times(self.view) if self._with_devices else None
 
     def device_time(self, name: str) -> Array | None:
         """The column of a time of devices, by torch's name of the attribute, ns; None where it is 0 for every event."""

@@ -89,8 +89,8 @@ def merged_values(
     for at in np.argsort(first).tolist():
         code, name = pairs[:, at].tolist()
         if code or name:
-            around = [] if stacks is None else stacks.values[code]
-            text = text_of([*([listed_name(batch.names[name - 1])] if name else ()), *around])
+            enclosing = [] if stacks is None else stacks.values[code]
+            text = text_of([*([listed_name(batch.names[name - 1])] if name else ()), *enclosing])
             merged[text] = merged.get(text, 0) + sums.item(at)
     yield from ((text, value // _NS_PER_US) for text, value in merged.items() if value >= _NS_PER_US)
 

@@ -41,16 +41,16 @@ def _nest(events: list[FunctionEvent]) -> None:
             threads[event.thread, event.node_id].append(event)
     for thread in threads.values():
         thread.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-        around: list[FunctionEvent] = []
+        enclosing: list[FunctionEvent] = []
         for event in thread:
-            while around and not _contains(around[-1], event):
-                around.pop()
-            if around:
+            while enclosing and not _contains(enclosing[-1], event):
+                enclosing.pop()
+            if enclosing:
                 if event.cpu_parent is not None:
                     raise ValueError(f"event {event.name!r} has a parent already: a tree is built once")
-                around[-1].append_cpu_child(event)
-                event.set_cpu_parent(around[-1])
-            around.append(event)
+                enclosing[-1].append_cpu_child(event)
+                event.set_cpu_parent(enclosing[-1])
+            enclosing.append(event)
 
 
 def _contains(parent: FunctionEvent, event: FunctionEvent) -> bool:

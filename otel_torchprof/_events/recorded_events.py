@@ -96,8 +96,8 @@ class EventSource:
         row: int = self.view.rows.item(index)
         thread, scope = self.batch["thread"], self.batch["scope"]
         follows = row + 1 < len(scope) and thread[row + 1] == thread[row] and scope[row + 1] == Scope.BACKWARD_FUNCTION
-        around = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(EVALUATION)
-        return row + int(around)
+        enclosing = follows and scope[row] == Scope.FUNCTION and self.trace_name(index).startswith(EVALUATION)
+        return row + int(enclosing)
 
     def sequence_nr(self, index: int) -> int:
         """Torch's number of the autograd node; -1 where there is none."""
@@ -152,9 +152,9 @@ class EventSource:
         """Self time of all events, us."""
         return int(self.view.self_time.sum()) / _NS_PER_US
 
-    def coded(self, fact: str, index: int) -> Any:
+    def coded(self, info_field: str, index: int) -> Any:
         """The value of a fact that is kept as codes; None where it was not recorded."""
-        coded: Coded | None = getattr(self.info, fact)
+        coded: Coded | None = getattr(self.info, info_field)
         return None if coded is None else coded.values[coded.codes.item(index)]
 
     def stack(self, index: int) -> list[str]:

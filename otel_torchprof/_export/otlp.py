@@ -88,13 +88,13 @@ class OTLPExporter(SpanExporter):
             max_request_bytes=max_request_bytes,
         )
         import_encoders()
-        self._sender = Sender(settings, f"<OTLPExporter {settings.protocol} to {settings.shown_endpoint}>")
+        self._sender = Sender(settings, f"<OTLPExporter {settings.protocol} to {settings.displayed_endpoint}>")
         fork.watch(self)
 
     @property
-    def shown_endpoint(self) -> str:
+    def displayed_endpoint(self) -> str:
         """Where it sends to, without a password that may be in the URL."""
-        return self._sender.settings.shown_endpoint
+        return self._sender.settings.displayed_endpoint
 
     @property
     def stats(self) -> ExportStats:

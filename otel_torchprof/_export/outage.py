@@ -31,7 +31,7 @@ class Outage:
         self._since: float | None = None
         self._failures = 0
         self._dropped = 0
-        self._told = False
+        self._reported = False
 
     @property
     def seconds(self) -> float:
@@ -43,8 +43,8 @@ class Outage:
         self._since = began if self._since is None else self._since
         self._failures += 1
         self.reason = reason
-        if not self._told and self.seconds >= _WORTH_TELLING:
-            self._told = True
+        if not self._reported and self.seconds >= _WORTH_TELLING:
+            self._reported = True
             text = "%s: nothing was delivered for %.0f s, %d spans wait and it is tried again: %s"
             self._log.warning(text, self._name, self.seconds, waiting, reason)
 
@@ -54,12 +54,12 @@ class Outage:
 
     def over(self) -> None:
         """The receiver has answered; without effect where there was no outage."""
-        if self._told:
+        if self._reported:
             text = "%s: delivers again after %.0f s; %d spans were dropped meanwhile"
             self._log.warning(text, self._name, self.seconds, self._dropped)
         self._since = None
         self._failures = self._dropped = 0
-        self._told = False
+        self._reported = False
 
     def pause(self, asked: float | None, *, hurried: bool) -> float:
         """Seconds until the next attempt; what the receiver ``asked`` for counts before our own."""

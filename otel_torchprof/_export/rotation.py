@@ -167,7 +167,7 @@ class RotatedTrace:
         try:
             fits = self.file.append(encoder.encode(spans, begin=self.file.is_empty), most)
         except BaseException:
-            self._encoder.tell_again()
+            self._encoder.report_again()
             raise
         if self.file.path != wanted:
             self._log.warning("Chrome trace: another process writes to %r, this one to %r", wanted, self.file.path)

@@ -109,7 +109,7 @@ class Settings:
         )
 
     @property
-    def shown_endpoint(self) -> str:
+    def displayed_endpoint(self) -> str:
         """The endpoint as messages may show it."""
         return without_credentials(self.endpoint)
 
@@ -123,7 +123,7 @@ class Settings:
 
     def __repr__(self) -> str:
         return (
-            f"Settings(protocol={self.protocol!r}, endpoint={self.shown_endpoint!r}, insecure={self.insecure}, "
+            f"Settings(protocol={self.protocol!r}, endpoint={self.displayed_endpoint!r}, insecure={self.insecure}, "
             f"headers of {sorted(self.headers)}, timeout={self.timeout}, compression={self.compression!r}, "
             f"certificate_file={self.certificate_file!r}, client_certificate_file={self.client_certificate_file!r}, "
             f"max_request_bytes={self.max_request_bytes})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import notes_on_names
-from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -266,14 +266,14 @@ class Instrumentation:
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
-        self._modules.install(outermost_only=self._detail == "steps")
+        self._modules.install(top_level_only=self._detail == "steps")
         self._states["modules"] = ON
 
     def _observe_operators(self) -> None:
         try:
-            wants = Wants.INPUTS if self._record_shapes else Wants(0)
+            wants = Requested.INPUTS if self._record_shapes else Requested(0)
             if self._device is not None and self._device.events in {"ops", "leaves"}:
-                wants |= Wants.DEVICES
+                wants |= Requested.DEVICES
             library = torch_library.load()
             self._recording.sources.add(Operators(library, wants))
             self._recording.sources.add(CollectiveSource(library))

@@ -26,11 +26,11 @@ from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof._spans.live_table import Flows, traced_events
 from otel_torchprof._spans.steps import Steps
+from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.input_words import InputKept, kept
-from otel_torchprof._tree.listed_devices import ListedTimes, listed_times
-from otel_torchprof._tree.modules import outermost_modules
+from otel_torchprof._tree.modules import top_level_modules
+from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import torch_view
-from otel_torchprof._tree.units import STEP_NAME
 from otel_torchprof.errors import NativeError
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.steps import Step, StepSpan
+    from otel_torchprof._tree.span_table import SpanTable
     from otel_torchprof._tree.tree import TreeView
-    from otel_torchprof._tree.units import SpanTable
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     "steps": (Kind.MODULE,),
@@ -134,7 +134,7 @@ class LiveRecording:
         self._choice = policy.choice()
         self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
         self.steps = Steps(
-            provider.new_trace, provider.new_span_id, self._current_span, wants=self._wants, job=self._job.link
+            provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -183,13 +183,13 @@ class LiveRecording:
         self._buffer.sampler.ask(self.steps.running)
 
     @property
-    def bytes_held(self) -> int:
+    def bytes_buffered(self) -> int:
         """What waits for a drain."""
-        return self.session.stats().bytes_held
+        return self.session.stats().bytes_buffered
 
     def holds(self, size: int) -> bool:
         """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
-        return self.bytes_held >= size or (not self.steps.threads and self._has_marks())
+        return self.bytes_buffered >= size or (not self.steps.threads and self._has_marks())
 
     def drain(self, *, final: bool = False) -> Drained:
         """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain.
@@ -205,8 +205,8 @@ class LiveRecording:
                 return self._drained(ended, final)
             except BaseException:
                 self.steps.put_back(ended)
-                self._figures["lost"] += self._buffer.lost + self._undelivered
-                self._buffer.lost = self._undelivered = 0
+                self._figures["lost"] += self._buffer.dropped + self._undelivered
+                self._buffer.dropped = self._undelivered = 0
                 raise
 
     def _drained(self, ended: list[Step], final: bool) -> Drained:
@@ -216,7 +216,7 @@ class LiveRecording:
         watermark, final = drained.watermark, final and drained.is_last
         batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
         if self.detail == "steps":  # somebody else may have hooks on every module
-            batch = outermost_modules(batch)
+            batch = top_level_modules(batch)
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
             # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
             earliest = int(batch["start"].min(initial=now_ns()))
@@ -253,7 +253,9 @@ class LiveRecording:
 
     def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
         """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
-        sampled = np.array([unit.trace.exported for unit in placed.units], dtype=np.bool_)[placed.unit]
+        sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)[
+            placed.trace_group
+        ]
         count, of_events = int(sampled.sum()), int(traced_events(placed, events_of_steps=self._traces_events).sum())
         filtered = events - len(sampled) + count - of_events
         return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
@@ -315,10 +317,10 @@ class LiveRecording:
         found = self._contexts.get(context)
         return None if found is None else (found.span_context, found.start_ns)
 
-    def _wants(self, step: int, trace_id: int) -> bool:
+    def _selects(self, step: int, trace_id: int) -> bool:
         """Whether a step is to be recorded in detail; the schedule may be somebody's code."""
         try:
-            return self.detail == "steps" or self._choice.wants(step, trace_id)
+            return self.detail == "steps" or self._choice.selects(step, trace_id)
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
             self._log.warning(
                 "the schedule failed on step %d, which is recorded: %s: %s", step, type(error).__name__, error
@@ -350,18 +352,18 @@ class LiveRecording:
     def _pieces(
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> Pieces:
-        synthetic = [unit.step for unit in placed.units if unit.step is not None]
+        synthetic = [trace_group.step for trace_group in placed.trace_groups if trace_group.step is not None]
         exported = [span for span in (*ended, *jobs) if span.trace.exported]
         is_event = table.row >= 0
-        unit = table.span_id.copy()
-        unit[is_event] = placed.root[table.row[is_event]]
+        trace_group = table.span_id.copy()
+        trace_group[is_event] = placed.root[table.row[is_event]]
         return Pieces(
             table,
-            unit,
+            trace_group,
             placed.open_roots,
             np.array(
-                [u.parent_span_id if u.step is None else _around(u.step) for u in placed.units]
-                + [_around(span) for span in exported],
+                [u.parent_span_id if u.step is None else _enclosing(u.step) for u in placed.trace_groups]
+                + [_enclosing(span) for span in exported],
                 dtype=np.uint64,
             ),
             {span.span_id: span for span in (*synthetic, *ended)},
@@ -384,12 +386,12 @@ class LiveRecording:
     def _inside(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         """Time that the spans of this process did not spend themselves, by span id."""
         inside: dict[int, int] = {}
-        below = np.flatnonzero(placed.is_outermost)
-        sums = np.zeros(len(placed.units), dtype=np.int64)
-        np.add.at(sums, placed.unit[below], (placed.batch["end"] - placed.batch["start"])[below])
-        for unit, time in zip(placed.units, sums.tolist(), strict=True):
-            if unit.step is None and unit.parent_span_id and not unit.is_remote:
-                inside[unit.parent_span_id] = inside.get(unit.parent_span_id, 0) + time
+        below = np.flatnonzero(placed.is_root)
+        sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
+        np.add.at(sums, placed.trace_group[below], (placed.batch["end"] - placed.batch["start"])[below])
+        for trace_group, time in zip(placed.trace_groups, sums.tolist(), strict=True):
+            if trace_group.step is None and trace_group.parent_span_id and not trace_group.is_remote:
+                inside[trace_group.parent_span_id] = inside.get(trace_group.parent_span_id, 0) + time
         for step in ended:
             if step.parent is not None and not step.parent.is_remote:
                 inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
@@ -400,25 +402,25 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, in
     return {what: count - before.get(what, 0) for what, count in now.items()}
 
 
-def _around(step: StepSpan) -> int:
+def _enclosing(step: StepSpan) -> int:
     """The span of the application that a step is below; 0 for none."""
-    return step.parent.span_id if step.parent is not None and step.is_surrounded else 0
+    return step.parent.span_id if step.parent is not None and step.is_enclosed else 0
 
 
-def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:
+def _listed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
     view = torch_view(placed.batch, modules=True)
-    devices = None if placed.devices is None else listed_times(view, placed.devices)
+    devices = None if placed.devices is None else displayed_times(view, placed.devices)
     if placed.inside is not None:
         late = np.flatnonzero(placed.inside)
         own = view.self_time.copy()
         at = np.flatnonzero(np.isin(view.rows, late))
         own[at] = np.maximum(own[at] - placed.inside[view.rows[at]], 0)
         view = replace(view, self_time=own)
-    recorded = np.array([unit.trace.recorded for unit in placed.units], dtype=np.bool_)
+    recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
     if recorded.all():
         return view, devices
-    wanted = recorded[placed.unit[view.rows]]
+    wanted = recorded[placed.trace_group[view.rows]]
     # For sums only: the parents of what remains would have to be renumbered for anything else.
     chosen = replace(
         view,
@@ -427,4 +429,4 @@ def _listed(placed: Placed) -> tuple[TreeView, ListedTimes | None]:
         self_time=view.self_time[wanted],
         parent=view.parent[:0],
     )
-    return chosen, None if devices is None else ListedTimes(*(column[wanted] for column in devices))
+    return chosen, None if devices is None else DisplayedTimes(*(column[wanted] for column in devices))

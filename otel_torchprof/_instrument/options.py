@@ -76,8 +76,8 @@ class Options:
         self.detail = config.detail(allowed) if detail is None else detail
         self.record_shapes = bool(record_shapes)
         self.policy = checked_policy(policy)
-        wanted = self.detail == "frames" or frames is not None
-        self.frame_filter = checked_filter(frames) if wanted else ALL_FRAMES
+        requested = self.detail == "frames" or frames is not None
+        self.frame_filter = checked_filter(frames) if requested else ALL_FRAMES
 
 
 def checked_options(given: dict[str, Any]) -> Options:

@@ -23,7 +23,7 @@ from otel_torchprof._process import fork
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof._tree.listed_devices import device_name
+from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof.health import ON, ProcessorHealth
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _recorder_bytes(self) -> int:
         attached = self._attached
-        return 0 if attached is None else attached.recording.bytes_held
+        return 0 if attached is None else attached.recording.bytes_buffered
 
     def _is_due(self) -> bool:
         """Whether so much waits that it is to be taken before it is time; gives memory back where a backlog is over."""

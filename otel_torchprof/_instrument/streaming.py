@@ -84,7 +84,7 @@ class stream:  # noqa: N801 - beside profile
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
-        wants_frames = detail == "frames" or frames is not None
+        frames_requested = detail == "frames" or frames is not None
         device = device_choice(use_device, device_events)
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
@@ -96,7 +96,7 @@ class stream:  # noqa: N801 - beside profile
             self._processor,
             detail=detail,
             record_shapes=bool(record_shapes),
-            frame_filter=checked_filter(frames) if wants_frames else ALL_FRAMES,
+            frame_filter=checked_filter(frames) if frames_requested else ALL_FRAMES,
             device=device,
             calls_at_once=not is_there("torch"),
             policy=checked_policy(policy),

@@ -27,7 +27,7 @@ FRESH = 0.05
 """Seconds for which a pass answers: the instruments of one collection are asked one right after the other."""
 REDISCOVERY = 30.0
 """Seconds between two looks for GPUs that appeared or came back."""
-PATIENCE = 0.5
+LOCK_TIMEOUT = 0.5
 """Seconds to wait for a pass that is under way on another thread."""
 BUDGET = 1.0
 """Seconds after which a pass asks nothing more; a single call may take longer."""
@@ -71,12 +71,12 @@ class GpuPass:
     Args:
         everything: all GPUs of the host, whatever CUDA shows to this process.
         clock: monotonic seconds.
-        patience: seconds to wait for another thread's pass.
+        lock_timeout: seconds to wait for another thread's pass.
     """
 
-    def __init__(self, *, everything: bool, clock: Callable[[], float], patience: float = PATIENCE) -> None:
+    def __init__(self, *, everything: bool, clock: Callable[[], float], lock_timeout: float = LOCK_TIMEOUT) -> None:
         self._clock = clock
-        self._patience = patience
+        self._lock_timeout = lock_timeout
         # As CUDA sees them: it reads these variables once.
         self._text = None if everything else os.environ.get("CUDA_VISIBLE_DEVICES")
         self._order = os.environ.get("CUDA_DEVICE_ORDER")
@@ -107,7 +107,7 @@ class GpuPass:
         look = self.last
         if self._closed or self._clock() - look.at < FRESH:
             return _NOTHING if self._closed else look
-        if not self._lock.acquire(timeout=0 if self._hangs else self._patience):
+        if not self._lock.acquire(timeout=0 if self._hangs else self._lock_timeout):
             self._hangs = True
             return _NOTHING
         try:

@@ -11,7 +11,7 @@ from otel_torchprof._process import fork
 from otel_torchprof.health import GpuHealth
 
 from .gpu_metrics import instruments_of
-from .gpu_pass import PATIENCE, Found, GpuPass, Look, sources
+from .gpu_pass import LOCK_TIMEOUT, Found, GpuPass, Look, sources
 from .gpu_quantities import METRICS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class GpuMetrics:
         devices: ``"visible"``: those that CUDA shows to this process (``CUDA_VISIBLE_DEVICES``); ``"all"``: those of the
             host. By default what ``OTEL_TORCHPROF_GPU_DEVICES`` says, else ``"visible"``.
         clock: monotonic seconds.
-        patience: seconds that a reader waits for one that reads meanwhile.
+        lock_timeout: seconds that a reader waits for one that reads meanwhile.
 
     Raises:
         ValueError: ``devices`` is neither.
@@ -53,7 +53,7 @@ class GpuMetrics:
         *,
         devices: str | None = None,
         clock: Callable[[], float] = time.monotonic,
-        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
         if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
             raise TypeError(
@@ -64,7 +64,7 @@ class GpuMetrics:
         self._provider = meter_provider
         self._everything = (devices or config.gpu_devices()) == "all"
         self._clock = clock
-        self._patience = patience
+        self._lock_timeout = lock_timeout
         self._lock = threading.Lock()
         self._pass: GpuPass | None = None
         self._instruments: Instruments | None = None
@@ -82,7 +82,7 @@ class GpuMetrics:
             if not config.enabled():
                 self._state = _KILLED
                 return self
-            watched = GpuPass(everything=self._everything, clock=self._clock, patience=self._patience)
+            watched = GpuPass(everything=self._everything, clock=self._clock, lock_timeout=self._lock_timeout)
             instruments = instruments_of(self._provider)
             self._pass, self._instruments = watched, instruments
         instruments.add(watched.points)

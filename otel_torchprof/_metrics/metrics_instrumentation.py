@@ -16,7 +16,7 @@ from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
-from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import fork
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
@@ -202,7 +202,7 @@ class MetricsInstrumentation:
 
     def _figures(self) -> RecorderFigures:
         share = None if self._sampler.always else self._sampler.share(time.monotonic())
-        held = self._session.stats().bytes_held if self._running else 0
+        held = self._session.stats().bytes_buffered if self._running else 0
         return RecorderFigures(self._ledger.read(), held, self._memory_limit, share, tuple(self._exporters()))
 
     # ---- forks ----
@@ -273,7 +273,7 @@ class MetricsInstrumentation:
         self._unobserve()
         self._session.mute_roots(not on)
         if on and self._library is not None:
-            self._operators = Operators(self._library, Wants(0) if self._device is None else Wants.DEVICES)
+            self._operators = Operators(self._library, Requested(0) if self._device is None else Requested.DEVICES)
             try:
                 self._operators.start(self._session)
             except Exception as error:  # noqa: BLE001 - neither the training loop nor an import of torch is to fail
@@ -375,7 +375,7 @@ class MetricsInstrumentation:
 
     def _is_worth_a_drain(self) -> bool:
         sampler = self._sampler
-        return (sampler.wants_reading and not sampler.is_on) or self._session.stats().bytes_held >= SLICE_BYTES
+        return (sampler.needs_reading and not sampler.is_on) or self._session.stats().bytes_buffered >= SLICE_BYTES
 
     def refresh(self) -> None:
         """Adds what was recorded to the sums, for a second at most. Any thread."""

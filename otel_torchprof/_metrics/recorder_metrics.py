@@ -25,8 +25,8 @@ ERROR = "error.type"
 REDUCTION = "torch.reduction"
 DECISION = "torch.decision"
 NAME_KIND = "torch.name.kind"
-_REDUCTIONS = ("merged", "folded", "shrunk_away")
-_DECISIONS = ("kept", "shrunk")
+_REDUCTIONS = ("aggregated", "collapsed", "detail_dropped")
+_DECISIONS = ("sampled", "root_only")
 
 
 @dataclass(frozen=True)

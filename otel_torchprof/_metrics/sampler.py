@@ -27,7 +27,7 @@ _SOME_TIME = 10.0
 """Seconds over which what is spent all the time is averaged."""
 _SEGMENT = 0.02
 """Seconds that a segment of steps has at least: reading it out costs the same for one short step as for many."""
-_PATIENCE = 10.0
+_STEP_TIMEOUT = 10.0
 _PATIENT_STEPS = 20
 """A segment is broken off when a step takes longer than both, and then there are taken to be no steps any more."""
 
@@ -194,7 +194,7 @@ class Sampler:
         """Whether to record for some time, whatever runs: there are no steps, or none any more."""
         if self.always or self._event_cost is None or self.is_on or not self._may_begin(now):
             return False
-        return not expects_steps if self._last_boundary is None else now - self._last_boundary > self._patience()
+        return not expects_steps if self._last_boundary is None else now - self._last_boundary > self._step_timeout()
 
     def open_window(self, now: float) -> None:
         """Begins to record between boundaries; :meth:`break_off` ends it."""
@@ -207,7 +207,11 @@ class Sampler:
 
     def watch(self, now: float) -> None:
         """Breaks off what is recorded in a step that does not end."""
-        if self.is_on and not self.always and now - max(self._on_since, self._last_boundary or 0) > self._patience():
+        if (
+            self.is_on
+            and not self.always
+            and now - max(self._on_since, self._last_boundary or 0) > self._step_timeout()
+        ):
             self._off(now)
 
     def resume(self, now: float) -> None:
@@ -222,7 +226,7 @@ class Sampler:
         self.ask_at = NEVER
 
     @property
-    def wants_reading(self) -> bool:
+    def needs_reading(self) -> bool:
         """Whether a segment waits for :meth:`read_out`."""
         return not self._is_read_out
 
@@ -271,8 +275,8 @@ class Sampler:
     def _may_begin(self, now: float) -> bool:
         return self._is_read_out and now >= self._allowance.free_at
 
-    def _patience(self) -> float:
-        return max(_PATIENCE, _PATIENT_STEPS * statistics.median(self._durations) if self._durations else 0.0)
+    def _step_timeout(self) -> float:
+        return max(_STEP_TIMEOUT, _PATIENT_STEPS * statistics.median(self._durations) if self._durations else 0.0)
 
     def _on(self, now: float, ask_at: float = NEVER) -> None:
         if not self._switch(True):

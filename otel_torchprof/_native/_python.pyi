@@ -42,7 +42,7 @@ def follow_modules(
     names: dict[int, Any],
     find: Callable[[Any, Any], dict[int, Any]],
     running: Callable[[], list[int]],
-    outermost_only: bool,
+    top_level_only: bool,
     /,
 ) -> None: ...
 def leave_modules() -> None: ...

@@ -83,8 +83,8 @@ def encode_memory(columns: Mapping[str, Array], *, first_index: int, base_ns: in
 def encode_counter(columns: Mapping[str, Array], name: bytes, *, base_ns: int, pid: int) -> Iterator[bytes]:
     """Samples of one quantity, in pieces. ``columns``: of ``otp_chrome_counter``; ``name``: of its track, as in JSON."""
     counter = _struct("otp_chrome_counter *", columns)
-    lent = ffi.from_buffer("char[]", name)
-    counter.name, counter.name_size = lent, len(name)
+    views = ffi.from_buffer("char[]", name)
+    counter.name, counter.name_size = views, len(name)
     counter.count, counter.base, counter.pid = len(columns["time"]), base_ns, pid
     yield from _pieces(lib.otp_chrome_encode_counter, (counter,), counter.count)
 

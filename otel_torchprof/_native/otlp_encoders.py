@@ -46,8 +46,8 @@ def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_byte
 
 def _frame(c_type: str, parts: RequestParts | LineParts) -> tuple[Any, object]:
     """A struct of ``otp_bytes``, and what must live as long."""
-    lent = {name: ffi.from_buffer("uint8_t[]", part) for name, part in parts._asdict().items()}
-    return ffi.new(c_type, {name: {"data": part, "size": len(part)} for name, part in lent.items()}), lent
+    views = {name: ffi.from_buffer("uint8_t[]", part) for name, part in parts._asdict().items()}
+    return ffi.new(c_type, {name: {"data": part, "size": len(part)} for name, part in views.items()}), views
 
 
 def _encoded(

@@ -97,8 +97,8 @@ class SessionStats(NamedTuple):
     """Events drained so far."""
     dropped: dict[str, int]
     """Events lost, by reason; reasons without a loss are not in it."""
-    bytes_held: int
-    bytes_held_max: int
+    bytes_buffered: int
+    bytes_buffered_max: int
     start_ns: int
     stop_ns: int
 
@@ -405,8 +405,8 @@ class Session:
         return SessionStats(
             recorded=int(raw.recorded),
             dropped=_by_reason(raw.dropped),
-            bytes_held=int(raw.bytes_held),
-            bytes_held_max=int(raw.bytes_held_max),
+            bytes_buffered=int(raw.bytes_buffered),
+            bytes_buffered_max=int(raw.bytes_buffered_max),
             start_ns=int(raw.start_ns),
             stop_ns=int(raw.stop_ns),
         )

@@ -42,7 +42,7 @@ class ParameterNote(NamedTuple):
 
     def info(self) -> ParameterInfo:
         """What the note says."""
-        state = {key: fact for key, note in self.state.items() if (fact := _tensor_info(note)) is not None}
+        state = {key: info_field for key, note in self.state.items() if (info_field := _tensor_info(note)) is not None}
         tensor, gradient = _tensor_info(self.tensor), _tensor_info(self.gradient)
         late = self.has_late_gradient
         return ParameterInfo(self.name, self.type, self.requires_grad, tensor, gradient, state, late)
@@ -86,7 +86,7 @@ class TensorNotes:
         kind = self._plain.get(type(parameter))
         # To ask for a shape while torch.jit.trace runs puts operators into what it traces.
         if kind is None or self._is_tracing():
-            return ParameterNote(name, class_name(type(parameter)), self._wants_gradient(parameter), None, None)
+            return ParameterNote(name, class_name(type(parameter)), self._requires_gradient(parameter), None, None)
         # Torch warns where somebody asks for a gradient that is not kept.
         kept = parameter.is_leaf or parameter.retains_grad
         gradient = self.of(parameter.grad) if kept else None
@@ -96,7 +96,7 @@ class TensorNotes:
     def _of_state(self, state: dict[Any, Any]) -> dict[str, Note]:
         return {key: note for key, value in list(dict.items(state)) if type(key) is str and (note := self.of(value))}
 
-    def _wants_gradient(self, parameter: Any) -> bool:
+    def _requires_gradient(self, parameter: Any) -> bool:
         try:
             return bool(self._requires_grad(parameter))
         except Exception:  # noqa: BLE001 - no tensor at all

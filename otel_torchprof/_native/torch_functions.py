@@ -20,7 +20,7 @@ class TorchFunctions:
         self.lib: Any = self.ffi.dlopen(self.ffi.cast("void *", handle))
 
     @property
-    def tells_of_memory(self) -> bool:
+    def reports_memory(self) -> bool:
         """False where that part did not compile against the torch that is installed."""
         return hasattr(self.lib, "otp_torch_attach_memory")
 
@@ -30,6 +30,6 @@ class TorchFunctions:
         return hasattr(self.lib, "otp_torch_attach_devices")
 
     @property
-    def tells_collectives(self) -> bool:
+    def reports_collectives(self) -> bool:
         """Likewise, and where torch was built without distributed."""
         return hasattr(self.lib, "otp_torch_attach_collectives")

@@ -41,7 +41,7 @@ def installed_torch() -> Any | None:
     return torch if hasattr(torch, "__version__") else None
 
 
-class Wants(enum.IntFlag):
+class Requested(enum.IntFlag):
     """What an observer can want beside the operators: ``otp_torch_wants``."""
 
     INPUTS = 1
@@ -55,7 +55,7 @@ class Wants(enum.IntFlag):
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, functions: TorchFunctions, session: Session, wants: Wants) -> None:
+    def __init__(self, functions: TorchFunctions, session: Session, wants: Requested) -> None:
         handle = functions.ffi.new("uint64_t *")
         self._parts = functions.lib, handle, os.getpid()
         self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted
@@ -114,7 +114,7 @@ class TorchLibrary:
         """Of ``dlopen``, for those who need others of its functions."""
         self.functions = _attached(self.handle, path)
 
-    def observe(self, session: Session, wants: Wants | None = None) -> Observation:
+    def observe(self, session: Session, wants: Requested | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
 
         ``wants``: what it wants to know of them; by default their inputs, where the session keeps any.
@@ -123,7 +123,7 @@ class TorchLibrary:
             TorchLibraryError: torch refused the observer.
         """
         if wants is None:
-            wants = Wants.INPUTS if session.inputs else Wants(0)
+            wants = Requested.INPUTS if session.inputs else Requested(0)
         return Observation(self.functions, session, wants)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
@@ -133,7 +133,7 @@ class TorchLibrary:
             TorchProfError: a profiler of torch's is running on the thread.
             TorchLibraryError: torch refused, or the library was built without.
         """
-        if not self.functions.tells_of_memory:
+        if not self.functions.reports_memory:
             raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/memory.cc"))
         native = self.functions.lib
         token = int(native.otp_torch_observe_memory(session.consumer))
@@ -159,13 +159,13 @@ class TorchLibrary:
         """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
         return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
-    def tell_collectives(self, session: Session) -> Collecting:
+    def report_collectives(self, session: Session) -> Collecting:
         """Tells of a running session's collectives: see :class:`Collecting`.
 
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
         """
-        if not self.functions.tells_collectives:
+        if not self.functions.reports_collectives:
             raise TorchLibraryError(torch_build.why_left_out(self.path, torch_build.COLLECTIVES))
         return Collecting(self.functions, session)
 
@@ -213,9 +213,9 @@ def _attached(handle: int, path: Path) -> TorchFunctions:
     api = functions.ffi.cast("otp_api *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
     if native.otp_torch_attach(api) != 0:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
-    if functions.tells_of_memory:
+    if functions.reports_memory:
         native.otp_torch_attach_memory(api)
-    if functions.tells_collectives:
+    if functions.reports_collectives:
         native.otp_torch_attach_collectives(api)
     if functions.times_devices:
         native.otp_torch_attach_devices(api)

@@ -176,19 +176,19 @@ def checked_choice(
         warn_once("use_kineto is accepted as torch has it; nothing here is recorded by Kineto")
     filters = checked_filters(activity_filters)
     if activities is None:
-        wanted = "cuda" if use_cuda and not as_torch_profiler else use_device
-        device = checked_device(wanted, use_cpu=use_cpu, use_kineto=use_kineto)
-        return Choice(device.activities, filters, device.activities, device.name, device.kind, _why_none(wanted))
+        requested = "cuda" if use_cuda and not as_torch_profiler else use_device
+        device = checked_device(requested, use_cpu=use_cpu, use_kineto=use_kineto)
+        return Choice(device.activities, filters, device.activities, device.name, device.kind, _why_none(requested))
     asked = checked_activities(activities, use_cuda)
     use_cpu = use_cpu and ProfilerActivity.CPU in asked.activities
-    wanted = use_device or device_of(asked.activities)
-    device = checked_device(wanted, use_cpu=use_cpu, use_kineto=True)
+    requested = use_device or device_of(asked.activities)
+    device = checked_device(requested, use_cpu=use_cpu, use_kineto=True)
     kept = {**filters, **asked.filters}
-    return Choice(asked.activities, kept, device.activities, device.name, device.kind, _why_none(wanted))
+    return Choice(asked.activities, kept, device.activities, device.name, device.kind, _why_none(requested))
 
 
-def _why_none(wanted: str | None) -> str:
-    return NO_DEVICE if wanted is None else f"there is no {wanted} here that torch can use"
+def _why_none(requested: str | None) -> str:
+    return NO_DEVICE if requested is None else f"there is no {requested} here that torch can use"
 
 
 def check_timeout(seconds: float | None) -> None:
@@ -250,7 +250,7 @@ class Device(NamedTuple):
     """Torch's name of the way to measure it (``ProfilerState``)."""
 
 
-def checked_device(wanted: str | None, *, use_cpu: bool, use_kineto: bool) -> Device:
+def checked_device(requested: str | None, *, use_cpu: bool, use_kineto: bool) -> Device:
     """Which device can be had, with torch's warnings for one that cannot.
 
     Raises:
@@ -258,7 +258,7 @@ def checked_device(wanted: str | None, *, use_cpu: bool, use_kineto: bool) -> De
     """
     if not use_cpu and not use_kineto:
         raise AssertionError("Device-only events supported only with Kineto (use_kineto=True)")
-    name = None if wanted is None else _available(wanted)
+    name = None if requested is None else _available(requested)
     supported = {ProfilerActivity.CPU} if name is None else _torchs_activities()
     activities = {ProfilerActivity.CPU} if use_cpu else set()
     kind = "KINETO"

@@ -15,8 +15,8 @@ from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.formats import FORMATS, Recorded
 from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.shown_activities import shown_devices, shown_events
 from otel_torchprof._export import file, sdk
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._sampling.bounded import bounded
@@ -25,7 +25,7 @@ from otel_torchprof._spans.frame_spans import DETAILS, shown
 from otel_torchprof._spans.live_table import Flows
 from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.steps import RecordedStep
-from otel_torchprof._tree.listed_devices import remaining_times
+from otel_torchprof._tree.displayed_devices import remaining_times
 from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._spans.budget import Budget
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 Path = str | os.PathLike[str]
 
@@ -296,13 +296,13 @@ class ProfileResults:
             raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
         batch = self._batch()
         recorded = Recorded(
-            shown_events(batch, self.activity_filters),
+            displayed_events(batch, self.activity_filters),
             # With a schedule the steps are labels among the events.
             [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()],
             lambda: self._limited(detail),
             lambda: resource or sdk.current_resource(),
             sdk.instrumentation_scope,
-            shown_devices(batch, self.activity_filters),
+            displayed_devices(batch, self.activity_filters),
             {**self._metadata.entries, **(metadata or {})},
             bool(of_config(self.experimental_config, "verbose")),
         )

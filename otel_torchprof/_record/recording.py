@@ -16,7 +16,7 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
-from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import fork
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sources.collective_source import CollectiveSource
@@ -99,25 +99,27 @@ class RecordingOptions:
             found.append(Kind.FRAME)
         return tuple(found)
 
-    def info(self) -> Wants:
+    def info(self) -> Requested:
         """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
 
         With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
         """
-        found = Wants.INPUTS if self.inputs else Wants(0)
+        found = Requested.INPUTS if self.inputs else Requested(0)
         if self.overloads:
-            found |= Wants.OVERLOADS
+            found |= Requested.OVERLOADS
         if self.frames:
-            found |= Wants.CALL_STACKS
+            found |= Requested.CALL_STACKS
         if self.modules:
-            found |= Wants.MODULE_HIERARCHY
+            found |= Requested.MODULE_HIERARCHY
         if self.inputs and self.memory and self.frames:
-            found |= Wants.STORAGES
+            found |= Requested.STORAGES
         return found
 
-    def asks(self) -> Wants:
+    def asks(self) -> Requested:
         """What torch is asked for with each operator: those facts, and what tells on which device it works."""
-        return self.info() | (Wants.DEVICES if self.device is not None and self.device_events != "labels" else Wants(0))
+        return self.info() | (
+            Requested.DEVICES if self.device is not None and self.device_events != "labels" else Requested(0)
+        )
 
 
 class Recording:
@@ -201,7 +203,7 @@ class Recording:
             if self._energy is not None:
                 sources.add(self._energy)  # its readings reach around all else
             sources.start()
-            for source in self._wanted_sources():
+            for source in self._requested_sources():
                 sources.add(source)
         except BaseException:  # a KeyboardInterrupt too
             self._sources = None
@@ -209,7 +211,7 @@ class Recording:
             raise
         self._started = True
 
-    def _wanted_sources(self) -> Iterator[Source]:
+    def _requested_sources(self) -> Iterator[Source]:
         """In the order in which they start; calls of Python last, and so stopped first: what stops the others is not recorded."""
         options, library = self.options, self._library
         if library is not None and options.memory:
@@ -339,7 +341,7 @@ class Recording:
             labels,
             recorded,
             stats.dropped,
-            stats.bytes_held_max,
+            stats.bytes_buffered_max,
             self._limit,
             stats.start_ns,
             stats.stop_ns,

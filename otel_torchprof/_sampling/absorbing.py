@@ -11,15 +11,15 @@ import numpy.typing as npt
 from otel_torchprof._spans.limits import limited
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
     from otel_torchprof._spans.span_tree import SpanTree
 
 Array = npt.NDArray[Any]
 
-COMPOSITE_COUNT, COMPOSITE_DURATION = "torch.composite.count", "torch.composite.duration"
-FOLDED_COUNT, FOLDED_DURATION = "torch.folded.count", "torch.folded.duration"
+AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
+COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 PRECIOUS = "torch.collective."
 """What has such an attribute is looked for from other processes: it is never merged, and folded last."""
 MOST_LINKS = 128
@@ -28,18 +28,18 @@ MOST_LINKS = 128
 
 def counts_of(table: SpanTable) -> npt.NDArray[np.int64]:
     """How many recorded spans each one stands for, those that were folded into it not among them."""
-    return _numbers(table, COMPOSITE_COUNT, 1)
+    return _numbers(table, AGGREGATED_COUNT, 1)
 
 
-def folded_of(table: SpanTable) -> npt.NDArray[np.int64]:
+def collapsed_of(table: SpanTable) -> npt.NDArray[np.int64]:
     """How many recorded spans were folded into each."""
-    return _numbers(table, FOLDED_COUNT, 0)
+    return _numbers(table, COLLAPSED_COUNT, 0)
 
 
 def durations_of(table: SpanTable) -> npt.NDArray[np.int64]:
     """How long each took, ns; of a composite the sum."""
     own = table.end - table.start
-    found = column_of(table, COMPOSITE_DURATION)
+    found = column_of(table, AGGREGATED_DURATION)
     return own if found is None else np.where(found[1], np.rint(found[0] * 1e9), own).astype(np.int64)
 
 
@@ -79,13 +79,13 @@ def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool 
         links = table.links
         table = replace(table, links=links[into[links["row"].astype(np.int64)] == links["row"].astype(np.int64)])
     parent = np.where(tree.parent >= 0, table.span_id[into[tree.parent]], table.parent_span_id)
-    kept = np.flatnonzero(into == np.arange(len(into)))
+    surviving = np.flatnonzero(into == np.arange(len(into)))
     links = _moved_links(table, into)
     dropped = table.dropped_links
     if dropped is not None:
         dropped = np.bincount(into, weights=dropped, minlength=len(into)).astype(np.uint32)
     whole = replace(table, parent_span_id=parent, links=links, dropped_links=dropped)
-    return limited(taken(whole, kept), max_attributes=None, max_links=MOST_LINKS, max_attribute_length=None)
+    return limited(taken(whole, surviving), max_attributes=None, max_links=MOST_LINKS, max_attribute_length=None)
 
 
 def _moved_links(table: SpanTable, into: Array) -> Array:
@@ -106,8 +106,8 @@ def links_once(links: Array) -> Array:
     row, span_id = links["row"].astype(np.int64), links["span_id"].astype(np.uint64)
     order = np.lexsort((span_id, row))
     again = (row[order][1:] == row[order][:-1]) & (span_id[order][1:] == span_id[order][:-1])
-    kept = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~again))])
-    found: Array = links[kept[np.argsort(row[kept], kind="stable")]]
+    surviving = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~again))])
+    found: Array = links[surviving[np.argsort(row[surviving], kind="stable")]]
     return found
 
 

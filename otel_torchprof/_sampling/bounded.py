@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._spans.budget import Budget
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 
 def bounded(
@@ -35,6 +35,6 @@ def bounded(
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
     """
-    around = np.full(len(table.trace_ids), table.parent_span_id[0])
-    pieces = Pieces(table, root, (), around, {}, [], final=True)
+    enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
+    pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
     return SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from otel_torchprof import config
 from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
-from otel_torchprof._tree.units import AttributeType, SpanTable
+from otel_torchprof._tree.span_table import AttributeType, SpanTable
 
-from .absorbing import counts_of, folded_of, with_values
-from .folding import folded
-from .merging import merged
+from .absorbing import collapsed_of, counts_of, with_values
+from .aggregating import aggregated
+from .collapsing import collapsed
 from .splitting import Part, TargetTrace, split, with_links
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Reduction:
 
     recorded: int = 0
     """How many there were: those sent, merged and folded together."""
-    merged: int = 0
+    aggregated: int = 0
     """How many composites stand for, beyond one each."""
-    folded: int = 0
+    collapsed: int = 0
     """How many were folded into others."""
     parts: int = 0
     """Traces beside the unit's own."""
@@ -55,15 +55,15 @@ class Reduction:
     def __add__(self, other: Reduction) -> Reduction:
         return Reduction(
             self.recorded + other.recorded,
-            self.merged + other.merged,
-            self.folded + other.folded,
+            self.aggregated + other.aggregated,
+            self.collapsed + other.collapsed,
             self.parts + other.parts,
             (self.linked + other.linked)[:_MOST_PART_LINKS],
         )
 
     def __bool__(self) -> bool:
         """Whether anything was reduced."""
-        return bool(self.merged or self.folded or self.parts)
+        return bool(self.aggregated or self.collapsed or self.parts)
 
 
 def fits(table: SpanTable, budget: Budget) -> bool:
@@ -95,13 +95,15 @@ def reduced(
         return table, _accounts(table)
     links_before = len(before.linked) if root >= 0 else 0
     links_left = min(_MOST_PART_LINKS - links_before, budget.max_bytes // (10 * LINK_SIZE))
-    room = budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
+    available = (
+        budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
+    )
     if root >= 0:
         table = _with_strays(table, root)
-    table = _smaller(table, target, budget, room)
+    table = _smaller(table, target, budget, available)
     done, parts = _accounts(table), list[Part]()
-    if not stays or not fits(table, room):
-        first = room.less(0, links_left * LINK_SIZE)
+    if not stays or not fits(table, available):
+        first = available.less(0, links_left * LINK_SIZE)
         table, parts = split(
             table,
             target,
@@ -114,7 +116,7 @@ def reduced(
         )
     done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]))
     if root >= 0 and (total := before + done):
-        table = _told(table, target, total)
+        table = _reported(table, target, total)
     return without_hidden(table), done
 
 
@@ -127,18 +129,18 @@ def without_hidden(table: SpanTable) -> SpanTable:
 
 
 def _accounts(table: SpanTable) -> Reduction:
-    count, into = int(counts_of(table).sum()), int(folded_of(table).sum())
-    return Reduction(recorded=count + into, merged=count - len(table), folded=into)
+    count, into = int(counts_of(table).sum()), int(collapsed_of(table).sum())
+    return Reduction(recorded=count + into, aggregated=count - len(table), collapsed=into)
 
 
-def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, room: Budget) -> SpanTable:
+def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> SpanTable:
     """Merged and folded as far as needed and possible."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
-    for reduce in (merged, folded):
-        if fits(table, room):
+    for reduce in (aggregated, collapsed):
+        if fits(table, available):
             break
         found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-        table = reduce(table, int(found[0]) if found.size else -1, float(short), room.allows)
+        table = reduce(table, int(found[0]) if found.size else -1, float(short), available.allows)
     return table
 
 
@@ -149,13 +151,13 @@ def _with_strays(table: SpanTable, root: int) -> SpanTable:
     return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))
 
 
-def _told(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
+def _reported(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
     """The table with numbers, and links to parts, on its root."""
     row = int(np.flatnonzero(table.span_id == np.uint64(target.span_id))[0])
     numbers = {
         RECORDED: total.recorded,
-        "torch.merged_spans": total.merged,
-        "torch.folded_spans": total.folded,
+        "torch.aggregated_spans": total.aggregated,
+        "torch.collapsed_spans": total.collapsed,
         "torch.parts": total.parts,
     }
     for key, number in numbers.items():

@@ -21,26 +21,26 @@ from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
 from .policy import Reduction, TargetTrace, reduced
-from .shrunk import shrunk, without_detail
+from .root_only import root_only, without_detail
 from .tail_sampler import TailSampler
-from .trace_room import TraceRoom
+from .trace_capacity import TraceCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from otel_torchprof._spans.budget import Budget
     from otel_torchprof._spans.steps import StepSpan
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
     from .decisions import Rules
 
 Array = npt.NDArray[Any]
 
-HELD_BYTES = 64 << 20
+MAX_BUFFERED_BYTES = 64 << 20
 """That may be buffered; beyond it the largest unit is sent in parts while it runs."""
-HELD_NS = 60_000_000_000
+MAX_BUFFERED_NS = 60_000_000_000
 """How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
-HELD_STEP_NS = 600_000_000_000
+MAX_BUFFERED_STEP_NS = 600_000_000_000
 """The same of a step."""
 PART_NAME = "torch.part"
 """Name of the roots of parts of what is no step."""
@@ -56,11 +56,11 @@ class Pieces(NamedTuple):
     """What a drain brought."""
 
     table: SpanTable
-    unit: npt.NDArray[np.uint64]
+    trace_group: npt.NDArray[np.uint64]
     """Of each span."""
     open_roots: Collection[int]
     """Units that continue and have no synthetic root."""
-    around: npt.NDArray[np.uint64]
+    enclosing: npt.NDArray[np.uint64]
     """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
     steps: Mapping[int, StepSpan]
     """Synthetic roots by unit."""
@@ -75,7 +75,7 @@ class _Outcome(enum.Enum):
 
     WHOLE = "whole"
     REDUCED = "reduced"
-    SHRUNK = "shrunk"
+    ROOT_ONLY = "root_only"
 
 
 def _alone() -> int:
@@ -104,7 +104,7 @@ class SpanBuffer:
         self._rules = rules
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
-        self._room = TraceRoom(rules.budget.max_spans)
+        self._capacity = TraceCapacity(rules.budget.max_spans)
         self.sampler = TailSampler(rules)
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
@@ -113,7 +113,7 @@ class SpanBuffer:
         self._moved = MovedRoots()
         self._past: OrderedDict[int, _Outcome] = OrderedDict()
         self._figures: Counter[str] = Counter()
-        self.lost = 0
+        self.dropped = 0
         """Spans that were buffered and went with a call of :meth:`decide` that failed."""
 
     @property
@@ -126,7 +126,7 @@ class SpanBuffer:
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """So far: spans ``merged``, ``folded`` and ``shrunk_away``, ``parts``; units ``kept`` and ``shrunk``."""
+        """So far: spans ``aggregated``, ``collapsed`` and ``detail_dropped``, ``parts``; units ``sampled`` and ``root_only``."""
         return +(self._figures + self.sampler.figures)
 
     @property
@@ -142,39 +142,39 @@ class SpanBuffer:
     def decide(self, pieces: Pieces) -> SpanTable:
         """Takes the spans of a drain, and gives those that are to be sent now.
 
-        Where it raises, none of these are buffered; what was buffered before is, unless it was its turn: that is ``lost``.
+        Where it raises, none of these are buffered; what was buffered before is, unless it was its turn: that is ``dropped``.
         """
         before, figures = {key: list(tables) for key, tables in self._buffered.items()}, self._figures.copy()
         try:
             return self._decide(pieces)
         except BaseException:
-            self.lost += sum(len(table) for key in before.keys() - self._buffered.keys() for table in before[key])
+            self.dropped += sum(len(table) for key in before.keys() - self._buffered.keys() for table in before[key])
             self._buffered = {key: before[key] for key in self._buffered if key in before}
             self._figures = figures
             raise
 
     def _decide(self, pieces: Pieces) -> SpanTable:
-        table, unit = pieces.table, pieces.unit
-        open_units = self._open_units(pieces)
-        is_open = np.isin(unit, np.fromiter(open_units, np.uint64, len(open_units)))
-        for key, rows in _groups(unit, np.flatnonzero(is_open)):
+        table, trace_group = pieces.table, pieces.trace_group
+        open_trace_groups = self._open_trace_groups(pieces)
+        is_open = np.isin(trace_group, np.fromiter(open_trace_groups, np.uint64, len(open_trace_groups)))
+        for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
             self._buffered.setdefault(key, []).append(taken(table, rows))
         ready = np.flatnonzero(~is_open)
-        whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_units]
-        kept: Mapping[int, bool] = {}
+        whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
+        sampled: Mapping[int, bool] = {}
         if not self._rules.keep_all:
-            kept = self._sampled_of(pieces, ready, whole)
-            pieces, ready = self._of_kept(pieces, ready, whole, kept)
+            sampled = self._sampled_of(pieces, ready, whole)
+            pieces, ready = self._of_sampled(pieces, ready, whole, sampled)
         table = pieces.table
         alone = self._needing_a_look(pieces, ready, whole)
         passing = ready[~alone]
         out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
-        out += self._looked_at(pieces, ready[alone], whole, kept)
+        out += self._looked_at(pieces, ready[alone], whole, sampled)
         out += self._too_much()
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
-            self._past[step.span_id] = outcome if kept.get(step.span_id, True) else _Outcome.SHRUNK
+            self._past[step.span_id] = outcome if sampled.get(step.span_id, True) else _Outcome.ROOT_ONLY
         self._reduced_now.clear()
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
@@ -182,7 +182,7 @@ class SpanBuffer:
 
     # ---- which units need a look ----
 
-    def _open_units(self, pieces: Pieces) -> set[int]:
+    def _open_trace_groups(self, pieces: Pieces) -> set[int]:
         """Those whose spans have to wait."""
         self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
         for step in pieces.ended:
@@ -193,43 +193,49 @@ class SpanBuffer:
         return self._running.keys() | set(pieces.open_roots)
 
     def _sampled_of(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> dict[int, bool]:
-        failed = set(pieces.unit[ready][pieces.table.error[ready] != 0].tolist()) | self._sent_early.keys()
+        failed = set(pieces.trace_group[ready][pieces.table.error[ready] != 0].tolist()) | self._sent_early.keys()
         failed.update(key for key in whole if any(buffered.error.any() for buffered in self._buffered.get(key, ())))
         return self.sampler.of_steps(pieces.ended, failed)
 
-    def _of_kept(
-        self, pieces: Pieces, ready: Array, whole: Sequence[int], kept: Mapping[int, bool]
+    def _of_sampled(
+        self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[Pieces, Array]:
         """What is left of the ready rows once the units that came all at once have shrunk where they are to."""
-        table, unit = pieces.table, pieces.unit
-        units, which = np.unique(unit[ready], return_inverse=True)
-        counts = np.bincount(which, minlength=len(units))
-        failed = np.bincount(which, weights=table.error[ready], minlength=len(units)) > 0
-        is_root = (table.span_id[ready] == unit[ready]) & ~np.isin(unit[ready], np.array(whole, dtype=np.uint64))
-        goes = np.zeros(len(units), dtype=np.bool_)
+        table, trace_group = pieces.table, pieces.trace_group
+        trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
+        counts = np.bincount(which, minlength=len(trace_groups))
+        failed = np.bincount(which, weights=table.error[ready], minlength=len(trace_groups)) > 0
+        is_root = (table.span_id[ready] == trace_group[ready]) & ~np.isin(
+            trace_group[ready], np.array(whole, dtype=np.uint64)
+        )
+        goes = np.zeros(len(trace_groups), dtype=np.bool_)
         names: dict[int, str] = {}
         for row, number in zip(ready[is_root].tolist(), which[is_root].tolist(), strict=True):
             if table.row[row] < 0:
-                goes[number] = not kept.get(int(units[number]), True)
+                goes[number] = not sampled.get(int(trace_groups[number]), True)
                 continue
             index = int(table.name[row])
             name = names.get(index) or names.setdefault(index, table.names[index])
-            is_kept = self.sampler.of_unit(name, int(table.end[row] - table.start[row]), failed=bool(failed[number]))
-            goes[number] = not is_kept and counts[number] > 1  # one that is alone has no detail
+            is_sampled = self.sampler.of_trace_group(
+                name, int(table.end[row] - table.start[row]), failed=bool(failed[number])
+            )
+            goes[number] = not is_sampled and counts[number] > 1  # one that is alone has no detail
         if not goes.any():
             return pieces, ready
-        self._figures["shrunk_away"] += int(counts[goes].sum() - goes.sum())
-        told = without_detail(table, unit, ready[goes[which]])
+        self._figures["detail_dropped"] += int(counts[goes].sum() - goes.sum())
+        told = without_detail(table, trace_group, ready[goes[which]])
         left = ready[~goes[which] | is_root]
         traces = distinct(table.trace[left])[0]
-        less = pieces._replace(table=taken(told, left), unit=unit[left], around=pieces.around[traces])
+        less = pieces._replace(
+            table=taken(told, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
+        )
         return less, np.arange(len(left))
 
     def _needing_a_look(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which of the ready rows cannot just pass."""
-        unit = pieces.unit[ready]
+        trace_group = pieces.trace_group[ready]
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
-        found: npt.NDArray[np.bool_] = np.isin(unit, np.array([*whole, *late], dtype=np.uint64))
+        found: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
         first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
         trace = first[pieces.table.trace[ready]]
         counts = np.bincount(trace[~found], minlength=traces)
@@ -238,19 +244,19 @@ class SpanBuffer:
         if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
             large |= sizes > allowed
-        grows = pieces.around != 0
+        grows = pieces.enclosing != 0
         steps = [key for key, step in pieces.steps.items() if step.is_step]
-        grows[trace[np.isin(unit, np.array(steps, dtype=np.uint64))]] = True
-        large |= self._room.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
+        grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
+        large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
         return found | large[trace]
 
     def _looked_at(
-        self, pieces: Pieces, rows: Array, whole: Sequence[int], kept: Mapping[int, bool]
+        self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> Iterator[SpanTable]:
-        table, around = pieces.table, pieces.around[pieces.table.trace]
-        singly = np.isin(pieces.unit[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
-        singly |= around[rows] == 0
-        groups, buffered = dict(_groups(pieces.unit, rows[singly])), set(whole)
+        table, enclosing = pieces.table, pieces.enclosing[pieces.table.trace]
+        singly = np.isin(pieces.trace_group[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
+        singly |= enclosing[rows] == 0
+        groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
         below: dict[int, list[SpanTable]] = {}
         for key in dict.fromkeys([*whole, *groups]):
             parts, own = self._buffered.pop(key, []), groups.get(key)
@@ -259,125 +265,132 @@ class SpanBuffer:
             if not parts:  # it was sent early, and its root was lost
                 del self._sent_early[key]
                 continue
-            unit = _Unit.of(parts, key, pieces.steps.get(key), 0 if own is None else int(around[own[0]]))
+            trace_group = _TraceGroup.of(
+                parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
+            )
             in_parts = key in self._sent_early
-            if (found := self._decided(unit, kept, was_buffered=key in buffered)) is None:
+            if (found := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
                 continue
-            if unit.is_step or not unit.around or in_parts:
+            if trace_group.is_step or not trace_group.enclosing or in_parts:
                 yield found
             else:
-                below.setdefault(unit.around, []).append(found)
-        for key, own in _groups(around, rows[~singly]):
+                below.setdefault(trace_group.enclosing, []).append(found)
+        for key, own in _groups(enclosing, rows[~singly]):
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
 
     # ---- what becomes of them ----
 
-    def _decided(self, unit: _Unit, kept: Mapping[int, bool], *, was_buffered: bool) -> SpanTable | None:
+    def _decided(
+        self, trace_group: _TraceGroup, sampled: Mapping[int, bool], *, was_buffered: bool
+    ) -> SpanTable | None:
         """What is sent of a unit; None for nothing."""
-        table, key = unit.table, unit.target.span_id
+        table, key = trace_group.table, trace_group.target.span_id
         if key in self._past:
-            return self._late(unit, self._past[key])
-        if unit.at is None:
-            return self._reduced(unit, self.budget) if unit.is_step or key in self._sent_early else table
-        if was_buffered and not self._rules.keep_all and not self._is_kept(unit, unit.at, kept):
-            self._figures["shrunk_away"] += len(table) - 1
-            unit = unit._replace(table=shrunk(table, unit.target), at=0)
-        if unit.is_step or not unit.around or key in self._sent_early:
-            return self._of_step(unit, unit.at or 0)
-        return unit.table
+            return self._late(trace_group, self._past[key])
+        if trace_group.at is None:
+            return self._reduced(trace_group, self.budget) if trace_group.is_step or key in self._sent_early else table
+        if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
+            self._figures["detail_dropped"] += len(table) - 1
+            trace_group = trace_group._replace(table=root_only(table, trace_group.target), at=0)
+        if trace_group.is_step or not trace_group.enclosing or key in self._sent_early:
+            return self._of_step(trace_group, trace_group.at or 0)
+        return trace_group.table
 
-    def _late(self, unit: _Unit, outcome: _Outcome) -> SpanTable | None:
+    def _late(self, trace_group: _TraceGroup, outcome: _Outcome) -> SpanTable | None:
         """What comes of a step that was decided on; where that is not as it was, into a trace of its own."""
-        if outcome is _Outcome.SHRUNK:
-            self._figures["shrunk_away"] += len(unit.table)
+        if outcome is _Outcome.ROOT_ONLY:
+            self._figures["detail_dropped"] += len(trace_group.table)
             return None
-        return self._reduced(unit, self.budget)
+        return self._reduced(trace_group, self.budget)
 
-    def _is_kept(self, unit: _Unit, at: int, kept: Mapping[int, bool]) -> bool:
-        table = unit.table
+    def _is_sampled(self, trace_group: _TraceGroup, at: int, sampled: Mapping[int, bool]) -> bool:
+        table = trace_group.table
         if table.row[at] < 0:
-            return kept.get(unit.target.span_id, True)
+            return sampled.get(trace_group.target.span_id, True)
         duration = int(table.end[at] - table.start[at])
-        has_to_be = bool(table.error.any()) or unit.target.span_id in self._sent_early
-        return self.sampler.of_unit(unit.target.name, duration, failed=has_to_be)
+        has_to_be = bool(table.error.any()) or trace_group.target.span_id in self._sent_early
+        return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
 
-    def _of_step(self, unit: _Unit, at: int) -> SpanTable:
+    def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:
         """The unit within the budget; of a trace of the application within what that has left."""
-        budget, target = self.budget, unit.target
+        budget, target = self.budget, trace_group.target
         trace_id = target.trace_id.to_bytes(16, "big")
-        if unit.around:
-            left = self._room.left(trace_id)
-            if left < len(unit.table) and left * _WORTH_A_TRIM < budget.max_spans:
-                above = target._replace(span_id=int(unit.table.parent_span_id[at]))
-                found = self._reduced(unit, budget, target=above)
+        if trace_group.enclosing:
+            left = self._capacity.left(trace_id)
+            if left < len(trace_group.table) and left * _WORTH_A_TRIM < budget.max_spans:
+                above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
+                found = self._reduced(trace_group, budget, target=above)
                 self._moved.note(found, target.span_id)
                 return found
             budget = replace(budget, max_spans=min(budget.max_spans, left))
-        if unit.around or unit.is_step:
-            self._room.spend(trace_id, min(len(unit.table), budget.max_spans))
-        return self._reduced(unit, budget)
+        if trace_group.enclosing or trace_group.is_step:
+            self._capacity.spend(trace_id, min(len(trace_group.table), budget.max_spans))
+        return self._reduced(trace_group, budget)
 
-    def _in_application(self, table: SpanTable, around: int) -> SpanTable:
+    def _in_application(self, table: SpanTable, enclosing: int) -> SpanTable:
         """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
-        budget, unit = self.budget, _Unit.of([table], around, None, around)
+        budget, trace_group = self.budget, _TraceGroup.of([table], enclosing, None, enclosing)
         trace_id = table.trace_ids[0].tobytes()
-        left = self._room.left(trace_id)
+        left = self._capacity.left(trace_id)
         if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
-            return self._reduced(unit, budget)
-        found = self._reduced(unit, replace(budget, max_spans=min(budget.max_spans, left)), stays=True)
-        self._room.spend(trace_id, min(len(table), left))
+            return self._reduced(trace_group, budget)
+        found = self._reduced(trace_group, replace(budget, max_spans=min(budget.max_spans, left)), stays=True)
+        self._capacity.spend(trace_id, min(len(table), left))
         return found
 
     def _reduced(
         self,
-        unit: _Unit,
+        trace_group: _TraceGroup,
         budget: Budget,
         *,
         target: TargetTrace | None = None,
-        goes_on: bool = False,
+        continues: bool = False,
         stays: bool = False,
     ) -> SpanTable:
         """``target``: what the unit's parts link to, if that is not its own root."""
-        key = unit.target.span_id
+        key = trace_group.target.span_id
         before = self._sent_early.pop(key, Reduction())
         found, done = reduced(
-            unit.table,
+            trace_group.table,
             budget,
-            target or unit.target,
+            target or trace_group.target,
             new_trace_id=self._new_trace_id,
             new_span_id=self._new_span_id,
             before=before,
             stays=stays,
         )
-        self._figures.update(merged=done.merged, folded=done.folded, parts=done.parts)
-        if goes_on:
+        self._figures.update(aggregated=done.aggregated, collapsed=done.collapsed, parts=done.parts)
+        if continues:
             self._sent_early[key] = before + done
-        elif found is not unit.table:
+        elif found is not trace_group.table:
             self._reduced_now.add(key)
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:
         """What continues for too long, and the largest units for as long as too much is buffered: parts of them."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
-        late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._patience(key)]
-        while late or sum(sizes.values()) > HELD_BYTES:
+        late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
+        while late or sum(sizes.values()) > MAX_BUFFERED_BYTES:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
-            unit = _Unit.of(self._buffered.pop(key), key, self._running.get(key), 0)
-            if unit.at is not None:  # the root has ended, and something below it has not: the root goes last
-                self._buffered[key] = [taken(unit.table, np.array([unit.at]))]
-                unit = unit._replace(table=taken(unit.table, np.delete(np.arange(len(unit.table)), unit.at)), at=None)
-            if len(unit.table):
-                yield self._reduced(unit, self.budget, goes_on=True)
+            trace_group = _TraceGroup.of(self._buffered.pop(key), key, self._running.get(key), 0)
+            if trace_group.at is not None:  # the root has ended, and something below it has not: the root goes last
+                self._buffered[key] = [taken(trace_group.table, np.array([trace_group.at]))]
+                trace_group = trace_group._replace(
+                    table=taken(trace_group.table, np.delete(np.arange(len(trace_group.table)), trace_group.at)),
+                    at=None,
+                )
+            if len(trace_group.table):
+                yield self._reduced(trace_group, self.budget, continues=True)
 
-    def _patience(self, unit: int) -> int:
-        step = self._running.get(unit)
-        return HELD_STEP_NS if step is not None and step.is_step else HELD_NS
+    def _max_buffered_ns(self, trace_group: int) -> int:
+        step = self._running.get(trace_group)
+        return MAX_BUFFERED_STEP_NS if step is not None and step.is_step else MAX_BUFFERED_NS
 
 
-class _Unit(NamedTuple):
+class _TraceGroup(NamedTuple):
     """All that there is of one, in one trace."""
 
     table: SpanTable
@@ -385,11 +398,11 @@ class _Unit(NamedTuple):
     at: int | None
     """Where in the table its root is; None where it is not there."""
     is_step: bool
-    around: int
+    enclosing: int
     """The span of the application that it is below, 0 for none."""
 
     @classmethod
-    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, around: int) -> _Unit:
+    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroup:
         table = _in_one_trace(joined_tables(parts))
         found = np.flatnonzero(table.span_id == np.uint64(key))
         at = int(found[0]) if len(found) else None
@@ -398,7 +411,7 @@ class _Unit(NamedTuple):
         name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
         number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
         target = TargetTrace(trace_id, key, name, number, state)
-        return cls(table, target, at, step is not None and step.is_step, around)
+        return cls(table, target, at, step is not None and step.is_step, enclosing)
 
 
 def _nbytes(tables: Sequence[SpanTable]) -> int:
@@ -418,14 +431,14 @@ def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
     return np.array(found, dtype=np.int64)
 
 
-def _groups(unit: Array, rows: Array) -> Iterator[tuple[int, Array]]:
+def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
     """The rows of each unit, rising."""
     if not len(rows):
         return
-    order = rows[np.argsort(unit[rows], kind="stable")]
-    cuts = np.flatnonzero(np.diff(unit[order])) + 1
+    order = rows[np.argsort(trace_group[rows], kind="stable")]
+    cuts = np.flatnonzero(np.diff(trace_group[order])) + 1
     for part in np.split(order, cuts):
-        yield int(unit[part[0]]), part
+        yield int(trace_group[part[0]]), part
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:

@@ -12,7 +12,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.span_tree import SpanTree
-from otel_torchprof._tree.units import LINK, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import LINK, AttributeType, SpanTable
 
 from .absorbing import linked_rows, links_once, with_values
 

@@ -24,7 +24,7 @@ class StepChoice:
         """Whether every step is wanted, so that nobody has to ask."""
         return self.schedule is None and self.every == 1 and self.ratio >= 1
 
-    def wants(self, step: int, trace_id: int) -> bool:
+    def selects(self, step: int, trace_id: int) -> bool:
         """Whether the step of that number (from 0) and trace is recorded in detail. A microsecond and the schedule's own time.
 
         The share is taken as OpenTelemetry's ``TraceIdRatioBased`` takes it: by the lower 64 bits of the trace id, which are random

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from otel_torchprof._tree.units import STEP_NAME
+from otel_torchprof._tree.span_table import STEP_NAME
 
 from .decisions import SlowOnes
 
@@ -25,7 +25,7 @@ class TailSampler:
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
         self._asked: set[int] = set()
         self.figures: Counter[str] = Counter()
-        """Units by decision: ``kept``, ``shrunk``."""
+        """Units by decision: ``sampled``, ``root_only``."""
 
     def ask(self, step: int) -> None:
         """The detail of a step is to be kept, whatever it turns out to be. Any thread."""
@@ -39,21 +39,21 @@ class TailSampler:
         nothing about them: there it is the longest operator that is compared with those of other roots.
         """
         steps = [span for span in ended if span.is_step]
-        kept = dict.fromkeys([span.number for span in steps], False)
+        sampled = dict.fromkeys([span.number for span in steps], False)
         for span in steps:
             slow = span.thread is not None and self._slow.takes(STEP_NAME, span.end - span.start)
-            kept[span.number] |= slow or span.span_id in failed or span.number in self._asked
-        self._asked.difference_update(kept)  # and not -=, which would lose what is asked for meanwhile
-        for is_kept in kept.values():
-            self.figures["kept" if is_kept else "shrunk"] += 1
-        found = {span.span_id: kept[span.number] for span in steps}
+            sampled[span.number] |= slow or span.span_id in failed or span.number in self._asked
+        self._asked.difference_update(sampled)  # and not -=, which would lose what is asked for meanwhile
+        for is_sampled in sampled.values():
+            self.figures["sampled" if is_sampled else "root_only"] += 1
+        found = {span.span_id: sampled[span.number] for span in steps}
         for span in ended:
             if not span.is_step:
-                found[span.span_id] = self.of_unit(span.name, span.longest, failed=span.span_id in failed)
+                found[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
         return found
 
-    def of_unit(self, name: str, duration_ns: int, *, failed: bool) -> bool:
+    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
         """The same for what is no step."""
         slow = self._slow.takes(name, duration_ns)
-        self.figures["kept" if slow or failed else "shrunk"] += 1
+        self.figures["sampled" if slow or failed else "root_only"] += 1
         return slow or failed

@@ -47,7 +47,7 @@ class CollectiveSource(Source):
     def start(self, session: Session) -> None:
         """Begins; without effect where torch was built without distributed."""
         try:
-            self._collecting = self._library.tell_collectives(session)
+            self._collecting = self._library.report_collectives(session)
         except TorchLibraryError as error:  # of a torch without distributed: then there are none
             _logger.info("collectives are recorded as any operator: %s", error)
 

@@ -93,7 +93,7 @@ class _SharedCallbacks:
         self._open.__enter__()
         frames.pause()  # the calls of a compilation are thousands, and none is the program's
 
-    def _end(self, *_told: Any) -> None:
+    def _end(self, *_reported: Any) -> None:
         compilation, self._open = self._open, None
         if compilation is None:
             return  # it began before the callbacks were there

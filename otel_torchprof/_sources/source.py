@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.waiting import WaitingStack
     from otel_torchprof._native.recorder import Session
-    from otel_torchprof._native.torch_library import MemoryObservation, Observation, TorchLibrary, Wants
+    from otel_torchprof._native.torch_library import MemoryObservation, Observation, Requested, TorchLibrary
     from otel_torchprof._process.cleanup import CleanupStack
 
     from .frame_filter import FrameFilter
@@ -114,7 +114,7 @@ class Operators(Source):
         wants: what is to be known of each.
     """
 
-    def __init__(self, library: TorchLibrary, wants: Wants) -> None:
+    def __init__(self, library: TorchLibrary, wants: Requested) -> None:
         self._library = library
         self._wants = wants
         self._observation: Observation | None = None
@@ -185,7 +185,7 @@ class Modules(Source):
 
     def start(self, _session: Session) -> None:
         """Installs the hooks, which feed every session that wants modules."""
-        self._hooks.install(outermost_only=False)
+        self._hooks.install(top_level_only=False)
 
     def stop(self) -> None:
         """Takes them out."""

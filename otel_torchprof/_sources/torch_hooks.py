@@ -61,16 +61,16 @@ class ModuleHooks:
         """Names of the modules that were called since there are hooks."""
         return _shared.names
 
-    def install(self, *, outermost_only: bool) -> None:
+    def install(self, *, top_level_only: bool) -> None:
         """Registers the hooks; where these are installed already, changes which modules become events for them.
 
         Args:
-            outermost_only: only modules that are not called inside another one.
+            top_level_only: only modules that are not called inside another one.
 
         Raises:
             ImportError: torch is not installed.
         """
-        _shared.install(self, outermost_only)
+        _shared.install(self, top_level_only)
 
     def remove(self) -> None:
         """Takes the hooks out of torch, if nobody else has them; without effect where there are none.
@@ -89,11 +89,11 @@ class _SharedHooks:
         self._filter: Any = None
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
 
-    def install(self, user: ModuleHooks, outermost_only: bool) -> None:
+    def install(self, user: ModuleHooks, top_level_only: bool) -> None:
         from torch.nn.modules import module as torch_modules
 
         with self._lock:
-            self._users[user] = outermost_only
+            self._users[user] = top_level_only
             self._follow()
             if self._are_there():
                 return

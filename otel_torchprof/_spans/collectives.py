@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._tree.forest import Forest
 
-    from .placed import Placed, Unit
+    from .placed import Placed, TraceGroup
 
 _REMEMBERED = 1 << 16
 """Collectives whose ids are remembered, for children that come in later drains."""
@@ -143,10 +143,12 @@ class LiveCollectives:
         self._numbers: dict[int, int] = {}
         self._transfers: dict[int, Counter[str]] = {}
 
-    def place(self, batch: Batch, trees: Forest, units: Sequence[Unit], unit: npt.NDArray[np.int64]) -> Batch:
+    def place(
+        self, batch: Batch, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: npt.NDArray[np.int64]
+    ) -> Batch:
         """Learns of the collectives of a batch that is being placed; the batch, with the numbers of its sends and receives.
 
-        ``units`` and ``unit``: where the nodes of ``trees`` belong. Some 20 us per collective.
+        ``trace_groups`` and ``trace_group``: where the nodes of ``trees`` belong. Some 20 us per collective.
         """
         told = batch.collectives
         if told is None or not len(told["event"]):
@@ -155,7 +157,7 @@ class LiveCollectives:
         numbers = told["sequence_nr"].copy()
         for at in np.lexsort((told["event"], trees.start[node_of])).tolist():
             node = int(node_of[at])
-            found = units[unit[node]].step
+            found = trace_groups[trace_group[node]].step
             step = -1 if found is None else found.number
             entry = _entry(batch, told, at, batch.names[int(trees.name[node])])
             if entry.is_transfer:
@@ -163,7 +165,7 @@ class LiveCollectives:
                 numbers[at] = entry.number
             if entry.event not in self._parts and step >= 0:
                 part = self._part(entry, step)
-                if part is not None and part.trace_id == units[unit[node]].trace.trace_id:
+                if part is not None and part.trace_id == trace_groups[trace_group[node]].trace.trace_id:
                     self._parts[entry.event] = part
         _forget_oldest(self._parts)
         _forget_oldest(self._numbers)

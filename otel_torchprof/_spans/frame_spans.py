@@ -12,12 +12,12 @@ import numpy.typing as npt
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.frames import MODULE_PREFIX, distinct, frames_of
+from otel_torchprof._tree.span_table import extend_names
 from otel_torchprof._tree.tree import lifted
-from otel_torchprof._tree.units import extend_names
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -87,15 +87,15 @@ def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
         left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
         if is_frame is not None:
             left_out |= is_frame & ~module_calls(batch.names, batch["name"])
-            left_out |= _told_by_hooks(batch, is_frame)
+            left_out |= _reported_by_hooks(batch, is_frame)
         return left_out
     if detail == "ops" or is_frame is None:
         return is_frame
-    twice = _told_by_hooks(batch, is_frame)
+    twice = _reported_by_hooks(batch, is_frame)
     return twice if twice.any() else None
 
 
-def _told_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
+def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
     """Which rows are calls of modules on threads of which the hooks tell: those that the recording follows, while calls are of all."""
     has_hooks = np.zeros(len(batch.threads), dtype=np.bool_)
     has_hooks[batch["thread"][batch["kind"] == Kind.MODULE]] = True
@@ -111,6 +111,6 @@ def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
         return None
     used, which = distinct(batch["name"])
     is_function = is_frame & np.array([name in info.functions for name in used.tolist()], dtype=np.bool_)[which]
-    around = lifted(batch["parent"], is_frame & ~is_function)
-    found = np.where((around >= 0) & is_function[around], batch["name"][around], np.uint32(0))
+    enclosing = lifted(batch["parent"], is_frame & ~is_function)
+    found = np.where((enclosing >= 0) & is_function[enclosing], batch["name"][enclosing], np.uint32(0))
     return found.astype(np.uint32, copy=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from .span_tables import narrowed
 

@@ -21,13 +21,13 @@ from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.forest import Decided, Forest, forest
 from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.units import event_span_ids
+from otel_torchprof._tree.span_table import event_span_ids
 
 from .budget import Budget
 from .live_devices import LiveDevices
 from .live_frames import CallRules, without_loose_calls
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
-from .placed import Placed, Unit
+from .placed import Placed, TraceGroup
 from .steps import Step, Trace
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LiveTrees:
         self._current_span = current_span
         self._calls = calls
         self._decided = Decided()
-        self._places: dict[int, Unit] = {}
+        self._places: dict[int, TraceGroup] = {}
         self._root_of: dict[int, int] = {}
         self._child_times = ChildTimes()
         self._devices = LiveDevices()
@@ -100,27 +100,27 @@ class LiveTrees:
             batch = self._without_loose_calls(batch, steps, self._calls)
         trees = forest(batch, self._decided, self._lasting_in(steps, batch))
         rows = trees.rows
-        units, unit = self._units(trees, batch, steps)
+        trace_groups, trace_group = self._trace_groups(trees, batch, steps)
         inside = self._times(trees, batch)
-        self._remember(trees, units, unit)
+        self._remember(trees, trace_groups, trace_group)
         if self._collectives is not None:
-            batch = self._collectives.place(batch, trees, units, unit)
+            batch = self._collectives.place(batch, trees, trace_groups, trace_group)
         ids = self._span_ids(trees.id)
         own = _with_parents(batch, trees)
-        is_outermost = trees.parent[:rows] < 0
-        is_outermost[trees.beyond[trees.beyond < rows]] = False
+        is_root = trees.parent[:rows] < 0
+        is_root[trees.beyond[trees.beyond < rows]] = False
         placed = Placed(
             own,
-            units,
-            unit[:rows],
+            trace_groups,
+            trace_group[:rows],
             ids[:rows],
-            self._parent_ids(trees, ids, units, unit),
-            is_outermost,
+            self._parent_ids(trees, ids, trace_groups, trace_group),
+            is_root,
             inside,
-            *self._roots(trees, ids, units, unit),
+            *self._roots(trees, ids, trace_groups, trace_group),
             self._devices.times(own, trees) if device_times is None else device_times,
         )
-        self._widen_steps(placed, trees.start, unit)
+        self._widen_steps(placed, trees.start, trace_group)
         self._add_shares(placed, trees.parent)
         self._steps.settle()
         return placed
@@ -130,7 +130,7 @@ class LiveTrees:
 
         ``watermark``: Unix ns; all that began earlier was placed. ``final``: nothing more will come.
         """
-        busy = {unit.step for unit in self._places.values() if unit.step is not None}
+        busy = {trace_group.step for trace_group in self._places.values() if trace_group.step is not None}
         return self._operators.ended(watermark, busy, final=final)
 
     def forget_roots(self, ended: Sequence[StepSpan]) -> None:
@@ -141,11 +141,13 @@ class LiveTrees:
         own = event_span_ids(events, self._key)
         return own if self._collectives is None else self._collectives.span_ids(events, own)
 
-    def _parent_ids(self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array) -> npt.NDArray[np.uint64]:
+    def _parent_ids(
+        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
+    ) -> npt.NDArray[np.uint64]:
         """Of each row the span id of its parent: of an event, or of what its trace group hangs under."""
         rows, parent = trees.rows, trees.parent[: trees.rows]
-        above = np.array([u.parent_span_id for u in units], dtype=np.uint64)
-        found = np.where(parent >= 0, ids[parent], above if len(units) == 1 else above[unit[:rows]])
+        above = np.array([u.parent_span_id for u in trace_groups], dtype=np.uint64)
+        found = np.where(parent >= 0, ids[parent], above if len(trace_groups) == 1 else above[trace_group[:rows]])
         at = np.flatnonzero(trees.beyond < rows)
         found[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
         return found
@@ -173,20 +175,20 @@ class LiveTrees:
         own = [i for i, thread in enumerate(batch.threads) if thread.ident in self._steps.threads]
         return np.isin(batch["thread"], own)
 
-    def _widen_steps(self, placed: Placed, start: Array, unit: Array) -> None:
-        """A synthetic span holds its events, those that are still open too. ``start``, ``unit``: of rows and open events."""
-        spans = [found.step for found in placed.units]
+    def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
+        """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
+        spans = [found.step for found in placed.trace_groups]
         if not any(spans):
             return
         batch, count = placed.batch, len(spans)
-        starts = _grouped(np.minimum, np.full(count, NEVER), unit, start)
-        ends = _grouped(np.maximum, starts.copy(), placed.unit, batch["end"])
+        starts = _grouped(np.minimum, np.full(count, NEVER), trace_group, start)
+        ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
         own_ends, inside, longest = np.zeros((3, count), dtype=np.int64)
         if self._steps.threads:
             own = np.flatnonzero(self._is_loops(batch))
-            _grouped(np.maximum, own_ends, placed.unit[own], batch["end"][own])
-        below = np.flatnonzero(placed.is_outermost)
-        durations, of_below = batch["end"][below] - batch["start"][below], placed.unit[below]
+            _grouped(np.maximum, own_ends, placed.trace_group[own], batch["end"][own])
+        below = np.flatnonzero(placed.is_root)
+        durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
         _grouped(np.add, inside, of_below, durations)
         _grouped(np.maximum, longest, of_below, durations)
         for number, (span, *found) in enumerate(
@@ -198,8 +200,8 @@ class LiveTrees:
     @staticmethod
     def _add_shares(placed: Placed, parent: Array) -> None:
         """What of each step was captured. ``parent``: of rows and open events."""
-        spans = [found.step for found in placed.units]
-        found = shares(placed.batch, placed.unit, len(spans), parent) if any(spans) else None
+        spans = [found.step for found in placed.trace_groups]
+        found = shares(placed.batch, placed.trace_group, len(spans), parent) if any(spans) else None
         for number, span in enumerate(spans):
             if found is not None and span is not None:
                 own = found.chosen(number)
@@ -207,30 +209,32 @@ class LiveTrees:
 
     # ---- which unit ----
 
-    def _units(self, trees: Forest, batch: Batch, steps: Sequence[Step]) -> tuple[list[Unit], npt.NDArray[np.int64]]:
+    def _trace_groups(
+        self, trees: Forest, batch: Batch, steps: Sequence[Step]
+    ) -> tuple[list[TraceGroup], npt.NDArray[np.int64]]:
         """The trace groups of a drain, those of trees that are known from earlier ones first, and of each node which it is in."""
-        units: list[Unit] = []
+        trace_groups: list[TraceGroup] = []
         if trees.context is None and len(steps) == 1 and not self._places:
-            units += filter(None, [self._shared_unit(0, steps[0])])
-            return units, np.broadcast_to(np.int64(0), len(trees))
+            trace_groups += filter(None, [self._shared_group(0, steps[0])])
+            return trace_groups, np.broadcast_to(np.int64(0), len(trees))
         roots = trees.roots
         of_root = np.full(len(roots), -1, dtype=np.int64)
         if self._places:
             known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
             for at in known.tolist():
-                of_root[at] = len(units)
-                units.append(self._places[int(trees.id[roots[at]])])
-        self._shared_units(trees, roots, steps, units, of_root)
-        self._operator_units(trees, batch, roots, units, of_root)
+                of_root[at] = len(trace_groups)
+                trace_groups.append(self._places[int(trees.id[roots[at]])])
+        self._shared_groups(trees, roots, steps, trace_groups, of_root)
+        self._operator_groups(trees, batch, roots, trace_groups, of_root)
         for at in np.flatnonzero(of_root < 0).tolist():
-            of_root[at] = len(units)
-            units.append(Unit(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
-        unit = np.empty(len(trees), dtype=np.int64)
-        unit[roots] = of_root
-        return units, unit[trees.root]
+            of_root[at] = len(trace_groups)
+            trace_groups.append(TraceGroup(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        trace_group = np.empty(len(trees), dtype=np.int64)
+        trace_group[roots] = of_root
+        return trace_groups, trace_group[trees.root]
 
-    def _shared_units(
-        self, trees: Forest, roots: Array, steps: Sequence[Step], units: list[Unit], of_root: Array
+    def _shared_groups(
+        self, trees: Forest, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
     ) -> None:
         """Contexts and steps, which many roots share: one question per pair of them."""
         waiting = np.flatnonzero(of_root < 0)
@@ -243,15 +247,20 @@ class LiveTrees:
         number = np.full(len(pairs), -1, dtype=np.int64)
         for at, packed in enumerate(pairs.tolist()):
             position = (packed & 0xFFFFFFFF) - 1
-            unit = self._shared_unit(packed >> 32 & 0xFFFFFFFF, steps[position] if position >= 0 else None)
-            if unit is not None:
-                number[at] = len(units)
-                units.append(unit)
+            trace_group = self._shared_group(packed >> 32 & 0xFFFFFFFF, steps[position] if position >= 0 else None)
+            if trace_group is not None:
+                number[at] = len(trace_groups)
+                trace_groups.append(trace_group)
         of_root[waiting] = number[of_pair]
 
-    def _operator_units(self, trees: Forest, batch: Batch, roots: Array, units: list[Unit], of_root: Array) -> None:
+    def _operator_groups(
+        self, trees: Forest, batch: Batch, roots: Array, trace_groups: list[TraceGroup], of_root: Array
+    ) -> None:
         """Operators that are in none of these, which share roots."""
-        is_shared = np.array([unit.step is not None and unit.step.name == OPERATORS_NAME for unit in units] + [False])
+        is_shared = np.array(
+            [trace_group.step is not None and trace_group.step.name == OPERATORS_NAME for trace_group in trace_groups]
+            + [False]
+        )
         waiting = of_root < 0
         if not is_shared.any() and not waiting.any():
             return
@@ -267,8 +276,8 @@ class LiveTrees:
         is_waiting = np.zeros(len(trees), dtype=np.bool_)
         is_waiting[roots] = waiting
         spans, which = self._operators.shared(batch, trees, new, is_waiting[new])
-        of_root[waiting] = len(units) + which
-        units += [Unit(span.trace, span.span_id, False, span) for span in spans]
+        of_root[waiting] = len(trace_groups) + which
+        trace_groups += [TraceGroup(span.trace, span.span_id, False, span) for span in spans]
 
     def _positions(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
         """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
@@ -298,42 +307,42 @@ class LiveTrees:
             position[own & (times < steps[0].start)] = -1 if steps[0].number else 0
         return position
 
-    def _shared_unit(self, context: int, step: Step | None) -> Unit | None:
+    def _shared_group(self, context: int, step: Step | None) -> TraceGroup | None:
         if step is not None:
             span = self._steps.span(step, context)
-            return Unit(span.trace, span.span_id, False, span)
+            return TraceGroup(span.trace, span.span_id, False, span)
         found = self._current_span(context) if context else None
         if found is None:
             return None
         parent, _ = found
         trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
-        return Unit(trace, parent.span_id, parent.is_remote)
+        return TraceGroup(trace, parent.span_id, parent.is_remote)
 
     def _roots(
-        self, trees: Forest, ids: Array, units: Sequence[Unit], unit: Array
+        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
         """For each row the span id of its unit's root, and the roots that are events below which something is open."""
-        synthetic = np.array([0 if u.step is None else u.step.span_id for u in units], dtype=np.uint64)
-        if len(units) == 1 and synthetic[0]:
+        synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
+        if len(trace_groups) == 1 and synthetic[0]:
             self._root_of = {}
             return np.broadcast_to(synthetic[0], trees.rows), frozenset()
-        of_unit, top = synthetic[unit], ids.copy()
+        of_trace_group, top = synthetic[trace_group], ids.copy()
         # Where the parent ended in an earlier drain, the root did too, maybe.
         for node in trees.beyond.tolist():
             top[node] = self._root_of.get(int(trees.id[node]), top[node])
-        root = np.where(of_unit != 0, of_unit, top[trees.root])
-        is_open = np.flatnonzero(of_unit[trees.rows :] == 0) + trees.rows
+        root = np.where(of_trace_group != 0, of_trace_group, top[trees.root])
+        is_open = np.flatnonzero(of_trace_group[trees.rows :] == 0) + trees.rows
         self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
         return root[: trees.rows], frozenset(root[is_open].tolist())
 
     # ---- from one drain to the next ----
 
-    def _remember(self, trees: Forest, units: Sequence[Unit], unit: Array) -> None:
+    def _remember(self, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: Array) -> None:
         """Keeps the places of what is not complete yet."""
         self._decided = trees.decided
         self._places = {
-            key: units[number]
-            for key, number in zip(trees.decided.id.tolist(), unit[trees.rows :].tolist(), strict=True)
+            key: trace_groups[number]
+            for key, number in zip(trees.decided.id.tolist(), trace_group[trees.rows :].tolist(), strict=True)
         }
 
     def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:

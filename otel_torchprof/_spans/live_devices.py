@@ -10,7 +10,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof._tree.devices import DeviceTimes, timed_rows, times_of
-from otel_torchprof._tree.forest import outermost
+from otel_torchprof._tree.forest import top_level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,9 +91,9 @@ class LiveDevices:
     def _remember(self, whole: Batch, timed: Timed, trees: Forest) -> None:
         """Adds what the rows know to what is known of the events that are open around them."""
         rows, devices = trees.rows, whole.devices
-        top = outermost(whole["parent"].astype(np.int64))[timed.rows]
+        top = top_level(whole["parent"].astype(np.int64))[timed.rows]
         node = trees.parent[top]
-        chosen = np.flatnonzero((node >= rows) & (timed.around < 0))
+        chosen = np.flatnonzero((node >= rows) & (timed.enclosing < 0))
         if devices is not None and chosen.size:
             pair, stream = timed.pair[timed.rows[chosen]], timed.stream[chosen]
             width = int(stream.max()) + 1

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import NEVER, Kind
-from otel_torchprof._tree.forest import around_of, contexts_of_nodes, ends_of_nodes, of_nodes
+from otel_torchprof._tree.forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
 
 from .frame_spans import module_calls
 
@@ -71,18 +71,18 @@ def without_loose_calls(
     start, end = of_nodes(batch, "start"), ends_of_nodes(batch)
     found = contexts_of_nodes(batch)
     context = np.zeros(len(ids), dtype=np.uint32) if found is None else found
-    around = around_of(batch, ids)
+    enclosing = enclosing_of(batch, ids)
     first, last = lasting(start, context), lasting(end, context)
     in_step = last >= 0
     loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
     bare = is_frame & ~in_step & ~is_foreign(context)
     if bare.any() and not rules.keeps_bare:
-        loose |= bare & ~_inside_of_others(around, is_frame, context, start, end)
+        loose |= bare & ~_inside_of_others(enclosing, is_frame, context, start, end)
     loose |= (end - start < rules.shortest_ns) | module_calls(batch.names, name)
-    return without_nodes(batch, ids, around, loose & is_frame & ~np.isin(ids, told))
+    return without_nodes(batch, ids, enclosing, loose & is_frame & ~np.isin(ids, told))
 
 
-def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], around: Nodes, dropped: Mask) -> Batch:
+def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, dropped: Mask) -> Batch:
     """A drained batch without some of its rows and open events, which are its nodes, in this order.
 
     What was inside of them hangs under what was around them, also where that is open or was drained before.
@@ -93,20 +93,23 @@ def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], around: Nodes, drop
     outer = np.zeros(len(ids), dtype=np.uint64)  # what is around a node and ended before
     outer[batch.outer_rows.astype(np.intp)] = batch.outer_parents
     outer[rows:] = batch.opens.parent
-    outer[around >= 0] = 0
-    around = around.copy()
-    moving = np.flatnonzero((around >= 0) & dropped[around])
+    outer[enclosing >= 0] = 0
+    enclosing = enclosing.copy()
+    moving = np.flatnonzero((enclosing >= 0) & dropped[enclosing])
     while moving.size:
-        above = around[moving]
-        outer[moving], around[moving] = outer[above], around[above]
-        moving = moving[(around[moving] >= 0) & dropped[around[moving]]]
-    parents = np.where(around >= 0, ids[around], outer)
-    beyond = np.flatnonzero((around[:rows] >= rows) | (outer[:rows] != 0))
+        above = enclosing[moving]
+        outer[moving], enclosing[moving] = outer[above], enclosing[above]
+        moving = moving[(enclosing[moving] >= 0) & dropped[enclosing[moving]]]
+    parents = np.where(enclosing >= 0, ids[enclosing], outer)
+    beyond = np.flatnonzero((enclosing[:rows] >= rows) | (outer[:rows] != 0))
     opens = batch.opens.chosen(~dropped[rows:])
     return without(
         replace(
             batch,
-            columns={**batch.columns, "parent": np.where(around[:rows] < rows, around[:rows], -1).astype(np.int32)},
+            columns={
+                **batch.columns,
+                "parent": np.where(enclosing[:rows] < rows, enclosing[:rows], -1).astype(np.int32),
+            },
             outer_rows=beyond.astype(np.uint64),
             outer_parents=parents[beyond],
             opens=replace(opens, parent=parents[rows:][~dropped[rows:]]),
@@ -115,14 +118,14 @@ def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], around: Nodes, drop
     )
 
 
-def _inside_of_others(around: Nodes, is_frame: Mask, context: Array, start: Array, end: Array) -> Mask:
+def _inside_of_others(enclosing: Nodes, is_frame: Mask, context: Array, start: Array, end: Array) -> Mask:
     """Whether anything that is no call, of the same context, is open around a node."""
-    found = around.copy()
+    found = enclosing.copy()
     moving = np.flatnonzero(found >= 0)
     while moving.size:
         above = found[moving]
         misses = is_frame[above] | (context[above] != context[moving]) | (end[above] < start[moving])
         moving = moving[misses]
-        found[moving] = around[found[moving]]
+        found[moving] = enclosing[found[moving]]
         moving = moving[found[moving] >= 0]
     return found >= 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.recorder import living_threads
 from otel_torchprof._tree.flows import Numbered, latest_forward, numbered_events, pair
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,13 +87,15 @@ class Flows:
 
 
 def _ends_of(events: Numbered, placed: Placed, trace_ids: Array) -> _Ends:
-    return _Ends(trace_ids[placed.unit[events.row]], placed.span_id[events.row])
+    return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
 
 
 def traced_events(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:
     """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
-    of_units = (u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in placed.units)
-    found: npt.NDArray[np.bool_] = np.fromiter(of_units, np.bool_, len(placed.units))[placed.unit]
+    of_trace_groups = (
+        u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in placed.trace_groups
+    )
+    found: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[placed.trace_group]
     return found
 
 
@@ -111,12 +113,12 @@ def live_table(
     What a sampler refused is left out; so is what hangs under a step that is not told in detail, or under any without
     ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
     """
-    batch, units = placed.batch, placed.units
+    batch, trace_groups = placed.batch, placed.trace_groups
     traced = traced_events(placed, events_of_steps=events_of_steps)
     rows = None if traced.all() else np.flatnonzero(traced)
     count = len(batch) if rows is None else len(rows)
     steps = [step for step in ended if step.trace.exported]
-    traces = [unit.trace for unit in units] + [step.trace for step in steps]
+    traces = [trace_group.trace for trace_group in trace_groups] + [step.trace for step in steps]
     trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
     step_names = list(dict.fromkeys([step.name for step in steps]))
     position = _positions(len(steps), rows, len(batch))
@@ -131,7 +133,7 @@ def live_table(
         name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"]),
         start=column([step.start for step in steps], batch["start"]),
         end=column([step.end for step in steps], batch["end"]),
-        trace=column([len(units) + i for i in range(len(steps))], placed.unit.astype(np.uint32)),
+        trace=column([len(trace_groups) + i for i in range(len(steps))], placed.trace_group.astype(np.uint32)),
         trace_ids=trace_ids,
         trace_states=states if any(states := tuple(trace.trace_state for trace in traces)) else (),
         span_id=column([step.span_id for step in steps], placed.span_id),
@@ -160,10 +162,10 @@ def _remote(
 ) -> npt.NDArray[np.uint8] | None:
     """Which spans have a parent in another process; None where none has."""
     of_steps = [step.parent is not None and step.parent.is_remote for step in steps]
-    of_units = np.array([unit.is_remote for unit in placed.units], dtype=np.uint8)
-    if not any(of_steps) and not of_units.any():
+    of_trace_groups = np.array([trace_group.is_remote for trace_group in placed.trace_groups], dtype=np.uint8)
+    if not any(of_steps) and not of_trace_groups.any():
         return None
-    return column(of_steps, of_units[placed.unit] * placed.is_outermost.astype(np.uint8))
+    return column(of_steps, of_trace_groups[placed.trace_group] * placed.is_root.astype(np.uint8))
 
 
 def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
@@ -214,12 +216,15 @@ def _own_attributes(
             found[i]["torch.unfinished"] = True
         if step.shares is not None and step.shares.regions.any():
             found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
-    told = np.array([unit.step is None and bool(unit.trace.attributes) for unit in placed.units], dtype=np.bool_)
+    told = np.array(
+        [trace_group.step is None and bool(trace_group.trace.attributes) for trace_group in placed.trace_groups],
+        dtype=np.bool_,
+    )
     if told.any():
-        rows = np.flatnonzero(told[placed.unit] & placed.is_outermost)
-        for at, unit in zip(position(rows).tolist(), placed.unit[rows].tolist(), strict=True):
+        rows = np.flatnonzero(told[placed.trace_group] & placed.is_root)
+        for at, trace_group in zip(position(rows).tolist(), placed.trace_group[rows].tolist(), strict=True):
             if at >= 0:
-                found[at] = dict(placed.units[unit].trace.attributes)
+                found[at] = dict(placed.trace_groups[trace_group].trace.attributes)
     return found
 
 

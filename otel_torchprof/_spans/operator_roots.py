@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.forest import of_nodes
-from otel_torchprof._tree.units import event_span_ids
+from otel_torchprof._tree.span_table import event_span_ids
 
 from .steps import StepSpan
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .steps import StepSpan, Trace
 
 
-class Unit(NamedTuple):
+class TraceGroup(NamedTuple):
     """What the outermost events of some trees hang under."""
 
     trace: Trace
@@ -33,12 +33,12 @@ class Placed(NamedTuple):
 
     batch: Batch
     """The batch, each event under the nearest one of its own context."""
-    units: Sequence[Unit]
-    unit: npt.NDArray[np.int64]
-    """Index into ``units``."""
+    trace_groups: Sequence[TraceGroup]
+    trace_group: npt.NDArray[np.int64]
+    """Index into ``trace_groups``."""
     span_id: npt.NDArray[np.uint64]
     parent_span_id: npt.NDArray[np.uint64]
-    is_outermost: npt.NDArray[np.bool_]
+    is_root: npt.NDArray[np.bool_]
     inside: npt.NDArray[np.int64] | None
     """Time of direct children that came in earlier drains, ns; None where none did."""
     root: npt.NDArray[np.uint64]
@@ -48,7 +48,7 @@ class Placed(NamedTuple):
     devices: DeviceTimes | None = None
     """How long devices worked, with what came in earlier drains."""
 
-    def own_times(self) -> npt.NDArray[np.int64]:
+    def self_times(self) -> npt.NDArray[np.int64]:
         """Time that each event did not spend in others, ns."""
         batch = self.batch
         duration = batch["end"] - batch["start"]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.span_table import AttributeType
 
 from .span_tables import narrowed
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._tree.units import AttributeColumn, SpanTable
+    from otel_torchprof._tree.span_table import AttributeColumn, SpanTable
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._process.heap import own_memory
 from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

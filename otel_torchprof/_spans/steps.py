@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._native.recorder import CONTEXT_MUTED
-from otel_torchprof._tree.units import STEP_NAME
+from otel_torchprof._tree.span_table import STEP_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,7 +95,7 @@ class StepSpan:
         return self.number >= 0
 
     @property
-    def is_surrounded(self) -> bool:
+    def is_enclosed(self) -> bool:
         """Whether it is in a span of the application; below another rank's step it is in none."""
         return self.parent is not self.trace.parent
 
@@ -154,7 +154,7 @@ class Steps:
         new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
         new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
         current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
-        wants: whether the step of that number, in the trace of that id, is recorded in detail.
+        selects: whether the step of that number, in the trace of that id, is recorded in detail.
         job: trace and span id of what the steps of this time link to.
     """
 
@@ -164,13 +164,13 @@ class Steps:
         new_span_id: Callable[[], int],
         current_span: Callable[[int], tuple[SpanContext, int | None] | None],
         *,
-        wants: Callable[[int, int], bool] = _all,
+        selects: Callable[[int, int], bool] = _all,
         job: Callable[[], tuple[int, int] | None] = _none,
     ) -> None:
         self._new_trace = new_trace
         self._new_span_id = new_span_id
         self._current_span = current_span
-        self._wants = wants
+        self._selects = selects
         self._job = job
         self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
         self._steps: list[Step] = []
@@ -204,7 +204,7 @@ class Steps:
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, earliest), False
                 for context, span in first.spans.items():
-                    span.start = _start(first, self._around(context))
+                    span.start = _start(first, self._enclosing(context))
 
     def boundary(self, number: int, now: int, context: int, thread: int) -> bool:
         """Ends the current step and begins step ``number``, on a thread (its ident), in a context (0: none).
@@ -226,7 +226,7 @@ class Steps:
             if context:
                 return True
             trace = self._trace_of(following)
-            return trace.recorded and self._wants(number, trace.trace_id)
+            return trace.recorded and self._selects(number, trace.trace_id)
 
     def add(self, recorded: Iterable[RecordedStep]) -> None:
         """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
@@ -318,7 +318,7 @@ class Steps:
         return span
 
     def _made(self, step: Step, context: int) -> StepSpan:
-        found = self._around(context)
+        found = self._enclosing(context)
         start = _start(step, found)
         if found is None:
             trace = _UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
@@ -329,11 +329,11 @@ class Steps:
         is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
         span_id = trace.span_id if is_free else self._new_span_id()
         made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
-        made.job = None if made.is_surrounded else step.job
-        made.is_detailed = self._wants(step.number, trace.trace_id)
+        made.job = None if made.is_enclosed else step.job
+        made.is_detailed = self._selects(step.number, trace.trace_id)
         return made
 
-    def _around(self, context: int) -> tuple[SpanContext, int | None] | None:
+    def _enclosing(self, context: int) -> tuple[SpanContext, int | None] | None:
         return None if context in {0, CONTEXT_MUTED} else self._current_span(context)
 
 

@@ -193,11 +193,11 @@ def _in_order(
             keyed.append((stop, last[row], _END, -row, end))
         if device_events is not None and may_have_device_event(begin.name()):
             _add_device_events(device_events, begin, end)
-    for time, around, cpu, device, thread in changes:
+    for time, enclosing, cpu, device, thread in changes:
         event = LegacyEvent(
             EventKind.MEMORY_ALLOC, "", threads[thread], cpu_ns=time, cpu_memory_usage=cpu, cuda_memory_usage=device
         )
-        keyed.append((time, around, _MEMORY, 0, event))
+        keyed.append((time, enclosing, _MEMORY, 0, event))
     keyed.sort(key=lambda entry: entry[:4])
     return [entry[4] for entry in keyed]
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind, Scope
 
-from .forest import outermost
+from .forest import top_level
 from .tree import HIDDEN_NAMES
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names
 
-    from .units import SpanTable
+    from .span_table import SpanTable
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -144,7 +144,7 @@ def shares_of_roots(batch: Batch, table: SpanTable) -> Shares | None:
         above = table.parent_span_id[events]
         at = roots[np.minimum(np.searchsorted(table.span_id[roots], above), len(roots) - 1)]
         group[table.row[events]] = np.where(table.span_id[at] == above, at, -1)
-    return shares(batch, group[outermost(batch["parent"].astype(np.int64))], len(table))
+    return shares(batch, group[top_level(batch["parent"].astype(np.int64))], len(table))
 
 
 def _regions(names: Names) -> Mask | None:
@@ -154,6 +154,6 @@ def _regions(names: Names) -> Mask | None:
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
     """Which rows are below one where the mask is true."""
     # Chains of parents end at such rows: what then is at the end of a chain is one, or there is none.
-    nearest = outermost(np.where(mask, -1, parent))
+    nearest = top_level(np.where(mask, -1, parent))
     found: Mask = mask[nearest[parent]] & (parent >= 0)
     return found

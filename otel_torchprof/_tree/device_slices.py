@@ -110,12 +110,12 @@ def _fit(batch: Batch, row: Array, stream: Numbers, start: Numbers, duration: Nu
     """Puts slices in the order of their thread, in place; returns the place of the slice around each, -1 for none."""
     of_row = np.full(len(batch), -1, dtype=np.int64)
     of_row[row] = stream
-    around = _nearest(batch["parent"], of_row, row)
+    enclosing = _nearest(batch["parent"], of_row, row)
     of_row[row] = np.arange(len(row))
-    outer = np.where(around >= 0, of_row[around], -1)
+    outer = np.where(enclosing >= 0, of_row[enclosing], -1)
     thread, end = batch["thread"][row], batch["end"][row]
     free = ((batch["flags"][row] & Flag.ASYNC) != 0) | (thread != batch["end_thread"][row])
-    free |= (around >= 0) & (end > batch["end"][around])
+    free |= (enclosing >= 0) & (end > batch["end"][enclosing])
     outer[free] = -1
     line = np.where(free, -1, thread.astype(np.int64) * (int(stream.max()) + 1) + stream)
     outer = np.ascontiguousarray(outer, dtype=np.int64)

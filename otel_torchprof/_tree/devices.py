@@ -43,7 +43,7 @@ class Timed(NamedTuple):
     rows: npt.NDArray[np.int64]
     stream: npt.NDArray[np.int64]
     """A small number for the stream of its pair."""
-    around: npt.NDArray[np.int64]
+    enclosing: npt.NDArray[np.int64]
     """The nearest row around it that has a pair on the same stream; -1 for none."""
 
 
@@ -70,11 +70,11 @@ def device_times(batch: Batch) -> DeviceTimes | None:
 
 def times_of(batch: Batch, timed: Timed, duration: Array) -> DeviceTimes:
     """The times of all rows, from what :func:`timed_rows` found and the durations (ns) in ``batch.devices``."""
-    pair, rows, _, around = timed
+    pair, rows, _, enclosing = timed
     own = np.zeros(len(batch), dtype=np.int64)
     own[rows] = duration[pair[rows]]
-    inside = around >= 0
-    np.subtract.at(own, around[inside], duration[pair[rows[inside]]])
+    inside = enclosing >= 0
+    np.subtract.at(own, enclosing[inside], duration[pair[rows[inside]]])
     return DeviceTimes(pair, own, add_to_parents(batch["parent"], own))
 
 

@@ -292,7 +292,7 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
     if len(more):
         solid = np.zeros(len(batch), dtype=bool)
         solid[rows] = (torchs[numbers] != 0) & (sorts[rows] == 2)  # noqa: PLR2004 - neither addition nor multiplication
-        chosen = _outermost(batch["parent"], more, solid)
+        chosen = _top_level(batch["parent"], more, solid)
         extra = np.zeros(len(batch), dtype=np.uint64)
         extra[rows] = beyond[numbers]
         flops[chosen] = extra[chosen]
@@ -309,15 +309,15 @@ def _columns(batch: Batch, rows: list[int]) -> tuple[list[int], list[int]]:
     return torchs, beyond
 
 
-def _outermost(parent: Array, candidates: Array, solid: Array) -> Array:
+def _top_level(parent: Array, candidates: Array, solid: Array) -> Array:
     """The candidates that lie in no other candidate, and neither in nor around a row that is ``solid``."""
-    around = np.zeros(len(parent), dtype=bool)
+    enclosing = np.zeros(len(parent), dtype=bool)
     rows = parent[np.flatnonzero(solid)]
     while len(rows := rows[rows >= 0]):
-        rows = rows[~around[rows]]
-        around[rows] = True
+        rows = rows[~enclosing[rows]]
+        enclosing[rows] = True
         rows = parent[rows]
-    candidates = candidates[~around[candidates]]
+    candidates = candidates[~enclosing[candidates]]
     taken = solid.copy()
     taken[candidates] = True
     free = np.ones(len(candidates), dtype=bool)

@@ -119,6 +119,8 @@ def numbered_rows(batch: Batch) -> Array:
     is_evaluation = batch.names.matching((), (EVALUATION,))
     if is_evaluation is None:
         return rows
-    around = is_evaluation[batch["name"][:-1]] & (scope[:-1] == Scope.FUNCTION) & (scope[1:] == Scope.BACKWARD_FUNCTION)
-    rows[:-1] += around & (thread[1:] == thread[:-1])
+    enclosing = (
+        is_evaluation[batch["name"][:-1]] & (scope[:-1] == Scope.FUNCTION) & (scope[1:] == Scope.BACKWARD_FUNCTION)
+    )
+    rows[:-1] += enclosing & (thread[1:] == thread[:-1])
     return rows

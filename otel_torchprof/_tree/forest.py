@@ -27,7 +27,7 @@ class Decided:
     id: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     parent: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     """What it hangs under, for good: children that were drained since then have been told so."""
-    around: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
+    enclosing: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     """The nearest event around it that was still open, whatever its context."""
 
 
@@ -62,7 +62,7 @@ class Forest:
     @cached_property
     def root(self) -> npt.NDArray[np.int64]:
         """Of each node the one at the end of its chain of parents, or itself."""
-        return outermost(self.parent)
+        return top_level(self.parent)
 
     @property
     def row_parent(self) -> npt.NDArray[np.int32]:
@@ -103,8 +103,8 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
     rows, ids = len(batch), of_nodes(batch, "id")
     at = _nodes(ids, rows, decided.id)
     known, at = at >= 0, at[at >= 0]
-    around = around_of(batch, ids)
-    around[at] = _nodes(ids, rows, decided.around[known])
+    enclosing = enclosing_of(batch, ids)
+    enclosing[at] = _nodes(ids, rows, decided.enclosing[known])
     context, start, end = contexts_of_nodes(batch), of_nodes(batch, "start"), ends_of_nodes(batch)
     step = None if step_of is None else step_of(start, context)
     is_long = None if step_of is None or step is None else step_of(end, context) - step > 1
@@ -119,17 +119,17 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
             found &= ~is_long[above] | (step[above] == step[nodes])
         return found
 
-    parent = _nearest(around, holds)
+    parent = _nearest(enclosing, holds)
     parent[at] = _nodes(ids, rows, decided.parent[known])
     is_beyond = (parent[at] < 0) & (decided.parent[known] != 0)
     beyond, beyond_parents = at[is_beyond], decided.parent[known][is_beyond]
     far = np.zeros(len(batch.opens), dtype=np.uint64)
     far[beyond[beyond >= rows] - rows] = beyond_parents[beyond >= rows]
-    following = _decided(ids, rows, around, parent, far)
+    following = _decided(ids, rows, enclosing, parent, far)
     return Forest(rows, ids, start, context, of_nodes(batch, "name"), parent, beyond, beyond_parents, following)
 
 
-def outermost(parent: Array) -> npt.NDArray[np.int64]:
+def top_level(parent: Array) -> npt.NDArray[np.int64]:
     """For each node its outermost ancestor, or itself.
 
     Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
@@ -142,33 +142,33 @@ def outermost(parent: Array) -> npt.NDArray[np.int64]:
         found = further
 
 
-def around_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
+def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
     """For each node the node that was open around it when it began; -1 for none, and where it ended in an earlier drain."""
     rows, opens = len(batch), batch.opens
-    around = np.full(len(ids), -1, dtype=np.int64)
-    around[:rows] = batch["parent"]
+    enclosing = np.full(len(ids), -1, dtype=np.int64)
+    enclosing[:rows] = batch["parent"]
     if len(opens):
-        around[batch.outer_rows.astype(np.intp)] = _nodes(ids, rows, batch.outer_parents)
-        around[rows:] = _nodes(ids, rows, opens.parent)
-    return around
+        enclosing[batch.outer_rows.astype(np.intp)] = _nodes(ids, rows, batch.outer_parents)
+        enclosing[rows:] = _nodes(ids, rows, opens.parent)
+    return enclosing
 
 
-def _nearest(around: Array, holds: Callable[[Array, Array], Array]) -> npt.NDArray[np.int64]:
+def _nearest(enclosing: Array, holds: Callable[[Array, Array], Array]) -> npt.NDArray[np.int64]:
     """For each node the nearest one outwards that holds it; -1 where none does."""
-    parent = around.copy()
+    parent = enclosing.copy()
     moving = np.flatnonzero(parent >= 0)
     moving = moving[~holds(parent[moving], moving)]
     while moving.size:
-        above = parent[moving] = around[parent[moving]]
+        above = parent[moving] = enclosing[parent[moving]]
         moving = moving[(above >= 0) & ~holds(above, moving)]
     return parent
 
 
-def _decided(ids: Ids, rows: int, around: Array, parent: Array, far: Ids) -> Decided:
+def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> Decided:
     """For the open events. ``far``: of each the id of a parent that ended in an earlier drain, or 0."""
-    outer = around[rows:]
+    outer = enclosing[rows:]
     while (ended := (outer >= 0) & (outer < rows)).any():
-        outer = np.where(ended, around[outer], outer)
+        outer = np.where(ended, enclosing[outer], outer)
     return Decided(
         ids[rows:],
         np.where(parent[rows:] >= 0, ids[parent[rows:]], far),

@@ -84,10 +84,10 @@ def _any_outwards(flags: npt.NDArray[np.bool_], parent: Array) -> npt.NDArray[np
     return found[:-1]
 
 
-def levels(around: Array) -> list[Array]:
+def levels(enclosing: Array) -> list[Array]:
     """Positions by how many others are around them, the outermost first. Each step looks twice as far outwards as the last."""
-    depth = np.append((around >= 0).astype(np.int64), 0)
-    jump = np.append(around, -1)
+    depth = np.append((enclosing >= 0).astype(np.int64), 0)
+    jump = np.append(enclosing, -1)
     while (jump[:-1] >= 0).any():
         depth += depth[jump]
         jump = jump[jump]
@@ -175,7 +175,7 @@ class ShortFrames:
 
     def __init__(self, seconds: float) -> None:
         self._shortest = seconds * 1e9
-        self._told: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._reported: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def without(self, batch: Batch) -> Batch:
         """The next batch without them; itself where there are none."""
@@ -184,7 +184,7 @@ class ShortFrames:
         short = batch["kind"] == Kind.FRAME
         short &= batch["end"] - batch["start"] < self._shortest
         short &= (batch["flags"] & Flag.UNFINISHED) == 0
-        if self._told.size:
-            short &= ~np.isin(batch["id"], self._told)
-        self._told = batch.opens.id
+        if self._reported.size:
+            short &= ~np.isin(batch["id"], self._reported)
+        self._reported = batch.opens.id
         return without(batch, short)

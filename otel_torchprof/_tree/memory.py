@@ -17,8 +17,8 @@ from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, MemoryFlag
 from otel_torchprof._native.loops import add_to_parents
 
+from .span_table import extend_names
 from .tree import hidden_rows
-from .units import extend_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,14 +63,14 @@ def with_memory_events(batch: Batch) -> Batch:
     memory = batch.memory
     if memory is None or not len(memory["time"]):
         return batch
-    around = _listed_rows(batch, memory)
+    enclosing = _listed_rows(batch, memory)
     failed = (memory["flags"] & MemoryFlag.OUT_OF_MEMORY) != 0
-    alone = (around < 0) & ~_during_async(batch, memory["time"])
+    alone = (enclosing < 0) & ~_during_async(batch, memory["time"])
     chosen = np.flatnonzero(alone | failed)
     if not chosen.size:
         return batch
     added, taken = _added_columns(batch, memory, chosen), chosen[~failed[chosen]]
-    added["parent"] = around[chosen]
+    added["parent"] = enclosing[chosen]
     added["name"] = len(batch.names) + failed[chosen]
     event = memory["event"].copy()
     event[taken] = added["id"][~failed[chosen]]

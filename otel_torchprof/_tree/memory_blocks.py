@@ -172,10 +172,10 @@ def _with_places(known: list[Known], places: _Places, told: Array) -> list[tuple
         else ([], [])
     )
     keys = places.keys(np.asarray(address, dtype=np.uint64), np.asarray(device, dtype=np.int64))
-    is_told = np.isin(keys, told)
+    is_reported = np.isin(keys, told)
     return [
         (one, int(key), not one.is_late or (one.role == STATE and not told))
-        for one, key, told in zip(known, keys.tolist(), is_told.tolist(), strict=True)
+        for one, key, told in zip(known, keys.tolist(), is_reported.tolist(), strict=True)
     ]
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind, Scope
-from otel_torchprof._native.loops import memory_categories, outermost
+from otel_torchprof._native.loops import memory_categories, top_level
 
 from .input_words import InputPart, decoded, has_inputs, numbered
 from .memory_blocks import GRADIENT, PARAMETER, STATE, Blocks, blocks_of
@@ -83,7 +83,7 @@ class _Operators:
                 self._does[number, : len(answer)] = [_WRITTEN if is_written else _READ for is_written in answer]
         is_node = np.array([answer is not None for answer in answers])[self._number]
         is_node |= batch["scope"] == Scope.BACKWARD_FUNCTION
-        self.node = outermost(batch["parent"], is_node)
+        self.node = top_level(batch["parent"], is_node)
 
     def does(self, row: Array, argument: Array) -> npt.NDArray[np.uint8]:
         """What rows do to one of their inputs each."""
@@ -96,8 +96,8 @@ class _Nodes:
 
     def __init__(self, batch: Batch, blocks: Blocks, node_of_row: Array) -> None:
         of_storage = node_of_row[blocks.storages["row"]].astype(np.int64)
-        around = rows_of(batch, blocks.memory["event"])
-        of_record = np.where(around >= 0, np.append(node_of_row, -1)[around], -1).astype(np.int64)
+        enclosing = rows_of(batch, blocks.memory["event"])
+        of_record = np.where(enclosing >= 0, np.append(node_of_row, -1)[enclosing], -1).astype(np.int64)
         alone = np.flatnonzero(of_record < 0)
         of_record[alone] = len(batch) + alone
         is_used = np.zeros(len(batch) + len(of_record), dtype=bool)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import Flag, Kind
 
 from .flows import EVALUATION, forward_backward
-from .forest import outermost
+from .forest import top_level
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -31,7 +31,7 @@ class Hierarchy(NamedTuple):
 class _Place(NamedTuple):
     """A module in the modules around it."""
 
-    around: str
+    enclosing: str
     """What its root was called in, if anything."""
     root: str
     path: str
@@ -41,7 +41,7 @@ class _Place(NamedTuple):
     def text(self) -> str:
         # A part that is called on its own, and what is in it, have the names of their model, whose class nobody knows then.
         is_within = self.path == self.root or self.path.startswith(f"{self.root}.")
-        parts = (self.around, "" if is_within else self.root, self.path)
+        parts = (self.enclosing, "" if is_within else self.root, self.path)
         return ".".join(part for part in parts if part)
 
 
@@ -63,7 +63,7 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
         return Hierarchy(np.zeros(len(batch), dtype=np.uint32), [""])
     parent = batch["parent"].astype(np.int64)
     found = np.zeros(len(batch), dtype=np.uint32)
-    nearest = outermost(np.where(is_module, -1, parent))
+    nearest = top_level(np.where(is_module, -1, parent))
     found[is_module], texts = _places(batch, np.flatnonzero(is_module), nearest[parent], is_module)
     index = found[nearest]
     backward, of_forward = _backward(batch, index)
@@ -72,11 +72,11 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
         found[backward] = of_forward
         gives = is_module.copy()
         gives[backward] = True
-        index = found[outermost(np.where(gives, -1, parent))]
+        index = found[top_level(np.where(gives, -1, parent))]
     return Hierarchy(index, texts)
 
 
-def outermost_modules(batch: Batch) -> Batch:
+def top_level_modules(batch: Batch) -> Batch:
     """A drained batch of modules without those that were called inside another one."""
     outer = batch["parent"] < 0
     outer[batch.outer_rows.astype(np.intp)] = False
@@ -93,10 +93,12 @@ def outermost_modules(batch: Batch) -> Batch:
     )
 
 
-def _places(batch: Batch, modules: Array, around: Array, is_module: Array) -> tuple[npt.NDArray[np.uint32], list[str]]:
+def _places(
+    batch: Batch, modules: Array, enclosing: Array, is_module: Array
+) -> tuple[npt.NDArray[np.uint32], list[str]]:
     """For each module its text, and the texts: from the outermost inwards, each combination once."""
     number = np.zeros(len(batch) + 1, dtype=np.int64)  # of the place of each row; none is 0
-    above = np.where((batch["parent"][modules] >= 0) & is_module[around[modules]], around[modules], -1)
+    above = np.where((batch["parent"][modules] >= 0) & is_module[enclosing[modules]], enclosing[modules], -1)
     key = batch["name"][modules].astype(np.int64) << 1 | ((batch["flags"][modules] & Flag.ROOT) != 0)
     keys = 2 * len(batch.names)
     places, numbers = [_NOWHERE], dict[tuple[int, int], int]()
@@ -123,7 +125,7 @@ def _numbered(batch: Batch, places: list[_Place], numbers: dict[tuple[int, int],
         return known
     name, above = batch.names[packed >> 1], places[outer]
     is_root = bool(packed & 1) or not outer
-    places.append(_Place(above.text, name, "") if is_root else _Place(above.around, above.root, name))
+    places.append(_Place(above.text, name, "") if is_root else _Place(above.enclosing, above.root, name))
     numbers[outer, packed] = len(places) - 1
     return len(places) - 1
 
@@ -136,6 +138,6 @@ def _backward(batch: Batch, index: Array) -> tuple[Array, Array]:
     engine = batch.names.matching((), (EVALUATION,))
     if engine is None:
         return backward, of_forward
-    around = batch["parent"][backward]
-    by_engine = (around >= 0) & engine[batch["name"][around]]
-    return np.concatenate((backward, around[by_engine])), np.concatenate((of_forward, of_forward[by_engine]))
+    enclosing = batch["parent"][backward]
+    by_engine = (enclosing >= 0) & engine[batch["name"][enclosing]]
+    return np.concatenate((backward, enclosing[by_engine])), np.concatenate((of_forward, of_forward[by_engine]))

@@ -18,8 +18,8 @@ from otel_torchprof._columns.schema import Scope
 from .flows import numbered_rows
 from .frames import distinct, frames_of, levels, nested_parents
 from .input_words import InputKind, may_have, text_ids
+from .span_table import extend_names
 from .tree import lifted
-from .units import extend_names
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names
@@ -141,15 +141,15 @@ def _own_codes(batch: Batch, listed: npt.NDArray[np.bool_]) -> tuple[Codes, Stac
     return code_within[position[caller]], Stacks(outer, np.append(0, used[entry]).astype(np.int64), batch.names)
 
 
-def _grown(around: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
+def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
     """By call, the code of the stack inside it; and by code, what is around it and (from code 1) the innermost name.
 
     The tree is made level by level, the outermost calls first.
     """
-    inside = np.zeros(len(around) + 1, dtype=np.int64)
+    inside = np.zeros(len(enclosing) + 1, dtype=np.int64)
     outers, entries, codes = [np.zeros(1, dtype=np.int64)], [np.empty(0, dtype=np.int64)], 1
-    for level in levels(around):
-        keys, which = distinct(inside[around[level]] * names + name[level])
+    for level in levels(enclosing):
+        keys, which = distinct(inside[enclosing[level]] * names + name[level])
         inside[level] = which + codes
         outers.append(keys // names)
         entries.append(keys % names)
@@ -194,7 +194,7 @@ def _is_left_out(name: str) -> bool:
 def _with_forward(view: TreeView, codes: Codes) -> Codes:
     """What ran backward gets the stack of the forward operator with its number, the first of those; none where there is none."""
     batch, rows = view.batch, view.rows
-    backward = _backward_around(view)
+    backward = _enclosing_backward(view)
     thread = np.array([thread.torch_tid or thread.ident for thread in batch.threads], dtype=np.int64)[
         batch["thread"][rows]
     ]
@@ -220,7 +220,7 @@ def _pairs(number: Array, thread: Array) -> Array:
     return pairs
 
 
-def _backward_around(view: TreeView) -> Array:
+def _enclosing_backward(view: TreeView) -> Array:
     """The innermost backward function that an event is or is in, -1 for none. Each step looks twice as far outwards."""
     own = np.arange(len(view))
     is_backward = view.batch["scope"][view.rows] == Scope.BACKWARD_FUNCTION

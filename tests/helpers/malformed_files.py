@@ -73,8 +73,8 @@ def spans(number: random.Random, count: int) -> list[dict[str, Any]]:
             {"key": "a", "value": {"stringValue": "b" * index}},
         ]
         if number.random() < 0.3:
-            attributes.append({"key": "torch.composite.count", "value": {"intValue": "7"}})
-            attributes.append({"key": "torch.composite.duration", "value": {"doubleValue": 1e-6}})
+            attributes.append({"key": "torch.aggregated.count", "value": {"intValue": "7"}})
+            attributes.append({"key": "torch.aggregated.duration", "value": {"doubleValue": 1e-6}})
         found.append(
             {
                 "traceId": f"{number.getrandbits(128) | 1:032x}",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 
 def recorded_table(

@@ -92,13 +92,13 @@ def slices_by_track(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[
 def check_nesting(events: list[dict[str, Any]]) -> None:
     """Two slices of a track lie apart or one inside the other."""
     for track in slices_by_track(events).values():
-        around: list[dict[str, Any]] = []
+        enclosing: list[dict[str, Any]] = []
         for event in track:
-            while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
-                around.pop()
-            if around:
-                assert event["ts"] + event["dur"] <= around[-1]["ts"] + around[-1]["dur"], (around[-1], event)
-            around.append(event)
+            while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"]:
+                enclosing.pop()
+            if enclosing:
+                assert event["ts"] + event["dur"] <= enclosing[-1]["ts"] + enclosing[-1]["dur"], (enclosing[-1], event)
+            enclosing.append(event)
 
 
 def check_flows(events: list[dict[str, Any]]) -> None:

@@ -170,7 +170,8 @@ class Service:
         spans, stats = Counter(health.spans), next(iter(health.exporters.values()))
         came = health.recorded + spans["added"] + spans["parts"]
         ended = sum(
-            spans[what] for what in ("not_sampled", "filtered", "lost", "merged", "folded", "shrunk_away", "buffered")
+            spans[what]
+            for what in ("not_sampled", "filtered", "lost", "aggregated", "collapsed", "detail_dropped", "buffered")
         )
         put = stats.exported_spans + stats.failed_spans + stats.dropped_spans + stats.waiting_spans
         assert came == ended + put, str(health)
@@ -327,22 +328,24 @@ def row(name: str, protocol: str) -> str:
     service, receiver = done(LOADS[name], protocol)
     health = service.balance()
     stats, spans = next(iter(health.exporters.values())), Counter(health.spans)
-    less = Counter({what: spans[what] for what in ("not_sampled", "filtered", "merged", "folded", "shrunk_away")})
+    less = Counter(
+        {what: spans[what] for what in ("not_sampled", "filtered", "aggregated", "collapsed", "detail_dropped")}
+    )
     lost = Counter(health.dropped) + Counter(stats.dropped)
     cells = (
         f"{name}, {protocol.partition('/')[0]}",
         health.recorded + sum(health.dropped.values()),
         spans["added"] + spans["parts"],
-        _told(+less),
+        _reported(+less),
         stats.exported_spans,
         stats.failed_spans,
-        _told(lost),
+        _reported(lost),
         len(receiver.accepted),
     )
     return "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells) + " |"
 
 
-def _told(counts: Counter[str]) -> str:
+def _reported(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items()) or "0"
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def installed(*, outermost_only: bool = False) -> Iterator[ModuleHooks]:
+def installed(*, top_level_only: bool = False) -> Iterator[ModuleHooks]:
     """The hooks, for as long as the block."""
     hooks = ModuleHooks()
-    hooks.install(outermost_only=outermost_only)
+    hooks.install(top_level_only=top_level_only)
     try:
         yield hooks
     finally:

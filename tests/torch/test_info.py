@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features in
 X = torch.randn(3, 4)
 F = torch.nn.functional
 
-FACTS = (
+INFO_FIELDS = (
     "name",
     "overload_name",
     "input_shapes",
@@ -216,7 +216,7 @@ def inside(events):
 
 def info_of(events):
     """Facts per event; texts, so that a number that is none is equal to itself."""
-    return [{name: _text(getattr(event, name)) for name in FACTS} for event in inside(events)]
+    return [{name: _text(getattr(event, name)) for name in INFO_FIELDS} for event in inside(events)]
 
 
 def _text(value):

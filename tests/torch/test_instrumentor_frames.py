@@ -64,15 +64,15 @@ def test_calls_operators_and_modules_of_a_request(model, monkeypatch):
         serve(bench, model)
         spans, requests = bench.spans(), bench.processor.health.sources
     assert requests["frames"] == "on"
-    around = chain(spans, of(spans, "aten::addmm"))
-    assert [name for name in around if name in {"encoder.0", "encoder", "Model", "infer", "handled"}] == [
+    enclosing = chain(spans, of(spans, "aten::addmm"))
+    assert [name for name in enclosing if name in {"encoder.0", "encoder", "Model", "infer", "handled"}] == [
         "encoder.0",
         "encoder",
         "Model",
         "infer",
         "handled",
     ]
-    assert around[-1] == "handled"
+    assert enclosing[-1] == "handled"
     assert not {"serve", "test_calls_operators_and_modules_of_a_request"} & {
         name for s in spans for name in chain(spans, s)
     }

@@ -75,13 +75,13 @@ def test_a_step_of_a_hundred_thousand_operators():
     found = Counter()
     for span in spans:
         told = attributes(span)
-        found[span.name] += told.get("torch.composite.count", 1)
-        found["folded"] += told.get("torch.folded.count", 0)
-    folded = found.pop("folded")
-    assert sum(found.values()) + folded == sum(whole.counts.values()) == attributes(root)["torch.recorded_spans"]
+        found[span.name] += told.get("torch.aggregated.count", 1)
+        found["collapsed"] += told.get("torch.collapsed.count", 0)
+    collapsed = found.pop("collapsed")
+    assert sum(found.values()) + collapsed == sum(whole.counts.values()) == attributes(root)["torch.recorded_spans"]
     assert all(count <= whole.counts[name] for name, count in found.items())
     assert whole.counts["aten::add"] == whole.counts["aten::mul"] == OPERATORS // 2
-    assert attributes(root)["torch.folded_spans"] == folded
+    assert attributes(root)["torch.collapsed_spans"] == collapsed
 
 
 def test_opentelemetrys_limit_of_links_holds_for_aggregate_spans(monkeypatch):

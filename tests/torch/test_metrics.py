@@ -148,7 +148,7 @@ def test_other_profiles_bring_nothing(step):
     """A profile of all threads that runs between recorded steps does not add to the metrics."""
     with instrumented(overhead=1e-9) as reader:
         run_until(lambda: sampler()._event_cost is not None, step)
-        run_until(lambda: not sampler().is_on and not sampler().wants_reading, step)
+        run_until(lambda: not sampler().is_on and not sampler().needs_reading, step)
         before = calls(reader)
         with otp.profile(all_threads=True) as prof:
             step()

@@ -24,9 +24,9 @@ def hooks():
 
 
 @pytest.fixture
-def outermost():
+def top_level():
     """Hooks for the outermost modules."""
-    with installed(outermost_only=True) as roots:
+    with installed(top_level_only=True) as roots:
         yield roots
 
 
@@ -52,7 +52,7 @@ class Broken(nn.Module):
         raise queue.Empty
 
 
-def test_the_class_of_an_exception_is_qualified(outermost):
+def test_the_class_of_an_exception_is_qualified(top_level):
     """The class is named with its module, as error.type wants it; no exception is left over for the next module."""
 
     def body():
@@ -121,8 +121,8 @@ def test_an_interrupt(hooks):
     assert recorded(body) == [*unfinished, "Interrupted", "  inner", *unfinished, "ReLU"]
 
 
-@pytest.mark.parametrize("outermost_only", [False, True])
-def test_deeper_after_an_interrupt(outermost_only):
+@pytest.mark.parametrize("top_level_only", [False, True])
+def test_deeper_after_an_interrupt(top_level_only):
     """A model that is called deeper in the stack than where an interrupt left it is not taken to be inside it."""
     model = Interrupted()
     deeper = torch.no_grad()(lambda function: max([X], key=lambda x: function(x).sum()))
@@ -133,9 +133,9 @@ def test_deeper_after_an_interrupt(outermost_only):
         model.interrupted = False
         deeper(model)
 
-    with installed(outermost_only=outermost_only):
+    with installed(top_level_only=top_level_only):
         tree = recorded(body)
-    inner = ["  inner ...", "  inner"] if not outermost_only else []
+    inner = ["  inner ...", "  inner"] if not top_level_only else []
     assert tree == ["Interrupted ...", *inner[:1], "Interrupted", *inner[1:]]
 
 
@@ -157,7 +157,7 @@ def test_an_interrupt_below_a_module(hooks):
     assert recorded(lambda: Catches()(X)) == tree
 
 
-def test_an_interrupt_of_the_outermost(outermost):
+def test_an_interrupt_of_the_outermost(top_level):
     """With the outermost only, a module that an interrupt leaves does not hide those that come after it."""
     model = Interrupted()
 

@@ -33,9 +33,9 @@ def hooks():
 
 
 @pytest.fixture
-def outermost():
+def top_level():
     """Hooks for the outermost modules."""
-    with installed(outermost_only=True) as roots:
+    with installed(top_level_only=True) as roots:
         yield roots
 
 
@@ -69,7 +69,7 @@ def test_modules_between_operators_and_labels(hooks):
     assert "label/Block/layers.1/aten::relu" in paths
 
 
-def test_outermost_only(outermost):
+def test_outermost_only(top_level):
     """With the outermost only, a call of a model is one event, whatever it calls; the next one is another."""
     model, head = Net(), nn.Linear(2, 1)
     assert recorded(lambda: [head(model(X)) for _ in range(2)]) == ["Net", "Linear", "Net", "Linear"]
@@ -87,7 +87,7 @@ def test_a_module_that_calls_itself(hooks):
     assert recorded(lambda: Recursive()(X, 2)) == ["Recursive", "  Recursive", "    Recursive"]
 
 
-def test_a_module_that_calls_itself_is_outermost_once(outermost):
+def test_a_module_that_calls_itself_is_outermost_once(top_level):
     """With the outermost only, a module that calls itself is one event until its outermost call has ended."""
     inner, model = nn.ReLU(), Recursive()
     assert recorded(lambda: inner(model(X, 3))) == ["Recursive", "ReLU"]
@@ -265,9 +265,9 @@ def test_torchs_hooks_are_as_before():
     before = state()
     hooks = ModuleHooks()
     for count in range(100):
-        hooks.install(outermost_only=bool(count % 2))
+        hooks.install(top_level_only=bool(count % 2))
         model(X)
-        hooks.install(outermost_only=not count % 2)
+        hooks.install(top_level_only=not count % 2)
         assert state() != before
         hooks.remove()
         hooks.remove()
@@ -293,9 +293,9 @@ def test_an_interrupt_amid_the_installation(monkeypatch):
     hooks = ModuleHooks()
     monkeypatch.setattr(torch_modules, "register_module_forward_pre_hook", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hooks.install(outermost_only=False)
+        hooks.install(top_level_only=False)
     monkeypatch.undo()
-    hooks.install(outermost_only=False)
+    hooks.install(top_level_only=False)
     assert (len(torch_modules._global_forward_pre_hooks), len(torch_modules._global_forward_hooks)) == (1, 1)
     hooks.remove()
     assert not torch_modules._global_forward_pre_hooks

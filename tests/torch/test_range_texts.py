@@ -49,8 +49,8 @@ def normal(lines, *, whole):
         for match in re.finditer(r"(op_id|seq) = (\d+)", written):
             numbers.setdefault(match.groups(), len(numbers))
         text = re.sub(r"(op_id|seq) = (\d+)", lambda m: f"{m[1]} = {numbers[m.groups()]}", written)
-        outermost = whole and depths.get(thread, 0) == 0
-        named = (lambda m: f"({numbers['op_id', m[1]]},{m[2]})") if outermost else "()"
+        top_level = whole and depths.get(thread, 0) == 0
+        named = (lambda m: f"({numbers['op_id', m[1]]},{m[2]})") if top_level else "()"
         depths[thread] = depths.get(thread, 0) + {"push": 1, "pop": -1, "mark": 0}[what]
         found.setdefault(thread, []).append((what, re.sub(r"\((\d+),(-?\d+)\)", named, text)))
     return list(found.values())

@@ -236,8 +236,8 @@ def test_spans():
         Net()(X)
     spans = list(prof.spans())
     (relu,) = (span for span in spans if span.name == "aten::relu")
-    (around,) = (span for span in spans if span.context.span_id == relu.parent.span_id)
-    assert around.attributes["torch.module"] == "encoder.layers.1"
+    (enclosing,) = (span for span in spans if span.context.span_id == relu.parent.span_id)
+    assert enclosing.attributes["torch.module"] == "encoder.layers.1"
 
 
 def test_no_hook_stays():
@@ -327,13 +327,13 @@ def test_an_instrumentor_of_outermost_modules():
 
 def test_users_are_counted():
     """Every module is told of while one user wants every one; a user that has gone wants nothing; the last takes the hooks out."""
-    every, outermost = ModuleHooks(), ModuleHooks()
+    every, top_level = ModuleHooks(), ModuleHooks()
     before = hooks_of_torch()
-    outermost.install(outermost_only=True)
-    every.install(outermost_only=False)
+    top_level.install(top_level_only=True)
+    every.install(top_level_only=False)
     assert hooks_of_torch() == before + 2
-    outermost.remove()
-    outermost.remove()
+    top_level.remove()
+    top_level.remove()
     with otp.profile(with_modules=True) as prof:
         Net()(X)
     assert lines(prof._batch()) == NET

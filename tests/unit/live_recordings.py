@@ -36,7 +36,7 @@ class Recording:
         self.meanwhile: Callable[[], object] = bool
         """Called in the middle of every drain."""
 
-    bytes_held = 0
+    bytes_buffered = 0
 
     def holds(self, _: int) -> bool:
         return False

@@ -68,7 +68,10 @@ class Program:
         (stats,) = health.exporters.values()
         spans = Counter(health.spans)
         came = health.recorded + spans["added"] + spans["parts"] + spans["application"]
-        less = sum(spans[w] for w in ("not_sampled", "filtered", "lost", "merged", "folded", "shrunk_away", "buffered"))
+        less = sum(
+            spans[w]
+            for w in ("not_sampled", "filtered", "lost", "aggregated", "collapsed", "detail_dropped", "buffered")
+        )
         assert came == less + stats.exported_spans + stats.failed_spans + stats.dropped_spans
         assert health.recorded + sum(health.dropped.values()) == self.labels
         assert self.exporter.spans == stats.exported_spans

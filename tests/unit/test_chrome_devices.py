@@ -20,8 +20,8 @@ from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import chrome
 from otel_torchprof._events.activities import ProfilerActivity
+from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.shown_activities import shown_devices, shown_events
 
 GOLDEN = """\
 {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"GPU"}},
@@ -124,7 +124,9 @@ def test_arrows_are_numbered_behind_those_to_backward():
 def test_the_base_is_before_events_that_are_not_shown():
     """Times count from before the first launch, also where the event that launched is left out of the trace."""
     batch = batch_of([(0, 9), (2 * WEEK_NS, 3 * WEEK_NS)], [Pair(1, 5, 5)])
-    shown = shown_events(replace(batch, columns={**batch.columns, "scope": np.array([0, 7], dtype=np.uint8)}), LABELS)
+    shown = displayed_events(
+        replace(batch, columns={**batch.columns, "scope": np.array([0, 7], dtype=np.uint8)}), LABELS
+    )
     (event,) = device_slices(trace_of(shown, devices_of=batch))
     assert event["ts"] == Decimal("0.005")
 
@@ -148,7 +150,7 @@ def test_filters_of_activities(filters, names, with_arrows):
     """A device's group leaves out labels or operators of that device, the CPU's leaves out no slice of a device."""
     columns = {"kind": [Kind.LABEL, Kind.OPERATOR, Kind.MODULE], "scope": [7, 0, 0], "parent": [-1, 0, 0]}
     batch = batch_of([(0, 90), (10, 19), (20, 29)], [Pair(1, 50, 90), Pair(2, 60, 5), Pair(3, 70, 5)], **columns)
-    events = trace_of(shown_events(batch, filters), devices_of=shown_devices(batch, filters))
+    events = trace_of(displayed_events(batch, filters), devices_of=displayed_devices(batch, filters))
     assert [event["name"] for event in device_slices(events)] == names
     assert arrows(events) == with_arrows
 

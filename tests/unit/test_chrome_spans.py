@@ -39,7 +39,7 @@ from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native import chrome_encoders
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
 BASE = (UNIX_NS // WEEK_NS - 8) * WEEK_NS
@@ -265,7 +265,7 @@ def test_what_was_lost_is_told_again():
     list(encoder.encode([span("lost", 1, 2)], begin=True))
     assert names_by_track(events_of([span("kept", 3, 4)], encoder=encoder)) == {"spans 1": ["kept"]}
     lost = list(encoder.encode([span("lost", 5, 6), span("too", 5, 6, resource=Resource({}))], begin=False))
-    encoder.tell_again()
+    encoder.report_again()
     again = list(encoder.encode([span("kept", 7, 8)], begin=False))
     told = [piece.decode().count(word) for piece in (*lost, *again) for word in ("thread_name", "process_labels")]
     assert told == [1, 1, 2, 1]

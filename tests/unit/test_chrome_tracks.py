@@ -30,13 +30,13 @@ def on_thread(
 def check_lanes(events: list[dict[str, Any]]) -> None:
     """On a track that is no thread's, what lies inside another slice is its child."""
     for track in slices_by_track(events).values():
-        around: list[dict[str, Any]] = []
+        enclosing: list[dict[str, Any]] = []
         for event in track:
-            while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
-                around.pop()
-            if around:
-                assert event["args"]["parent_id"] == around[-1]["args"]["span_id"], (around[-1], event)
-            around.append(event)
+            while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"]:
+                enclosing.pop()
+            if enclosing:
+                assert event["args"]["parent_id"] == enclosing[-1]["args"]["span_id"], (enclosing[-1], event)
+            enclosing.append(event)
 
 
 def test_a_request_and_its_parts_share_a_lane():
@@ -159,9 +159,9 @@ def test_what_lanes_forget_is_left_alone(spans):
         for other, begin, end, _ in placed.get(lane, []):
             apart = end <= start or start + max(length, 1) <= begin
             inside = begin <= start and start + length <= end and parent == other
-            around = start < begin and end <= start + length
+            enclosing = start < begin and end <= start + length
             deeper = begin <= start and start + length <= end
-            assert apart or inside or around or deeper, (lane, spans[:number])
+            assert apart or inside or enclosing or deeper, (lane, spans[:number])
         placed.setdefault(lane, []).append((number, start, start + max(length, 1), parent))
 
 

@@ -197,9 +197,9 @@ def test_progress_on_a_terminal():
     """A line is written over once a second, the cursor goes back to its beginning, and at the end it is gone."""
     now, terminal, texts = [0.0], Terminal(), iter(["one", "two"])
     progress = Progress(lambda: next(texts), terminal, lambda: now[0])
-    assert progress.tell_if_due() == 1
+    assert progress.report_if_due() == 1
     for now[0] in (1.0, 1.5, 2.0):
-        progress.tell_if_due()
+        progress.report_if_due()
     progress.stop()
     assert terminal.getvalue() == "\r\x1b[2Kone\r\r\x1b[2Ktwo\r\r\x1b[2K\r"
 
@@ -209,12 +209,12 @@ def test_progress_in_a_log():
     now, log, told = [0.0], io.StringIO(), []
     progress = Progress(lambda: told.append(now[0]) or "so far", log, lambda: now[0])
     for now[0] in map(float, range(4_000)):
-        progress.tell_if_due()
+        progress.report_if_due()
     assert told == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
     assert log.getvalue() == "so far\n" * len(told)
     log.close()
     now[0] += 1_000
-    progress.tell_if_due()
+    progress.report_if_due()
     progress.stop()
 
 

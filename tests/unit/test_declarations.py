@@ -9,10 +9,10 @@ from cffi import FFI
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, CollectiveFlag, Flag, Kind, MemoryFlag
 from otel_torchprof._native import collectives, device_timing, input_words, recorder, torch_functions
 from otel_torchprof._native.ffi import ffi
-from otel_torchprof._native.torch_library import Wants
+from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._native.torch_ranges import Parts, RangeFunctions
 from otel_torchprof._tree.input_words import InputKept, InputKind, InputPart
-from otel_torchprof._tree.units import LINK, AttributeType
+from otel_torchprof._tree.span_table import LINK, AttributeType
 
 torch_ffi = FFI()
 torch_ffi.cdef(torch_functions.CDEF.read_text())
@@ -28,7 +28,7 @@ torch_ffi.cdef(torch_functions.CDEF.read_text())
         (InputPart, ffi, "otp_input_part", "OTP_PART_"),
         (InputKept, ffi, "otp_input_kept", "OTP_KEEP_"),
         (AttributeType, ffi, "otp_attribute_type", "OTP_ATTRIBUTE_"),
-        (Wants, torch_ffi, "otp_torch_wants", "OTP_WANTS_"),
+        (Requested, torch_ffi, "otp_torch_wants", "OTP_WANTS_"),
         (Parts, torch_ffi, "otp_range_parts", "OTP_RANGE_"),
         (CollectiveFlag, torch_ffi, "otp_collective_flag", "OTP_COLLECTIVE_"),
     ],

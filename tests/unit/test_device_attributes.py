@@ -18,8 +18,8 @@ from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._tree.devices import device_times
-from otel_torchprof._tree.listed_devices import device_name, remaining_times
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.displayed_devices import device_name, remaining_times
+from otel_torchprof._tree.span_table import AttributeType
 
 US = 1000
 KEY = "torch.device."
@@ -62,17 +62,17 @@ def batch_of(parents, *pairs, **columns):
 
 def test_what_a_span_has_of_its_pair():
     """A pair gives its duration, what nothing inside of it tells of, and the device and stream; a parent without one a sum."""
-    root, around, timed, inner = attributes(batch_of([-1, 0, 1], (2, 3, 50, 1), (3, 3, 20, 1)))
+    root, enclosing, timed, inner = attributes(batch_of([-1, 0, 1], (2, 3, 50, 1), (3, 3, 20, 1)))
     assert root == {"duration": 50e-6}, "of a root, what all pairs cover"
-    assert around == {"duration": 50e-6}
+    assert enclosing == {"duration": 50e-6}
     assert timed == {"duration": 50e-6, "self_duration": 30e-6, "type": "cuda", "index": 1, "stream": 3}
     assert inner == {"duration": 20e-6, "self_duration": 20e-6, "type": "cuda", "index": 1, "stream": 3}
 
 
 def test_its_own_pair_stands_for_itself():
     """What ran inside on another stream is not in the duration of a pair; more inside than the pair says leaves nothing of its own."""
-    _, around, _, _ = attributes(batch_of([-1, 0, 0], (1, 0, 10, 0), (2, 1, 50, 0), (3, 0, 12, 0)))
-    assert (around["duration"], around["self_duration"]) == (10e-6, 0)
+    _, enclosing, _, _ = attributes(batch_of([-1, 0, 0], (1, 0, 10, 0), (2, 1, 50, 0), (3, 0, 12, 0)))
+    assert (enclosing["duration"], enclosing["self_duration"]) == (10e-6, 0)
 
 
 def test_nothing_where_no_device_told_of_anything():

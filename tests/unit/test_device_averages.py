@@ -19,7 +19,7 @@ from otel_torchprof._events.averages_list import averages_list
 from otel_torchprof._events.events import EventList
 from otel_torchprof._instrument.live_recording import _listed
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._tree.listed_devices import listed_times
+from otel_torchprof._tree.displayed_devices import displayed_times
 from otel_torchprof._tree.tree import torch_view
 
 US = 1000
@@ -56,7 +56,7 @@ def test_random_batches_sum_to_what_their_lists_give():
     for number in range(50):
         batch = random_batch(random, 1 + 100 * number)
         view = torch_view(batch, modules=True)
-        running.add(view, listed_times(view))
+        running.add(view, displayed_times(view))
         for average in EventList.of(batch, origin_ns=0, use_device="cuda").key_averages():
             total, own = expected.get(average.key, (0, 0))
             expected[average.key] = (total + average.device_time_total, own + average.self_device_time_total)
@@ -69,12 +69,12 @@ def test_nothing_where_no_device_told_of_anything():
     """Without times no column of a device is there, and no device is known; names that came later without times have none."""
     running = RunningAverages()
     view = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"]))
-    running.add(view, listed_times(view))
+    running.add(view, displayed_times(view))
     assert running.device_type is None
     assert running.read() == [Average("a", False, 1, 5, 5)]
     assert "CUDA" not in averages_list(running.read()).table()
     timed = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"], devices=devices((1, 0, 3))))
-    running.add(timed, listed_times(timed))
+    running.add(timed, displayed_times(timed))
     later = torch_view(Batch.of({"start": [0], "end": [5], "name": [2]}, ["", "a", "b"]))
     running.add(later)
     assert running.read() == [Average("a", False, 2, 10, 10, 3, 3), Average("b", False, 1, 5, 5)]

@@ -130,10 +130,10 @@ def test_self_memory_is_without_the_children():
 
 
 @pytest.mark.parametrize("fact", ["stack", "overload_name", "cpu_memory_usage", "self_device_memory_usage", "flops"])
-def test_what_was_not_recorded_is_neutral(fact):
+def test_what_was_not_recorded_is_neutral(info_field):
     """Without facts an event has an empty stack, no overload name, no bytes and no operations."""
     found = EventList.of(as_batch([Event(1, "a", 1, 0, 10)]), origin_ns=0)
-    assert not getattr(found[0], fact)
+    assert not getattr(found[0], info_field)
     assert found._source.info.amounts() == {}
 
 

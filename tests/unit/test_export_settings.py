@@ -246,7 +246,7 @@ def test_nothing_secret_is_shown():
     """Neither repr nor str has a header's value, a password or what stands in the query; text from outside is cleaned."""
     url = "https://user:password@host/v1/traces?token=query"
     settings = Settings.from_environment(HTTP, endpoint=url, headers={"authorization": "Bearer token-1", "x": "no"})
-    shown = f"{settings!r} {settings} {settings.shown_endpoint}"
+    shown = f"{settings!r} {settings} {settings.displayed_endpoint}"
     assert "https://***@host/v1/traces?***" in shown
     assert "authorization" in shown
     assert not [secret for secret in ("password", "query", "token-1") if secret in shown]

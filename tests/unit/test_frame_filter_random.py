@@ -42,14 +42,14 @@ def _divided(function):
 
 def _filtered(calls, *, included, excluded, max_depth, c_functions, modules_only):
     """The calls that are kept, each with the number of kept ones around it."""
-    kept, around = [], []
+    kept, enclosing = [], []
     for call in calls:
-        del around[call.depth :]
+        del enclosing[call.depth :]
         is_c = call.name.startswith("<")
-        wanted = around[-1][0] if is_c else _is_wanted(_part_of(call.name), included, excluded)
-        depth = sum(is_kept for _, is_kept in around)
+        wanted = enclosing[-1][0] if is_c else _is_wanted(_part_of(call.name), included, excluded)
+        depth = sum(is_kept for _, is_kept in enclosing)
         is_kept = wanted and not modules_only and (c_functions or not is_c) and (max_depth is None or depth < max_depth)
-        around.append((wanted, is_kept))
+        enclosing.append((wanted, is_kept))
         if is_kept:
             kept.append((depth, call.name, call.error is not None))
     return kept

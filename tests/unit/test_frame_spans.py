@@ -27,13 +27,13 @@ NAMES = [
     "ValueError",
 ]
 FORWARD, RELU, LINEAR, COLLECT, OP, MODULE, LABEL, ERROR = range(1, 9)
-FACTS = FrameInfo(
+INFO_FIELDS = FrameInfo(
     functions={FORWARD: FunctionInfo("app.Net.forward", "/srv/train.py", 3)},
     modules={LINEAR: ModuleInfo("encoder.linear1", "Net", "torch.nn.Linear", ())},
 )
 
 
-def batch_of(*rows, info=FACTS, threads=(), **columns):
+def batch_of(*rows, info=INFO_FIELDS, threads=(), **columns):
     """Rows of a name, a kind and a parent, each inside the time of the one before."""
     name, kind, parent = zip(*rows, strict=True)
     times = {"start": range(len(rows)), "end": [100 - at for at in range(len(rows))]}

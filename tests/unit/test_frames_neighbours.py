@@ -197,7 +197,7 @@ def test_torchs_tracer_is_refused_in_torchs_words():
 def test_viztracer():
     """VizTracer around or inside a recording keeps the thread, and has its events."""
     pytest.importorskip("viztracer", reason="VizTracer is not installed")
-    around, inside, after = printed("""
+    enclosing, inside, after = printed("""
         import logging
         from frame_trees import recorded, recording, tree
         from viztracer import VizTracer
@@ -226,7 +226,7 @@ def test_viztracer():
             leaf()
         print(around, seen(inside), len(tree(recorded(leaf), "leaf")))
     """)
-    assert (around, inside, after) == ("2", "1", "1")
+    assert (enclosing, inside, after) == ("2", "1", "1")
 
 
 @pytest.mark.skipif(not USES_MONITORING, reason="sys.monitoring came with Python 3.12")

@@ -242,14 +242,14 @@ def test_what_is_labelled_in_the_code(part):
     part.plain = functools.wraps(before)(functools.partial(record_function("own")(before)))
 
     @functools.wraps(labelled := record_function("own")(before))
-    def around(*args):
+    def enclosing(*args):
         return labelled(*args)
 
-    part.plain = around
+    part.plain = enclosing
     with otp.label_functions([f"{part.__name__}:plain"]) as labels:
         assert labels.labelled == ()
         assert events(lambda: part.plain(1)) == ["own"]
-    assert part.plain is around
+    assert part.plain is enclosing
 
 
 def test_another_tool_on_top(part):
@@ -257,12 +257,12 @@ def test_another_tool_on_top(part):
     labels = otp.label_functions([f"{part.__name__}:plain"])
 
     @functools.wraps(labelled := part.plain)
-    def around(*args):
+    def enclosing(*args):
         return labelled(*args)
 
-    part.plain = around
+    part.plain = enclosing
     assert labels.remove() == (f"{part.__name__}:plain",)
-    assert part.plain is around
+    assert part.plain is enclosing
     with otp.label_functions([f"{part.__name__}:plain"]):
         assert events(lambda: part.plain(1)) == [f"{part.__name__}.plain"]
 

@@ -212,7 +212,7 @@ def test_the_choice_outlives_a_lost_card(nvml, collector, clock, watch, monkeypa
 
 def test_a_call_that_hangs_keeps_nobody_else(nvml, collector, clock, watch):
     """While a reader hangs in the driver, another gets nothing at once, health and stop() return, and the hanging one cleans up."""
-    metrics = watch(patience=0)
+    metrics = watch(lock_timeout=0)
     nvml.block("nvmlDeviceGetPowerUsage")
     collected = []
     reader = threading.Thread(target=lambda: collected.append(collector.series()))
@@ -233,7 +233,7 @@ def test_a_call_that_hangs_keeps_nobody_else(nvml, collector, clock, watch):
 
 def test_patience_is_lost_once(nvml, clock):
     """The first who finds another thread reading waits a moment, those after it not at all, until that reading has ended."""
-    watched = GpuPass(everything=True, clock=clock, patience=0.25)
+    watched = GpuPass(everything=True, clock=clock, lock_timeout=0.25)
 
     class Held:
         waits: list[float] = []  # noqa: RUF012 - one object is made
@@ -253,7 +253,7 @@ def test_patience_is_lost_once(nvml, clock):
 
 def test_after_a_hang_it_goes_on(nvml, clock):
     """When the hanging call returns, the next look reads as before."""
-    watched = GpuPass(everything=True, clock=clock, patience=0)
+    watched = GpuPass(everything=True, clock=clock, lock_timeout=0)
     watched.look()
     clock.now += 1
     nvml.block("nvmlDeviceGetPowerUsage")

@@ -21,7 +21,7 @@ from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import sdk
 from otel_torchprof._spans.limits import limited
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 NONE = {"max_attributes": None, "max_links": None, "max_attribute_length": None}

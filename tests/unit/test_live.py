@@ -214,7 +214,7 @@ def test_remembered_forward_operators_are_bounded(service):
     service.steps.begin(0)
     placed = service.trees.place(type(batch)(many, batch.names, batch.threads))
     wanted = np.ones(rows, dtype=bool)
-    service.flows.links(placed, wanted, np.zeros((len(placed.units), 16), np.uint8), final=False)
+    service.flows.links(placed, wanted, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
     assert len(service.flows._numbered.row) == REMEMBERED
     assert service.flows._numbered.number.min() == REMEMBERED + 500
 
@@ -236,7 +236,7 @@ def test_own_time_counts_children_of_all_drains(service):
     )
     service.trees.place(service.recorder.drain(Event("outer", 0), Event("b", 40, 50, "outer")))
     placed = service.trees.place(service.recorder.drain(Event("outer", 0, 100), Event("c", 60, 65, "outer")))
-    assert placed.own_times().tolist() == [100 - 20 - 10 - 5, 5]
+    assert placed.self_times().tolist() == [100 - 20 - 10 - 5, 5]
 
 
 def test_nothing_is_remembered_of_what_has_ended(service):

@@ -281,5 +281,5 @@ def test_a_step_whose_ids_are_decided_already(service):
     step_two = service.steps.known()[0]
     assert service.steps.span(step_two, 3).span_id != 5
     in_request(service, 4)
-    assert not service.steps.span(step_two, 0).is_surrounded
-    assert service.steps.span(step_two, 4).is_surrounded
+    assert not service.steps.span(step_two, 0).is_enclosed
+    assert service.steps.span(step_two, 4).is_enclosed

@@ -66,10 +66,13 @@ def events(*changed) -> bytes:
         ({"args": {"span_id": "1", "attributes": "x"}}, "attributes is 'x', expected an object"),
         ({"args": {"span_id": "1", "attributes": {"torch.step": None}}}, "torch.step is of type NoneType"),
         (
-            {"args": {"span_id": "1", "attributes": {"torch.composite.count": -5}}},
-            "torch.composite.count is of type int, expected a",
+            {"args": {"span_id": "1", "attributes": {"torch.aggregated.count": -5}}},
+            "torch.aggregated.count is of type int, expected a",
         ),
-        ({"args": {"span_id": "1", "attributes": {"torch.folded.duration": "nan"}}}, "torch.folded.duration is 'nan'"),
+        (
+            {"args": {"span_id": "1", "attributes": {"torch.collapsed.duration": "nan"}}},
+            "torch.collapsed.duration is 'nan'",
+        ),
         ({"args": {"span_id": "1", "trace_id": {}}}, None),
         ({"pid": {}, "tid": [[]]}, None),
         ({"cat": ["x"]}, None),

@@ -303,9 +303,9 @@ class BySets:
 
     def activations(self):
         for i in self.forward:
-            around = {self.category(state) for state in self.reads[i]}
-            follows = around & {Category.INPUT, Category.ACTIVATION}
-            for state in self.writes[i] if follows and around <= follows | {Category.PARAMETER} else ():
+            enclosing = {self.category(state) for state in self.reads[i]}
+            follows = enclosing & {Category.INPUT, Category.ACTIVATION}
+            for state in self.writes[i] if follows and enclosing <= follows | {Category.PARAMETER} else ():
                 self.found.setdefault(state, Category.ACTIVATION)
 
     def details(self):

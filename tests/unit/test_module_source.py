@@ -76,8 +76,8 @@ def recorded(body):
     return paths
 
 
-def outer_if(outermost_only, *paths):
-    return [path for path in paths if "/" not in path] if outermost_only else list(paths)
+def outer_if(top_level_only, *paths):
+    return [path for path in paths if "/" not in path] if top_level_only else list(paths)
 
 
 def interrupt():

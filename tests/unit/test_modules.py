@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._tree.modules import module_hierarchy, outermost_modules
+from otel_torchprof._tree.modules import module_hierarchy, top_level_modules
 from otel_torchprof._tree.tree import torch_view
 
 NAMES = ["", "Net", "part", "part.inner", "Other", "aten::mm", "label"]
@@ -57,13 +57,13 @@ def walked(rows):
         if kind != Kind.MODULE:
             places.append(above)
         elif above is None or root:
-            around = above[2] if above else ""
-            places.append((around, NAMES[name], ".".join(filter(None, (around, NAMES[name])))))
+            enclosing = above[2] if above else ""
+            places.append((enclosing, NAMES[name], ".".join(filter(None, (enclosing, NAMES[name])))))
         else:
-            around, class_name, _ = above
+            enclosing, class_name, _ = above
             path = NAMES[name]
             own = path == class_name or path.startswith(f"{class_name}.")
-            places.append((around, class_name, ".".join(filter(None, (around, "" if own else class_name, path)))))
+            places.append((enclosing, class_name, ".".join(filter(None, (enclosing, "" if own else class_name, path)))))
     return [place[2] if place else "" for place in places]
 
 
@@ -172,9 +172,9 @@ def test_outermost_modules_of_a_drain():
         outer_parents=np.array([8], np.uint64),
         opens=opens,
     )
-    found = outermost_modules(drained)
+    found = top_level_modules(drained)
     assert found["name"].tolist() == [1, 4]
     assert (found["parent"] == -1).all()
     assert not len(found.outer_rows)
     assert found.opens.id.tolist() == [8]
-    assert outermost_modules(found) is found
+    assert top_level_modules(found) is found

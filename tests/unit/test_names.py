@@ -25,8 +25,8 @@ from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names,
 from otel_torchprof._spans.span_sizes import span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, narrowed, taken
 from otel_torchprof._tree.input_words import InputKind, text_ids
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 from otel_torchprof._tree.tree import torch_view
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable, extend_names
 
 MOST_LABELS = 1 << 15
 """``kNameLimits`` in ``interner.h``."""
@@ -184,9 +184,9 @@ def test_tables_add_names_without_a_copy():
     recorders = table.names.data
     assert extend_names(table.names, ["one more"]).data is recorders
     assert table.names.nbytes < 100
-    lent = CheckedSpans(table, range(3))
-    assert int(ffi.cast("uintptr_t", lent.spans.native.names.data)) == recorders.ctypes.data
-    assert lent.spans.native.names.count == 10_003
+    views = CheckedSpans(table, range(3))
+    assert int(ffi.cast("uintptr_t", views.spans.native.names.data)) == recorders.ctypes.data
+    assert views.spans.native.names.count == 10_003
 
 
 @pytest.mark.parametrize("encode", [otlp.encode_counted, otlp_json.encode_counted])
@@ -194,10 +194,10 @@ def test_added_names_encode_as_any_others(encode):
     """Requests are those of the same table with all of its names in one piece, or with only those that it uses."""
     table = table_with_many_names()
     flat = replace(table, names=table.names.flat())
-    around = {"resource": Resource({}), "scope": InstrumentationScope("scope")}
-    expected = list(encode(flat, **around))
-    assert list(encode(table, **around)) == expected
-    assert list(encode(narrowed(table), **around)) == expected
+    enclosing = {"resource": Resource({}), "scope": InstrumentationScope("scope")}
+    expected = list(encode(flat, **enclosing))
+    assert list(encode(table, **enclosing)) == expected
+    assert list(encode(narrowed(table), **enclosing)) == expected
 
 
 def test_chrome_traces_of_spans_escape_what_they_use():

@@ -19,7 +19,7 @@ from otel_torchprof._spans.operator_roots import SLICE_NS
 from otel_torchprof._spans.steps import Trace
 
 if TYPE_CHECKING:
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
 SECOND = SLICE_NS
 THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "worker"))
@@ -191,11 +191,11 @@ class Buffered:
         roots = trees.ended_roots(watermark, final=False)
         trees.forget_roots(roots)
         table = live_table(placed, roots, self.service.flows, events_of_steps=True)
-        unit = table.span_id.copy()
-        unit[table.row >= 0] = placed.root[table.row[table.row >= 0]]
-        steps = {root.span_id: root for root in (*(found.step for found in placed.units), *roots)}
-        around = np.zeros(len(table.trace_ids), np.uint64)
-        return self.buffer.decide(Pieces(table, unit, placed.open_roots, around, steps, roots))
+        trace_group = table.span_id.copy()
+        trace_group[table.row >= 0] = placed.root[table.row[table.row >= 0]]
+        steps = {root.span_id: root for root in (*(found.step for found in placed.trace_groups), *roots)}
+        enclosing = np.zeros(len(table.trace_ids), np.uint64)
+        return self.buffer.decide(Pieces(table, trace_group, placed.open_roots, enclosing, steps, roots))
 
 
 def names(table: SpanTable) -> list[str]:
@@ -235,4 +235,4 @@ def test_tail_sampling_goes_by_the_longest_operator():
     begin = 2 * SECOND
     slow = buffered.sent(Event("c", begin, begin + 10), Event("d", begin + 20, begin + 1_020), watermark=4 * SECOND)
     assert sorted(names(slow)) == ["c", "d", ROOT]
-    assert buffered.buffer.figures == {"kept": 1, "shrunk": 1, "shrunk_away": 2}
+    assert buffered.buffer.figures == {"sampled": 1, "root_only": 1, "detail_dropped": 2}

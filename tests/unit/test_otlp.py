@@ -25,7 +25,7 @@ from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._spans.steps import RecordedStep
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})

@@ -6,12 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from unit_tables import BEGIN, MS, ROOT, TARGET, TRACE, attribute, attributes_of, cut, shown, unit, unit_of
+from trace_group_tables import (
+    BEGIN,
+    MS,
+    ROOT,
+    TARGET,
+    TRACE,
+    attribute,
+    attributes_of,
+    cut,
+    shown,
+    trace_group,
+    trace_group_of,
+)
 
 from otel_torchprof._sampling.policy import Part, Reduction, fits
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.span_sizes import LINK_SIZE
-from otel_torchprof._tree.units import LINK, AttributeType
+from otel_torchprof._tree.span_table import LINK, AttributeType
 
 INT64, DOUBLE, BOOL, NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 SHORT = 0.01
@@ -30,7 +42,7 @@ def link(row, span_id, trace_id=TRACE):
 
 def test_what_fits_is_left_alone():
     """The same table comes back, and is counted."""
-    table = unit(("torch.step", 0, 9, ("a", 0, 1), ("a", 1, 2)))
+    table = trace_group(("torch.step", 0, 9, ("a", 0, 1), ("a", 1, 2)))
     found, done = cut(table, Budget(max_spans=3))
     assert found is table
     assert done == Reduction(recorded=3)
@@ -39,20 +51,20 @@ def test_what_fits_is_left_alone():
 
 def test_a_run_of_short_siblings_becomes_one_span():
     """It has the first one's id, lasts from the first to the last, and says how many they were and how long they took."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 2, 3), ("a", 4, 6), ("b", 10, 90), ("a", 91, 92)),
         error=np.zeros(6, np.uint8),
     )
     found, done = cut(table, Budget(max_spans=4, short=SHORT))
-    told = {"torch.recorded_spans": 6, "torch.merged_spans": 2, "torch.folded_spans": 0, "torch.parts": 0}
+    told = {"torch.recorded_spans": 6, "torch.aggregated_spans": 2, "torch.collapsed_spans": 0, "torch.parts": 0}
     assert shown(found) == [
         ("torch.step", 0, 100, "", told),
-        ("a", 0, 6, "torch.step", {"torch.composite.count": 3, "torch.composite.duration": 0.004}),
+        ("a", 0, 6, "torch.step", {"torch.aggregated.count": 3, "torch.aggregated.duration": 0.004}),
         ("b", 10, 90, "torch.step", {}),
         ("a", 91, 92, "torch.step", {}),
     ]
     assert found.span_id.tolist() == [1, 2, 5, 6]
-    assert done == Reduction(recorded=6, merged=2)
+    assert done == Reduction(recorded=6, aggregated=2)
 
 
 @pytest.mark.parametrize("short", [SHORT, 0.1, 1.0])
@@ -65,14 +77,14 @@ def test_no_more_is_merged_than_needed(short):
         *(("a", i, i + 0.9) for i in range(5)),
         *(("b", 10 + 9 * i, 18 + 9 * i) for i in range(5)),
     )
-    found, done = cut(unit(tree), Budget(max_spans=8, short=short))
+    found, done = cut(trace_group(tree), Budget(max_spans=8, short=short))
     assert [row[0] for row in shown(found)] == ["torch.step", "a", *"bbbbb"]
-    assert done.merged == 4
+    assert done.aggregated == 4
 
 
 def test_below_a_composite_all_of_one_name_become_one():
     """Whatever their order and whose children they were, level by level; times and counts are sums."""
-    table = unit(
+    table = trace_group(
         (
             "torch.step", 0, 100,
             ("f", 0, 6, ("x", 0, 1, ("z", 0, 1)), ("y", 1, 2), ("x", 3, 5)),
@@ -82,7 +94,7 @@ def test_below_a_composite_all_of_one_name_become_one():
     found, done = cut(table, Budget(max_spans=5, short=SHORT))
 
     def composite(count, seconds):
-        return {"torch.composite.count": count, "torch.composite.duration": seconds}
+        return {"torch.aggregated.count": count, "torch.aggregated.duration": seconds}
 
     assert shown(found)[1:] == [
         ("f", 0, 10, "torch.step", composite(2, 0.01)),
@@ -90,27 +102,27 @@ def test_below_a_composite_all_of_one_name_become_one():
         ("z", 0, 8, "x", composite(3, 0.002)),
         ("y", 1, 7, "f", composite(2, 0.002)),
     ]
-    assert done.merged == 6
+    assert done.aggregated == 6
 
 
 def test_composites_are_merged_on():
     """What an earlier reduction left can be reduced further: what hangs under a composite needs no order."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("f", 0, 10, ("x", 0, 1), ("y", 1, 2), ("x", 3, 5))),
-        attributes=(attribute("torch.composite.count", INT64, None, 2, None, None, None),),
+        attributes=(attribute("torch.aggregated.count", INT64, None, 2, None, None, None),),
     )
     found, done = cut(table, Budget(max_spans=4, short=SHORT))
-    assert [(row[0], row[4].get("torch.composite.count")) for row in shown(found)[1:]] == [
+    assert [(row[0], row[4].get("torch.aggregated.count")) for row in shown(found)[1:]] == [
         ("f", 2),
         ("x", 2),
         ("y", None),
     ]
-    assert done == Reduction(recorded=6, merged=2)
+    assert done == Reduction(recorded=6, aggregated=2)
 
 
 def test_only_one_thread_and_outcome_becomes_one():
     """Siblings of other threads do not end a run and are not in it; what failed is not merged with what did not."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2), ("a", 2, 3), ("a", 3, 4), ("a", 4, 5)),
         attributes=(attribute("thread.id", INT64, None, 1, 2, 1, 2, 1),),
         error=np.array([0, 0, 0, 0, 0, 1], np.uint8),
@@ -122,7 +134,7 @@ def test_only_one_thread_and_outcome_becomes_one():
 
 def test_attributes_of_composites():
     """Amounts are added, peaks compared, flags of trouble kept; of the rest what all agree on."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2), ("a", 2, 3)),
         attributes=(
             attribute("torch.op.flops", INT64, None, 5, None, 7),
@@ -133,9 +145,9 @@ def test_attributes_of_composites():
             attribute("torch.async", BOOL, None, None, 1, 1),
             attribute("torch.op.scope", NAME, None, 1, 1, 1),
             attribute("torch.op.input_shapes", NAME, None, 1, 1, 2),
-            attribute("torch.composite.count", INT64, None, 10, None, None),
-            attribute("torch.composite.duration", DOUBLE, None, 0.0005, None, None),
-            attribute("torch.folded.count", INT64, None, None, 3, None),
+            attribute("torch.aggregated.count", INT64, None, 10, None, None),
+            attribute("torch.aggregated.duration", DOUBLE, None, 0.0005, None, None),
+            attribute("torch.collapsed.count", INT64, None, None, 3, None),
         ),
     )
     found, done = cut(table, Budget(max_spans=2, short=SHORT))
@@ -146,52 +158,52 @@ def test_attributes_of_composites():
         "torch.memory.peak": -1,
         "torch.dropped_before": 1,
         "torch.op.scope": "torch.step",
-        "torch.composite.count": 12,
-        "torch.composite.duration": 0.0025,
-        "torch.folded.count": 3,
+        "torch.aggregated.count": 12,
+        "torch.aggregated.duration": 0.0025,
+        "torch.collapsed.count": 3,
     }
-    assert done == Reduction(recorded=16, merged=11, folded=3)
+    assert done == Reduction(recorded=16, aggregated=11, collapsed=3)
 
 
 def test_the_shortest_are_folded_and_no_more_than_needed():
     """Leaves first, a parent only after all below it; what stays says how many went and how long they took, none twice."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 4, ("c", 0, 3), ("d", 3, 3.5)), ("e", 5, 30)), ("f", 60, 62)),
     )
     found, done = cut(table, Budget(max_spans=6, short=SHORT))
     assert [row[0] for row in shown(found)] == ["torch.step", "a", "b", "c", "e", "f"]
-    assert attributes_of(found, 2) == {"torch.folded.count": 1, "torch.folded.duration": 0.0005}
-    assert done == Reduction(recorded=7, folded=1)
+    assert attributes_of(found, 2) == {"torch.collapsed.count": 1, "torch.collapsed.duration": 0.0005}
+    assert done == Reduction(recorded=7, collapsed=1)
     found, _ = cut(table, Budget(max_spans=3, short=SHORT))
     assert [row[0] for row in shown(found)] == ["torch.step", "a", "e"]
-    assert attributes_of(found, 0)["torch.folded.count"] == 1
-    assert attributes_of(found, 1) == {"torch.folded.count": 3, "torch.folded.duration": 0.004}
+    assert attributes_of(found, 0)["torch.collapsed.count"] == 1
+    assert attributes_of(found, 1) == {"torch.collapsed.count": 3, "torch.collapsed.duration": 0.004}
 
 
 def test_what_was_folded_before_counts_on():
     """A span that goes takes with it what it had folded: counted once more, its time not again."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 4), ("c", 5, 11))),
         attributes=(
-            attribute("torch.folded.count", INT64, None, 2, 5, None),
-            attribute("torch.folded.duration", DOUBLE, None, 0.001, 0.0015, None),
+            attribute("torch.collapsed.count", INT64, None, 2, 5, None),
+            attribute("torch.collapsed.duration", DOUBLE, None, 0.001, 0.0015, None),
         ),
     )
     found, done = cut(table, Budget(max_spans=3, short=SHORT))
-    assert attributes_of(found, 1) == {"torch.folded.count": 8, "torch.folded.duration": 0.005}
-    assert done == Reduction(recorded=11, folded=8)
+    assert attributes_of(found, 1) == {"torch.collapsed.count": 8, "torch.collapsed.duration": 0.005}
+    assert done == Reduction(recorded=11, collapsed=8)
 
 
 def test_of_equally_long_ones_the_inner_goes():
     """A span that lasts no longer than what it is in goes before it."""
-    found, _ = cut(unit(("torch.step", 0, 100, ("a", 0, 4, ("b", 0, 4)))), Budget(max_spans=2, short=SHORT))
+    found, _ = cut(trace_group(("torch.step", 0, 100, ("a", 0, 4, ("b", 0, 4)))), Budget(max_spans=2, short=SHORT))
     assert [row[0] for row in shown(found)] == ["torch.step", "a"]
 
 
 def test_the_root_stays_what_it_is():
     """Though others beside it have its name, and begin before it, it is merged with none and is the first of its trace."""
     names = ("a", "b", "torch.step", "torch.step", "torch.step")
-    table = unit_of([(name, i, i + 1, 0) for i, name in enumerate(names)])
+    table = trace_group_of([(name, i, i + 1, 0) for i, name in enumerate(names)])
     table = replace(table, span_id=np.array([9, 8, ROOT, 7, 6], np.uint64))
     found, _ = cut(table, Budget(max_spans=4, short=SHORT))
     assert found.span_id.tolist() == [9, 8, ROOT, 7]
@@ -202,7 +214,7 @@ def test_the_root_stays_what_it_is():
 
 def test_what_failed_is_folded_last():
     """An error stays where a longer span without one can go."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("b", 2, 6), ("c", 10, 90)), error=np.array([0, 1, 0, 0], np.uint8)
     )
     found, _ = cut(table, Budget(max_spans=3, short=SHORT))
@@ -211,13 +223,13 @@ def test_what_failed_is_folded_last():
 
 def test_what_others_look_for_is_never_merged():
     """Collectives and what is around them keep their ids and their own attributes; the others of their name do not."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, *(("f", i, i + 1, ("all_reduce", i, i + 1)) for i in range(6))),
         attributes=(attribute("torch.collective.sequence", INT64, *[None] * 4, 1, *[None] * 8),),
     )
     found, _ = cut(table, Budget(max_spans=7, short=SHORT))
     names = [
-        (row[0], row[4].get("torch.composite.count"), row[4].get("torch.collective.sequence")) for row in shown(found)
+        (row[0], row[4].get("torch.aggregated.count"), row[4].get("torch.collective.sequence")) for row in shown(found)
     ]
     assert names[1:] == [
         ("f", None, None),
@@ -231,7 +243,7 @@ def test_what_others_look_for_is_never_merged():
 
 def test_links_go_where_spans_went():
     """Links of what is gone are its keeper's, once each and none to itself; links to what is gone go to its keeper."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2), ("b", 2, 3), ("b", 4, 5), ("c", 10, 90)),
         links=np.array([link(1, 5), link(2, 4), link(2, 1), link(3, 5), link(5, 3), link(5, 3, 77)], dtype=LINK),
     )
@@ -246,16 +258,18 @@ def test_links_of_a_composite_are_limited():
     """A composite of very many linked spans has no more links than OpenTelemetry's limit, and counts the others."""
     rows = [("torch.step", 0, 2000, 0), *(("a", i, i + 1, 1) for i in range(500))]
     links = np.array([link(i, 10_000 + i, 77) for i in range(1, 501)], dtype=LINK)
-    found, _ = cut(unit_of(rows, links=links), Budget(max_spans=10, short=SHORT))
+    found, _ = cut(trace_group_of(rows, links=links), Budget(max_spans=10, short=SHORT))
     assert (len(found.links), found.dropped_links.tolist()) == (128, [0, 500 - 128])
 
 
 def test_what_cannot_be_cut_down_is_split():
     """Long spans all go: into linked traces of which each has the step's name and number, and holds its spans in time."""
-    table = unit(("torch.step", 0, 100, ("a", 0, 40, ("b", 0, 20), ("c", 20, 40)), ("d", 40, 70), ("e", 70, 100)))
+    table = trace_group(
+        ("torch.step", 0, 100, ("a", 0, 40, ("b", 0, 20), ("c", 20, 40)), ("d", 40, 70), ("e", 70, 100))
+    )
     found, done = cut(table, Budget(max_spans=3, short=0.0))
     parts = [Part(1 << 100, 1 << 50), Part((1 << 100) + 1, (1 << 50) + 1)]
-    told = {"torch.recorded_spans": 6, "torch.merged_spans": 0, "torch.folded_spans": 0, "torch.parts": 2}
+    told = {"torch.recorded_spans": 6, "torch.aggregated_spans": 0, "torch.collapsed_spans": 0, "torch.parts": 2}
     assert [row[:4] for row in shown(found)] == [
         ("torch.step", 0, 100, ""),
         ("a", 0, 40, "torch.step"),
@@ -282,7 +296,9 @@ def test_what_cannot_be_cut_down_is_split():
 
 def test_links_between_parts():
     """A link to a span that went to another trace goes there."""
-    table = unit(("torch.step", 0, 9, ("a", 0, 4), ("b", 4, 9)), links=np.array([link(1, 3), link(2, 2)], dtype=LINK))
+    table = trace_group(
+        ("torch.step", 0, 9, ("a", 0, 4), ("b", 4, 9)), links=np.array([link(1, 3), link(2, 2)], dtype=LINK)
+    )
     found, _ = cut(table, Budget(max_spans=2, short=0.0))
     assert links_of(found, 1) == [(1 << 100, 3)]
     assert links_of(found, 3) == [(TRACE, 2)]
@@ -290,7 +306,7 @@ def test_links_between_parts():
 
 def test_a_unit_that_goes_in_several_tables():
     """What goes before its root goes to parts; the root then says all, and holds what has lost its parent."""
-    early = unit_of([("a", 0, 1, 0), ("a", 1, 2, 0), ("b", 3, 9, 0)])
+    early = trace_group_of([("a", 0, 1, 0), ("a", 1, 2, 0), ("b", 3, 9, 0)])
     early = replace(early, span_id=early.span_id + np.uint64(10), parent_span_id=np.full(3, ROOT, np.uint64))
     found, first = cut(early, Budget(max_spans=3, short=SHORT))
     assert [row[:4] for row in shown(found)] == [
@@ -299,24 +315,24 @@ def test_a_unit_that_goes_in_several_tables():
         ("b", 3, 9, "torch.step"),
     ]
     assert links_of(found, 1) == []
-    assert first == Reduction(recorded=3, merged=1, parts=1, linked=(Part(1 << 100, 1 << 50),))
+    assert first == Reduction(recorded=3, aggregated=1, parts=1, linked=(Part(1 << 100, 1 << 50),))
 
-    late = unit_of([("torch.step", 0, 20, 0), ("c", 10, 11, 1), ("d", 5, 6, 13)])
+    late = trace_group_of([("torch.step", 0, 20, 0), ("c", 10, 11, 1), ("d", 5, 6, 13)])
     found, second = cut(late, Budget(max_spans=3, short=SHORT), before=first)
     assert second == Reduction(recorded=3)
     assert found.parent_span_id.tolist() == [0, ROOT, ROOT]
     assert links_of(found, 0) == [(1 << 100, 1 << 50)]
     assert attributes_of(found, 0) == {
         "torch.recorded_spans": 6,
-        "torch.merged_spans": 1,
-        "torch.folded_spans": 0,
+        "torch.aggregated_spans": 1,
+        "torch.collapsed_spans": 0,
         "torch.parts": 1,
     }
 
 
 def test_later_parts_count_on():
     """Numbers of parts begin after those that there were; a parent that has not gone yet is linked to in the target's trace."""
-    early = unit_of([("a", 0, 1, 0), ("b", 3, 9, 0)])
+    early = trace_group_of([("a", 0, 1, 0), ("b", 3, 9, 0)])
     early = replace(early, span_id=early.span_id + np.uint64(10), parent_span_id=np.array([ROOT, 99], np.uint64))
     found, _ = cut(early, Budget(), TARGET._replace(trace_state="k=v"), before=Reduction(parts=4))
     assert attributes_of(found, 0)["torch.part"] == 5
@@ -326,11 +342,11 @@ def test_later_parts_count_on():
 
 def test_bytes_count_too():
     """A budget of bytes is kept by the same means, with few spans."""
-    table = unit(("torch.step", 0, 100, *(("a", i, i + 1) for i in range(50))))
+    table = trace_group(("torch.step", 0, 100, *(("a", i, i + 1) for i in range(50))))
     found, done = cut(table, Budget(max_bytes=2000, short=SHORT))
     assert len(found) == 2
     assert fits(found, Budget(max_bytes=2000))
-    assert done.merged == 49
+    assert done.aggregated == 49
     found, done = cut(table, Budget(max_bytes=2000, short=0.0))
     for trace in range(done.parts + 1):
         assert (found.trace == trace).sum() in range(2, 30)
@@ -338,21 +354,21 @@ def test_bytes_count_too():
 
 def test_hidden_attributes_stay_hidden(monkeypatch):
     """What no span is to have is not added either; the counts are right all the same."""
-    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "torch.composite.count,torch.merged_spans")
-    table = unit(("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2)))
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "torch.aggregated.count,torch.aggregated_spans")
+    table = trace_group(("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2)))
     found, done = cut(table, Budget(max_spans=2, short=SHORT))
-    assert done.merged == 1
-    assert set(attributes_of(found, 0)) == {"torch.recorded_spans", "torch.folded_spans", "torch.parts"}
-    assert set(attributes_of(found, 1)) == {"torch.composite.duration"}
+    assert done.aggregated == 1
+    assert set(attributes_of(found, 0)) == {"torch.recorded_spans", "torch.collapsed_spans", "torch.parts"}
+    assert set(attributes_of(found, 1)) == {"torch.aggregated.duration"}
 
 
 def test_parents_that_go_round_and_very_deep_trees():
     """Neither what is no tree nor a chain of thousands hangs or loses anything."""
-    chain = unit_of([("torch.step", 0, 5000, 0), *(("f", i / 10, 5000 - i / 10, i) for i in range(1, 5000))])
+    chain = trace_group_of([("torch.step", 0, 5000, 0), *(("f", i / 10, 5000 - i / 10, i) for i in range(1, 5000))])
     found, done = cut(chain, Budget(max_spans=1000))
-    assert done.recorded == 5000 == len(found) - done.parts + done.merged + done.folded
+    assert done.recorded == 5000 == len(found) - done.parts + done.aggregated + done.collapsed
     circle = replace(
-        unit_of([("torch.step", 0, 9, 0), ("a", 0, 1, 1), ("b", 1, 2, 4), ("c", 2, 3, 3)]),
+        trace_group_of([("torch.step", 0, 9, 0), ("a", 0, 1, 1), ("b", 1, 2, 4), ("c", 2, 3, 3)]),
         start=np.array([BEGIN, BEGIN, BEGIN + MS, BEGIN]),
     )
     found, done = cut(circle, Budget(max_spans=2, short=0.0))
@@ -362,6 +378,6 @@ def test_parents_that_go_round_and_very_deep_trees():
 @pytest.mark.parametrize("size", [1, LINK_SIZE])
 def test_impossible_budgets(size):
     """A budget that nothing fits into still loses nothing: each span goes alone."""
-    table = unit(("torch.step", 0, 9, ("a", 0, 4), ("b", 4, 9)))
+    table = trace_group(("torch.step", 0, 9, ("a", 0, 4), ("b", 4, 9)))
     found, done = cut(table, Budget(max_spans=1, max_bytes=size, short=0.0))
     assert len(found) == 3 + done.parts == 5

@@ -14,15 +14,15 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings
 from recorded_tables import recorded_table
 from span_tables import tables
-from unit_tables import TARGET, attributes_of, cut, per_name, random_unit, unit_of
+from trace_group_tables import TARGET, attributes_of, cut, per_name, random_trace_group, trace_group_of
 
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
-from otel_torchprof._sampling.merging import merged
+from otel_torchprof._sampling.aggregating import aggregated
 from otel_torchprof._sampling.policy import Reduction, fits
-from otel_torchprof._sampling.shrunk import shrunk
+from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
@@ -67,21 +67,24 @@ def check_trees(table):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_the_tree_and_the_budget(seed):
     """Every trace is a tree within the budget, all that was recorded is accounted for, and doing it again changes nothing."""
-    table, budget = random_unit(seed), budget_of(random.Random(seed))
+    table, budget = random_trace_group(seed), budget_of(random.Random(seed))
     found, done = cut(table, budget)
     check_trees(found)
-    assert done.recorded == len(table) == len(found) - done.parts + done.merged + done.folded
+    assert done.recorded == len(table) == len(found) - done.parts + done.aggregated + done.collapsed
     traces = [taken(found, np.flatnonzero(found.trace == trace)) for trace in np.unique(found.trace)]
     assert len(traces) == done.parts + 1
     for trace in traces:
         assert len(trace) <= budget.max_spans
         assert fits(trace, budget)
     said = [attributes_of(found, row) for row in range(len(found))]
-    assert sum(s.get("torch.composite.count", 1) - 1 for s in said) == done.merged
-    assert sum(s.get("torch.folded.count", 0) for s in said) == done.folded
+    assert sum(s.get("torch.aggregated.count", 1) - 1 for s in said) == done.aggregated
+    assert sum(s.get("torch.collapsed.count", 0) for s in said) == done.collapsed
     if done:
         assert (said[0]["torch.recorded_spans"], said[0]["torch.parts"]) == (len(table), done.parts)
-        assert (said[0]["torch.merged_spans"], said[0]["torch.folded_spans"]) == (done.merged, done.folded)
+        assert (said[0]["torch.aggregated_spans"], said[0]["torch.collapsed_spans"]) == (
+            done.aggregated,
+            done.collapsed,
+        )
         if not done.parts:
             assert cut(found, budget)[0] is found
     else:
@@ -90,30 +93,30 @@ def test_whatever_the_tree_and_the_budget(seed):
 
 def test_bytes_are_kept_to_the_last():
     """Whatever the budget of bytes, it is kept by merging where that will do, and by folding where all is short."""
-    table = random_unit(3, 60)
-    alike = merged(table, 0, 1e9, lambda *_: False)
+    table = random_trace_group(3, 60)
+    alike = aggregated(table, 0, 1e9, lambda *_: False)
     for size in range(900, 6000, 37):
         budget = Budget(max_bytes=size, short=1.0)
         found, done = cut(table, budget)
         assert fits(found, budget)
         assert not done.parts
-        assert not (done.folded and fits(alike, budget.less(0, 200)))
+        assert not (done.collapsed and fits(alike, budget.less(0, 200)))
 
 
 def test_bytes_of_parts_are_kept_to_the_last():
     """No trace takes more: not for what is said on roots, nor for links between traces."""
     rows = [("torch.step", 0, 300, 0), ("a", 0, 300, 1), *(("b", i, i + 1, 2) for i in range(150))]
     for size in range(1500, 6000, 137):
-        found, _ = cut(unit_of(rows), Budget(max_bytes=size, short=0.0))
+        found, _ = cut(trace_group_of(rows), Budget(max_bytes=size, short=0.0))
         assert np.bincount(found.trace, weights=span_sizes(found)).max() <= size
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_merging_keeps_counts_and_sums(seed):
     """For each name there are as many spans, of the same time, and amounts add up to the same, to the nanosecond."""
-    table = random_unit(seed)
+    table = random_trace_group(seed)
     most = (2, 20, 100)[seed % 3]
-    found = merged(table, 0, 1e9, lambda spans, _: spans <= most)
+    found = aggregated(table, 0, 1e9, lambda spans, _: spans <= most)
     assert per_name(found) == per_name(table)
     assert set(found.span_id.tolist()) <= set(table.span_id.tolist())
     for key in ("torch.op.flops", "torch.self_duration"):
@@ -122,14 +125,14 @@ def test_merging_keeps_counts_and_sums(seed):
             for one in (found, table)
         ]
         assert sums[0] == sums[1]
-    assert merged(found, 0, 1e9, lambda spans, _: spans <= most) is found or len(found) > most
+    assert aggregated(found, 0, 1e9, lambda spans, _: spans <= most) is found or len(found) > most
 
 
 def test_the_documentation_knows_all_that_is_added():
     """The attributes of reduced and shrunk traces are those that the table of attributes has for them, with their types."""
-    tables_of = [cut(random_unit(seed), Budget(max_spans=10, short=seed * 2e-6))[0] for seed in range(10)]
-    tables_of.append(shrunk(random_unit(0), TARGET))
-    before = {column.key for column in random_unit(0).attributes} | {"torch.step"}
+    tables_of = [cut(random_trace_group(seed), Budget(max_spans=10, short=seed * 2e-6))[0] for seed in range(10)]
+    tables_of.append(root_only(random_trace_group(0), TARGET))
+    before = {column.key for column in random_trace_group(0).attributes} | {"torch.step"}
     added = {(c.key, c.type) for table in tables_of for c in table.attributes if c.key not in before}
     assert added == {(key, kind) for key, kind, *_ in REDUCTIONS}
 
@@ -145,7 +148,7 @@ def by_name(table):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_unit_in_two_tables(seed):
     """What goes before the root goes to traces of their own; both together say what was recorded, and lose nothing."""
-    table, budget = random_unit(seed, 150), Budget(max_spans=20, max_bytes=20_000, short=1e-6)
+    table, budget = random_trace_group(seed, 150), Budget(max_spans=20, max_bytes=20_000, short=1e-6)
     # Children end before their parents, so in the order of their ends none comes after what is around it.
     order = np.lexsort((-np.arange(len(table)), table.end))
     middle = len(table) // 2
@@ -153,7 +156,7 @@ def test_a_unit_in_two_tables(seed):
     early, done = cut(taken(table, first), budget)
     late, then = cut(taken(table, second), budget, before=done)
     whole = done + then
-    assert whole.recorded == len(table) == len(early) + len(late) - whole.parts + whole.merged + whole.folded
+    assert whole.recorded == len(table) == len(early) + len(late) - whole.parts + whole.aggregated + whole.collapsed
     root = int(np.flatnonzero(late.span_id == TARGET.span_id)[0])
     said = attributes_of(late, root)
     assert (said["torch.recorded_spans"], said["torch.parts"]) == (len(table), whole.parts)
@@ -202,7 +205,7 @@ def test_sizes_of_recordings_are_close(seed):
 
 def test_a_step_of_a_hundred_thousand():
     """So many fit into the budget by merging alone where they are alike, and all of them are counted."""
-    small = random_unit(1, 2000)
+    small = random_trace_group(1, 2000)
     count = 100_000 // len(small)
     copies = [taken(small, np.arange(1, len(small))) if copy else small for copy in range(count)]
     moved = []
@@ -214,5 +217,5 @@ def test_a_step_of_a_hundred_thousand():
     table = joined_tables(moved)
     found, done = cut(table, Budget(short=1.0))
     assert fits(found, Budget())
-    assert done == Reduction(recorded=len(table), merged=len(table) - len(found))
+    assert done == Reduction(recorded=len(table), aggregated=len(table) - len(found))
     assert per_name(found) == per_name(table)

@@ -96,7 +96,7 @@ def test_files_are_those_of_the_objects(tmp_path_factory, seed, moves):
 def test_sums(seed, moves, segments):
     """What an event has is its own and its children's, and own times add up to those of the outermost events of each thread."""
     events = listed(joined(recordings(seed, moves, segments=segments)))
-    own, outermost = defaultdict(float), defaultdict(float)
+    own, top_level = defaultdict(float), defaultdict(float)
     for event in events:
         if event.is_async:
             assert event.cpu_parent is None
@@ -107,8 +107,8 @@ def test_sums(seed, moves, segments):
         assert event.cpu_memory_usage == event.self_cpu_memory_usage + sum(c.cpu_memory_usage for c in inside)
         assert event.device_memory_usage == event.self_device_memory_usage + sum(c.device_memory_usage for c in inside)
         own[event.thread] += event.self_cpu_time_total
-        outermost[event.thread] += event.cpu_time_total if event.cpu_parent is None else 0
-    assert own == {thread: pytest.approx(time, abs=1e-2) for thread, time in outermost.items()}
+        top_level[event.thread] += event.cpu_time_total if event.cpu_parent is None else 0
+    assert own == {thread: pytest.approx(time, abs=1e-2) for thread, time in top_level.items()}
 
 
 @given(SEEDS, MOVES)

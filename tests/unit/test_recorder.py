@@ -87,7 +87,7 @@ def test_what_stays_at_the_budget(keep_newest):
     assert kept == sorted(kept)
     assert (kept[0], kept[-1]) == ((10_000 - len(kept), 9_999) if keep_newest else (0, len(kept) - 1))
     assert batch.dropped == {"evicted" if keep_newest else "budget": 10_000 - len(kept)}
-    assert session.stats().bytes_held_max <= 2 * CHUNK_BYTES
+    assert session.stats().bytes_buffered_max <= 2 * CHUNK_BYTES
 
 
 def test_one_session_does_not_cost_another():

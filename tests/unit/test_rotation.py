@@ -15,7 +15,7 @@ from otel_torchprof import ChromeTraceExporter
 from otel_torchprof._encode.span_parts import picked, step_ends
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 
 STEP = 1_000
 """Nanoseconds that a step of these tests takes."""

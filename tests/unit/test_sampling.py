@@ -70,7 +70,7 @@ class Loop:
         self.sampler.watch(self.now)
         self.sampler.spend(self.standing, self.now)
         self.added += self.standing
-        if self.sampler.wants_reading and not self.sampler.is_on:
+        if self.sampler.needs_reading and not self.sampler.is_on:
             self.sampler.read_out(self.pending, self.read_cost, self.now, whole=True)
             self.added += self.read_cost
             self.pending = 0
@@ -162,7 +162,7 @@ def test_a_step_that_never_ends_is_broken_off():
     loop.now += 0.2
     loop.look()
     assert not loop.sampler.is_on
-    assert not loop.sampler.wants_reading
+    assert not loop.sampler.needs_reading
     _, sampled = loop.sampler.step_ended(loop.now + 1)
     assert not sampled
 
@@ -203,10 +203,10 @@ def test_what_is_read_in_the_middle_does_not_end_the_wait():
     sampler.open_window(1.0)
     sampler.break_off(2.0)
     sampler.read_out(100, 0.0, 2.0, whole=False)
-    assert sampler.wants_reading
+    assert sampler.needs_reading
     assert sampler.ask_at == NEVER
     sampler.read_out(100, 0.0, 3.0, whole=True)
-    assert not sampler.wants_reading
+    assert not sampler.needs_reading
     assert sampler.ask_at == pytest.approx(3.0 + 2 * 100 * 5e-7 / 0.01, abs=0.011)
 
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_recorded_is_not_asked_for_again(share):
         sampler.boundary(now)
         sampler.resume(now)
     assert not sampler.window_may_begin(60.0, expects_steps=False)
-    assert (asked, sampler.is_on, sampler.ask_at, sampler.wants_reading) == ([True], False, NEVER, False)
+    assert (asked, sampler.is_on, sampler.ask_at, sampler.needs_reading) == ([True], False, NEVER, False)
 
 
 def test_an_allowance_is_not_saved_up():

@@ -125,8 +125,8 @@ def test_only_what_was_asked_for_or_failed_is_kept():
     averages = json.loads(first.attributes["torch.averages"])
     assert {each["name"]: each["count"] for each in averages} == {"a": 2, "b": 1}
     assert first.attributes["torch.recorded_spans"] == 4
-    assert (health.spans["kept"], health.spans["shrunk"], health.spans["shrunk_away"]) == (2, 2, 4)
-    assert "2 shrunk" in str(health)
+    assert (health.spans["sampled"], health.spans["root_only"], health.spans["detail_dropped"]) == (2, 2, 4)
+    assert "2 root_only" in str(health)
 
 
 def test_slow_steps_are_kept():
@@ -169,17 +169,17 @@ def test_a_step_above_the_budget_is_reduced_and_says_so():
     (root,) = (s for s in spans if s.attributes.get("torch.step") == 0 and "torch.part" not in s.attributes)
     counts = Counter()
     for span in spans:
-        counts[span.name] += span.attributes.get("torch.composite.count", 1)
-        counts["folded"] += span.attributes.get("torch.folded.count", 0)
+        counts[span.name] += span.attributes.get("torch.aggregated.count", 1)
+        counts["collapsed"] += span.attributes.get("torch.collapsed.count", 0)
     assert len([s for s in spans if s.context.trace_id == root.context.trace_id]) <= 20
-    assert (counts["a"], counts["b"], counts["folded"]) == (50, 60, 0)
+    assert (counts["a"], counts["b"], counts["collapsed"]) == (50, 60, 0)
     assert root.attributes["torch.recorded_spans"] == 111
     assert Counter(s.name for s in whole)["b"] == 60
 
 
 def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
     """Of a step beyond what may be held, linked parts go out while it runs; in the end everything is accounted for, once."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.HELD_BYTES", 20_000)
+    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_BYTES", 20_000)
     with job(otp.SpanPolicy(keep="slow", slow_quantile=None, max_spans=100, short=0)) as program:
         program.step()  # from now on it is known that there are steps
         program.drain()
@@ -201,7 +201,7 @@ def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
     assert root.attributes["torch.parts"] == len(parts) == health.spans["parts"] > 1
     assert {link.context.span_id for s in parts for link in s.links} == {root.context.span_id}
     assert sum(s.name == "label" for s in spans) == 320 == root.attributes["torch.recorded_spans"] - 1
-    assert (health.spans["kept"], health.spans["shrunk"]) == (1, 1)
+    assert (health.spans["sampled"], health.spans["root_only"]) == (1, 1)
     assert max(Counter(s.context.trace_id for s in spans).values()) <= 100
 
 
@@ -209,7 +209,7 @@ def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_label_that_goes_on_and_on_hides_nothing(monkeypatch, keep, inside):
     """What is below a label around the whole program is sent in linked parts, also in a request; then the label, with the sum."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.HELD_NS", 0)
+    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_NS", 0)
     with job(otp.SpanPolicy(keep=keep, slow_quantile=None)) as program:
         request = program.provider.get_tracer("app").start_as_current_span("request") if inside else nullcontext()
         with request, otp.record_function("program"):
@@ -255,7 +255,7 @@ def test_a_request_above_the_budget_is_reduced_inside_its_trace():
     roots = [s for s in spans if s.parent is None]
     assert {s.context.trace_id for s in roots} == others
     assert all(s.links[0].context.span_id == request.get_span_context().span_id for s in roots)
-    assert sum(s.attributes.get("torch.composite.count", 1) for s in spans if s.name.startswith("call")) == 10
+    assert sum(s.attributes.get("torch.aggregated.count", 1) for s in spans if s.name.startswith("call")) == 10
 
 
 def test_the_job_is_told_in_sections(monkeypatch):

@@ -59,7 +59,7 @@ def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
 
 def test_crossing_labels_stay_together(monkeypatch):
     """A label that ends after the one it began in belongs to it, in what is kept, in the budget, and in what is sent in parts."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.HELD_NS", 0)
+    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_NS", 0)
     with job(otp.SpanPolicy(max_spans=10, job_interval=0)) as program:
         outer, inner = otp.record_function("outer"), otp.record_function("inner")
         with program.provider.get_tracer("app").start_as_current_span("request") as request:
@@ -78,7 +78,7 @@ def test_crossing_labels_stay_together(monkeypatch):
     (last,) = (s for s in spans if s.name == "outer" and "torch.part" not in s.attributes)
     assert last.context.trace_id == request.context.trace_id
     assert last.attributes["torch.recorded_spans"] == 22
-    assert program.processor.health.spans["merged"] == last.attributes["torch.merged_spans"]
+    assert program.processor.health.spans["aggregated"] == last.attributes["torch.aggregated_spans"]
 
 
 def test_steps_that_shrink_keep_to_the_budget_of_a_request():

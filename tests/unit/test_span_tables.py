@@ -15,7 +15,7 @@ from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._spans.span_tables import joined_tables, packed, taken
-from otel_torchprof._tree.units import AttributeColumn, AttributeType
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 

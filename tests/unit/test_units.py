@@ -15,7 +15,7 @@ from recorded_tables import recorded_table
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._spans.steps import RecordedStep
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, event_span_ids, extend_names
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, event_span_ids, extend_names
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
 THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "autograd"))

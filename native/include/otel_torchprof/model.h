@@ -19,7 +19,7 @@ void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 
 /* For each row the outermost of those that are flagged among it and what is around it, or -1. parent[i] is below i, or
  * negative for a root. */
-void otp_outermost(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost);
+void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost);
 
 /* What memory is used for: torch's categories, with its numbers in files. */
 enum otp_memory_category {

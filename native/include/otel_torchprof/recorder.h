@@ -118,8 +118,8 @@ void otp_session_free(otp_session* session);
 typedef struct {
   uint64_t recorded;   /* drained so far, MEMORY records among them */
   uint64_t dropped[5]; /* by otp_loss */
-  uint64_t bytes_held;
-  uint64_t bytes_held_max;
+  uint64_t bytes_buffered;
+  uint64_t bytes_buffered_max;
   int64_t start_ns; /* Unix ns; 0 before the start */
   int64_t stop_ns;  /* Unix ns; 0 before the stop */
 } otp_session_stats;

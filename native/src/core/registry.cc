@@ -130,7 +130,7 @@ void Registry::seal_chunk(ThreadBuffer* thread) {
 }
 
 void Registry::release(otp_session* session, Chunk* chunk) {
-  session->bytes_held -= OTP_CHUNK_BYTES;
+  session->bytes_buffered -= OTP_CHUNK_BYTES;
   --session->cursors.find(chunk->owner)->second.chunks;
   chunk->holders &= ~session->mask();
   if (chunk->holders == 0 && chunk->sealed && chunk->pins == 0) pool.give_back(chunk);
@@ -201,7 +201,7 @@ Cursor& Registry::cursor_of(otp_session* session, ThreadBuffer* thread) {
 }
 
 bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
-  while (session->bytes_held + OTP_CHUNK_BYTES > session->options.budget_bytes) {
+  while (session->bytes_buffered + OTP_CHUNK_BYTES > session->options.budget_bytes) {
     if (session->options.full_policy != OTP_FULL_DROP_OLDEST || !evict_oldest(session)) return false;
   }
   session->held.push_back({chunk, chunk->owner->next_index, read_from, false, false});
@@ -216,8 +216,8 @@ bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   ++cursor->chunks;
   if (session->options.contexts != 0) chunk->owner->context_pending |= session->mask();
   chunk->holders |= session->mask();
-  session->bytes_held += OTP_CHUNK_BYTES;
-  session->bytes_held_max = std::max(session->bytes_held_max, session->bytes_held);
+  session->bytes_buffered += OTP_CHUNK_BYTES;
+  session->bytes_buffered_max = std::max(session->bytes_buffered_max, session->bytes_buffered);
   return true;
 }
 

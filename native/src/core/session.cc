@@ -415,8 +415,8 @@ int otp_session_get_stats(otp_session* session, otp_session_stats* out) {
   std::lock_guard<std::mutex> hold(all.mutex);
   *out = otp_session_stats{};
   out->recorded = session->recorded;
-  out->bytes_held = session->bytes_held;
-  out->bytes_held_max = session->bytes_held_max;
+  out->bytes_buffered = session->bytes_buffered;
+  out->bytes_buffered_max = session->bytes_buffered_max;
   if (session->state == State::kNew) return OTP_OK;
   out->start_ns = all.clock.unix_ns(session->start_ticks);
   bool stopped = session->state == State::kStopped;

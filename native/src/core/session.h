@@ -47,8 +47,8 @@ struct otp_session {
   bool roots_muted = false;  // kept for the start, where it is said before
   uint64_t start_ticks = 0;
   uint64_t stop_ticks = UINT64_MAX;
-  uint64_t bytes_held = 0;
-  uint64_t bytes_held_max = 0;
+  uint64_t bytes_buffered = 0;
+  uint64_t bytes_buffered_max = 0;
   uint64_t recorded = 0;
   uint64_t losses[OTP_LOSS_REASONS] = {};           // while it runs: Registry::losses
   uint64_t losses_reported[OTP_LOSS_REASONS] = {};  // in earlier batches

@@ -11,7 +11,7 @@ extern "C" void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_
     if (parent[i] >= 0 && values[parent[i]] < values[i]) values[parent[i]] = values[i];
 }
 
-extern "C" void otp_outermost(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost) {
+extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost) {
   for (uint64_t i = 0; i < count; ++i) {
     int32_t around = parent[i] < 0 ? -1 : outermost[parent[i]];
     outermost[i] = around < 0 && flags[i] != 0 ? static_cast<int32_t>(i) : around;

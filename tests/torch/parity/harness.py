@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-Fact = "Callable[[list[Any]], list[Any]]"
+InfoField = "Callable[[list[Any]], list[Any]]"
 
 
 class Order(enum.Enum):
@@ -58,11 +58,11 @@ def _plain(text: str) -> str:
     return _ADDRESS.sub("0x", text)
 
 
-def _attribute(name: str) -> Fact:
+def _attribute(name: str) -> InfoField:
     return lambda events: [getattr(event, name) for event in events]
 
 
-def _text(name: str) -> Fact:
+def _text(name: str) -> InfoField:
     return lambda events: [_plain(getattr(event, name)) for event in events]
 
 
@@ -96,7 +96,7 @@ def _flops(event: Any) -> Any:
     return event.flops if event.key in _COUNTED else 0
 
 
-FACTS: dict[str, Fact] = {
+INFO_FIELDS: dict[str, InfoField] = {
     **{
         name: _attribute(name)
         for name in (
@@ -173,7 +173,7 @@ def possible(program: str, order: Order, option: Option) -> Order:
     """The order, or the nearest one to it in which the program's facts can be compared."""
     if not option.together:
         return Order.ALONE
-    if order is Order.ALONE and any((program, fact) in CHANGING for fact in option.info):
+    if order is Order.ALONE and any((program, info_field) in CHANGING for info_field in option.info):
         return Order.OURS_INSIDE
     return order
 
@@ -207,7 +207,7 @@ def torchs(option: Option) -> Any:
 def told(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     """What a profile says of the events of the step, by fact."""
     events = inside(prof.events())
-    return {name: FACTS[name](events) for name in names}
+    return {name: INFO_FIELDS[name](events) for name in names}
 
 
 # ---- texts ----

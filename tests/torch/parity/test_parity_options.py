@@ -8,7 +8,7 @@ import torch
 from harness import (
     ALWAYS,
     CHANGING,
-    FACTS,
+    INFO_FIELDS,
     MISTAKEN,
     OPTIONS,
     Option,
@@ -47,7 +47,7 @@ def test_the_same_is_told(program, step, option, order, tmp_path):
 EVERYTHING = Option(
     "everything",
     dict.fromkeys(("record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"), True),
-    tuple(FACTS),
+    tuple(INFO_FIELDS),
     {"experimental_config": torch._C._profiler._ExperimentalConfig(verbose=True, capture_overload_names=True)},
 )
 
@@ -63,7 +63,7 @@ def test_every_fact_can_be_compared(program, step, tmp_path):
         with prof:
             run(step)
     profiles = profiles[1:]  # see both()
-    names = [name for name in FACTS if (program.__name__, name) not in CHANGING or "shapes" in name]
+    names = [name for name in INFO_FIELDS if (program.__name__, name) not in CHANGING or "shapes" in name]
     first, second = (told(prof, names) for prof in profiles)
     assert {name: first[name] for name in names if first[name] != second[name]} == {}
     assert sums(profiles[0]) == sums(profiles[1])

@@ -21,7 +21,7 @@ namespace {
 PyObject* g_names = nullptr;    // by a module's id: the table of names in which it stands
 PyObject* g_find = nullptr;     // makes a table, or finds another one
 PyObject* g_running = nullptr;  // ids of the modules in whose calls the thread is, outermost first
-bool g_outermost_only = false;
+bool g_top_level_only = false;
 
 // The exception that is being handled, or null.
 const void* handled_exception(PyObject** kind = nullptr) {
@@ -162,7 +162,7 @@ OpenModule* innermost(PythonThread* thread) { return thread->modules.empty() ? n
 
 void begin_inside(PythonThread* thread, PyObject* module, PyObject* id, const char* stack) {
   OpenModule* inside = innermost(thread);
-  if (inside != nullptr && g_outermost_only) {
+  if (inside != nullptr && g_top_level_only) {
     if (inside->key == module) ++inside->again;
     return;
   }
@@ -249,13 +249,13 @@ void replace(PyObject** place, PyObject* value) {
   Py_XDECREF(before);
 }
 
-// follow_modules(names, find, running, outermost_only); see _python.pyi.
+// follow_modules(names, find, running, top_level_only); see _python.pyi.
 PyObject* follow_modules(PyObject*, PyObject* args) {
   PyObject *names = nullptr, *find = nullptr, *running = nullptr;
-  int outermost_only = 0;
-  if (!PyArg_ParseTuple(args, "O!OOp:follow_modules", &PyDict_Type, &names, &find, &running, &outermost_only))
+  int top_level_only = 0;
+  if (!PyArg_ParseTuple(args, "O!OOp:follow_modules", &PyDict_Type, &names, &find, &running, &top_level_only))
     return nullptr;
-  g_outermost_only = outermost_only != 0;
+  g_top_level_only = top_level_only != 0;
   replace(&g_find, find);
   replace(&g_running, running);
   replace(&g_names, names);

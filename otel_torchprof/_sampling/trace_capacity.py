@@ -16,7 +16,7 @@ _MOST = 2_000
 """Traces that are remembered; of more, those that had nothing for the longest time are forgotten."""
 
 
-class TraceRoom:
+class TraceCapacity:
     """For one thread at a time.
 
     Args:

@@ -12,7 +12,7 @@ from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._sampling.policy import TargetTrace, reduced
-from otel_torchprof._tree.units import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 TRACE = 0xA5
 ROOT = 1
@@ -21,7 +21,7 @@ MS = 1_000_000
 BEGIN = 1_000_000_000_000
 
 
-def unit(tree: Any, **columns: Any) -> SpanTable:
+def trace_group(tree: Any, **columns: Any) -> SpanTable:
     """The table of a tree of (name, start, end in ms, children...): ids from 1 in its order, the first one the root."""
     rows: list[tuple[str, int, int, int]] = []
 
@@ -33,10 +33,10 @@ def unit(tree: Any, **columns: Any) -> SpanTable:
             add(child, number)
 
     add(tree, 0)
-    return unit_of(rows, **columns)
+    return trace_group_of(rows, **columns)
 
 
-def unit_of(rows: list[tuple[str, int, int, int]], **columns: Any) -> SpanTable:
+def trace_group_of(rows: list[tuple[str, int, int, int]], **columns: Any) -> SpanTable:
     """The table of (name, start, end in ms, number of the parent from 1 or 0)."""
     names = list(dict.fromkeys(row[0] for row in rows))
     found = span_rows(
@@ -98,7 +98,7 @@ def shown(table: SpanTable) -> list[tuple[str, float, float, str, dict[str, Any]
     ]
 
 
-def random_unit(seed: int, most: int = 300) -> SpanTable:
+def random_trace_group(seed: int, most: int = 300) -> SpanTable:
     """A tree by chance: several threads, errors, links, attributes with gaps; children lie inside of their parents."""
     chance = random.Random(seed)
     rows: list[tuple[str, int, int, int]] = [("torch.step", 0, 1 << 20, 0)]
@@ -131,7 +131,7 @@ def _with_attributes(rows: list[tuple[str, int, int, int]], chance: random.Rando
         thread[i] = thread[row[3] - 1] or chance.choice([1, 2])
     in_ms = [(name, start / MS, end / MS, parent) for name, start, end, parent in rows]
     of = AttributeType
-    return unit_of(
+    return trace_group_of(
         in_ms,
         error=np.array([0] + [int(chance.random() < 0.02) for _ in rows[1:]], dtype=np.uint8),
         links=np.array([(a, np.frombuffer(TRACE.to_bytes(16, "big"), np.uint8), b + 1) for a, b in links], dtype=LINK),
@@ -152,7 +152,7 @@ def per_name(table: SpanTable) -> tuple[Counter[str], Counter[str]]:
     times: Counter[str] = Counter()
     for row in range(len(table)):
         said, name = attributes_of(table, row), table.names[table.name[row]]
-        counts[name] += said.get("torch.composite.count", 1)
+        counts[name] += said.get("torch.aggregated.count", 1)
         own = int(table.end[row] - table.start[row])
-        times[name] += round(said["torch.composite.duration"] * 1e9) if "torch.composite.duration" in said else own
+        times[name] += round(said["torch.aggregated.duration"] * 1e9) if "torch.aggregated.duration" in said else own
     return counts, times

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
 from otel_torchprof._spans.span_tree import SpanTree
-from otel_torchprof._tree.units import AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable
 
 from .absorbing import (
-    COMPOSITE_COUNT,
-    COMPOSITE_DURATION,
-    FOLDED_COUNT,
-    FOLDED_DURATION,
+    AGGREGATED_COUNT,
+    AGGREGATED_DURATION,
+    COLLAPSED_COUNT,
+    COLLAPSED_DURATION,
     absorbed,
     counts_of,
     durations_of,
@@ -31,13 +31,13 @@ Array = npt.NDArray[Any]
 
 STEPS = 10
 """Thresholds that are tried: the longest, half of it and so on. Twice as short is seldom many spans less."""
-_COMPOSITE_SIZE = 110
+_AGGREGATE_SIZE = 110
 """Bytes of what a composite says more than its first span does, at most: the two attributes, and longer numbers."""
 
 _ADDED = frozenset(
     (
-        FOLDED_COUNT,
-        FOLDED_DURATION,
+        COLLAPSED_COUNT,
+        COLLAPSED_DURATION,
         "torch.op.flops",
         "torch.self_duration",
         "torch.device.duration",
@@ -64,10 +64,10 @@ class _Siblings(NamedTuple):
     """By place in the order of the tree: comes right after a sibling of the same label."""
     length: npt.NDArray[np.int64]
     """How long each took, ns, of composites on average; more than any threshold where it must not be merged."""
-    is_composite: npt.NDArray[np.bool_]
+    is_aggregate: npt.NDArray[np.bool_]
 
 
-def merged(table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]) -> SpanTable:
     """The table with as few spans merged as will do, of those that took up to ``shortest`` ns.
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
@@ -81,9 +81,9 @@ def merged(table: SpanTable, root: int, shortest: float, fits: Callable[[int, in
 
     def try_out(step: int) -> tuple[Array, bool]:
         into = _groups(siblings, shortest / 2**step)
-        kept = into == np.arange(len(into))
-        composites = int((np.bincount(into, minlength=len(into)) > 1).sum())
-        return into, fits(int(kept.sum()), int(own[kept].sum()) + links + composites * _COMPOSITE_SIZE)
+        surviving = into == np.arange(len(into))
+        aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
+        return into, fits(int(surviving.sum()), int(own[surviving].sum()) + links + aggregates * _AGGREGATE_SIZE)
 
     best, enough = try_out(0)
     low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
@@ -119,7 +119,7 @@ def _groups(siblings: _Siblings, threshold: float) -> npt.NDArray[np.int64]:
     into = np.empty(len(order), dtype=np.int64)
     into[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
     in_run = np.bincount(into, minlength=len(into))[into] > 1
-    top = tree.topmost(in_run | siblings.is_composite)
+    top = tree.topmost(in_run | siblings.is_aggregate)
     below = tree.by_start[top[tree.by_start] >= 0]
     into[below] = below
     # Below composites round by round, one for each level under them: what hangs under one composite and has one name.
@@ -166,8 +166,8 @@ def _composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
     seconds = np.add.reduceat(durations_of(table)[rows], groups.begins) / 1e9
     attributes = tuple(_combined(column, groups) for column in table.attributes)
     whole = replace(table, end=end, attributes=attributes)
-    whole = with_values(whole, COMPOSITE_COUNT, AttributeType.INT64, groups.into, count)
-    whole = with_values(whole, COMPOSITE_DURATION, AttributeType.DOUBLE, groups.into, seconds)
+    whole = with_values(whole, AGGREGATED_COUNT, AttributeType.INT64, groups.into, count)
+    whole = with_values(whole, AGGREGATED_DURATION, AttributeType.DOUBLE, groups.into, seconds)
     return absorbed(whole, tree, into)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from unit_tables import TARGET, attribute, attributes_of, shown, unit, unit_of
+from trace_group_tables import TARGET, attribute, attributes_of, shown, trace_group, trace_group_of
 
-from otel_torchprof._sampling.shrunk import shrunk
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._sampling.root_only import root_only
+from otel_torchprof._tree.span_table import AttributeType
 
 
 def averages(table):
@@ -17,8 +17,8 @@ def averages(table):
 
 def test_only_the_root_is_left():
     """It says how many spans there were and which names took the most time of their own, without what they called."""
-    table = unit(("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 20), ("b", 20, 25)), ("c", 60, 90)))
-    found = shrunk(table, TARGET)
+    table = trace_group(("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 20), ("b", 20, 25)), ("c", 60, 90)))
+    found = root_only(table, TARGET)
     [(name, start, end, parent, said)] = shown(found)
     assert (name, start, end, parent, said["torch.recorded_spans"]) == ("torch.step", 0, 100, "", 5)
     assert averages(found) == [("c", 1, 0.03), ("a", 1, 0.025), ("b", 2, 0.025)]
@@ -26,14 +26,14 @@ def test_only_the_root_is_left():
 
 def test_what_spans_say_of_themselves_counts():
     """Where a span tells its own time or stands for many, that is taken."""
-    table = unit(
+    table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 50), ("b", 60, 70)),
         attributes=(
             attribute("torch.self_duration", AttributeType.DOUBLE, None, 0.001, None),
-            attribute("torch.composite.count", AttributeType.INT64, None, None, 40),
+            attribute("torch.aggregated.count", AttributeType.INT64, None, None, 40),
         ),
     )
-    found = shrunk(table, TARGET)
+    found = root_only(table, TARGET)
     assert averages(found) == [("b", 40, 0.01), ("a", 1, 0.001)]
     assert attributes_of(found, 0)["torch.recorded_spans"] == 42
 
@@ -44,11 +44,11 @@ def test_the_text_is_short_enough_for_tempo():
         ("torch.step", 0, 1000, 0),
         *((f"größer{i}" * (1 + 50 * (i % 2)), i, i + 1 - i / 1000, 1) for i in range(500)),
     ]
-    found = shrunk(unit_of(rows), TARGET)
+    found = root_only(trace_group_of(rows), TARGET)
     assert 1500 < len(attributes_of(found, 0)["torch.averages"].encode()) < 2048
     assert averages(found)[0] == ("größer0", 1, 0.001)
 
 
 def test_without_the_root_nothing_is_left():
     """A table that holds none of the unit's own span gives none."""
-    assert len(shrunk(unit(("a", 0, 1)), TARGET._replace(span_id=99))) == 0
+    assert len(root_only(trace_group(("a", 0, 1)), TARGET._replace(span_id=99))) == 0

@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from otel_torchprof._spans.span_sizes import span_sizes
 from otel_torchprof._spans.span_tree import SpanTree, column_of
-from otel_torchprof._tree.units import AttributeType, SpanTable
+from otel_torchprof._tree.span_table import AttributeType, SpanTable
 
 from .absorbing import (
-    FOLDED_COUNT,
-    FOLDED_DURATION,
+    COLLAPSED_COUNT,
+    COLLAPSED_DURATION,
     absorbed,
+    collapsed_of,
     counts_of,
     durations_of,
-    folded_of,
     precious,
     with_values,
 )
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_FOLDED_SIZE = 80
+_COLLAPSED_SIZE = 80
 """Bytes that the two attributes add to a span, at most."""
 
 
-def folded(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> SpanTable:
     """The table with as few spans folded as will do, of those with nothing below them that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
@@ -69,7 +69,7 @@ def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
     above = np.zeros(len(sizes), dtype=np.bool_)
     above[tree.above[goes]] = True
     above[goes] = False
-    return left + int(above.sum()) * _FOLDED_SIZE
+    return left + int(above.sum()) * _COLLAPSED_SIZE
 
 
 def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
@@ -79,14 +79,14 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
     while (on := np.flatnonzero(gone[into])).size:
         into[on] = into[into[on]]
     rows = np.unique(into[goes])
-    counts = np.bincount(into[goes], weights=(counts_of(table) + folded_of(table))[goes], minlength=len(table))
-    outermost = goes[~gone[tree.parent[goes]]]
+    counts = np.bincount(into[goes], weights=(counts_of(table) + collapsed_of(table))[goes], minlength=len(table))
+    top_level = goes[~gone[tree.parent[goes]]]
     nanoseconds = np.zeros(len(table), dtype=np.int64)
-    np.add.at(nanoseconds, into[outermost], durations_of(table)[outermost])
-    before = column_of(table, FOLDED_DURATION)
+    np.add.at(nanoseconds, into[top_level], durations_of(table)[top_level])
+    before = column_of(table, COLLAPSED_DURATION)
     if before is not None:
         nanoseconds += np.where(before[1], np.rint(before[0] * 1e9), 0).astype(np.int64)
-    whole = with_values(table, FOLDED_COUNT, AttributeType.INT64, rows, (counts + folded_of(table))[rows])
-    whole = with_values(whole, FOLDED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
+    whole = with_values(table, COLLAPSED_COUNT, AttributeType.INT64, rows, (counts + collapsed_of(table))[rows])
+    whole = with_values(whole, COLLAPSED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
     # The links of what nobody sees any more would be noise on what is left.
     return absorbed(whole, tree, into, with_links=False)

@@ -37,7 +37,7 @@ _WORK = frozenset(("CONCURRENT_KERNEL", "HPU_OP", "MTIA_CCP_EVENTS"))
 """What devices do for operators; here it is told by the span around all of it."""
 
 
-def shown_events(batch: Batch, filters: Filters) -> Batch:
+def displayed_events(batch: Batch, filters: Filters) -> Batch:
     """Without what the filter of the CPU's group leaves out."""
     types = filters.get(ProfilerActivity.CPU)
     if types is None:
@@ -51,7 +51,7 @@ def shown_events(batch: Batch, filters: Filters) -> Batch:
     return filtered if "CPU_INSTANT_EVENT" in types else replace(filtered, memory=None)
 
 
-def shown_devices(batch: Batch, filters: Filters) -> Batch:
+def displayed_devices(batch: Batch, filters: Filters) -> Batch:
     """With all events, but without the times of devices that the filters of the devices' groups leave out."""
     devices = batch.devices
     if devices is None or not any(group in filters for group in _GROUPS):

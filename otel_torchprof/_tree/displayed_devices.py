@@ -37,7 +37,7 @@ def device_name(number: int) -> str:
     return _NAMES.get(number, str(number))
 
 
-class ListedTimes(NamedTuple):
+class DisplayedTimes(NamedTuple):
     """One entry per event of a view, ns."""
 
     own: npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class ListedTimes(NamedTuple):
     """With all events that the view has inside of it."""
 
 
-def listed_times(view: TreeView, times: DeviceTimes | None = None) -> ListedTimes | None:
+def displayed_times(view: TreeView, times: DeviceTimes | None = None) -> DisplayedTimes | None:
     """The times of the events that torch would show; None where no device's time is known.
 
     ``times`` are of the view's batch; default: computed from it. As in torch, asynchronous events have none. What nothing
@@ -58,7 +58,7 @@ def listed_times(view: TreeView, times: DeviceTimes | None = None) -> ListedTime
     shown = _shown(view, found.own)
     # Only times that are given know of children that are in no row.
     before = 0 if times is None else _shown(view, _left_over(view.batch, times))
-    return ListedTimes(shown, add_to_parents(view.parent, shown + before))
+    return DisplayedTimes(shown, add_to_parents(view.parent, shown + before))
 
 
 def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:

@@ -13,13 +13,13 @@ from otel_torchprof._spans.live_table import with_attributes
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
 from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.units import AttributeType
+from otel_torchprof._tree.span_table import AttributeType
 
-from .absorbing import counts_of, folded_of, with_values
+from .absorbing import collapsed_of, counts_of, with_values
 from .policy import RECORDED, without_hidden
 
 if TYPE_CHECKING:
-    from otel_torchprof._tree.units import SpanTable
+    from otel_torchprof._tree.span_table import SpanTable
 
     from .policy import TargetTrace
 
@@ -32,16 +32,16 @@ _LONGEST_NAME = 200
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def shrunk(table: SpanTable, target: TargetTrace) -> SpanTable:
+def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
     """Only the span of ``target``, as :func:`without_detail` leaves it; no span where that of ``target`` is not in the table."""
     root = np.flatnonzero(table.span_id == np.uint64(target.span_id))
     if not root.size:
         return taken(table, root)
-    unit = np.full(len(table), target.span_id, dtype=np.uint64)
-    return taken(without_detail(table, unit, np.arange(len(table))), root)
+    trace_group = np.full(len(table), target.span_id, dtype=np.uint64)
+    return taken(without_detail(table, trace_group, np.arange(len(table))), root)
 
 
-def without_detail(table: SpanTable, unit: npt.NDArray[np.uint64], rows: Array) -> SpanTable:
+def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array) -> SpanTable:
     """The table, whose spans of units say how many spans there were and which names took the most time of their own.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
@@ -49,34 +49,34 @@ def without_detail(table: SpanTable, unit: npt.NDArray[np.uint64], rows: Array) 
 
     Args:
         table: of whole units, each with its root.
-        unit: of each span the id of its unit's root.
+        trace_group: of each span the id of its unit's root.
         rows: those of the units that are to tell; which of them is no root is for the caller to leave out.
     """
-    is_root = table.span_id[rows] == unit[rows]
-    keys, which = np.unique(unit[rows], return_inverse=True)
+    is_root = table.span_id[rows] == trace_group[rows]
+    keys, which = np.unique(trace_group[rows], return_inverse=True)
     roots = np.empty(len(keys), dtype=np.int64)
     roots[which[is_root]] = rows[is_root]
     recorded = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(recorded, which, (counts_of(table) + folded_of(table))[rows])
+    np.add.at(recorded, which, (counts_of(table) + collapsed_of(table))[rows])
     texts = _averages(table, rows[~is_root], which[~is_root], len(keys))
     told = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
     found = {row: {AVERAGES: text} for row, text in zip(roots.tolist(), texts, strict=True)}
     return without_hidden(with_attributes(told, found))
 
 
-def _averages(table: SpanTable, events: Array, which: Array, units: int) -> list[str]:
+def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) -> list[str]:
     """The text of each unit; ``which``: the unit of each event."""
     names, name = distinct(table.name[events])
     pairs, place = np.unique(which * max(len(names), 1) + name, return_inverse=True)
     amounts = {"self": _self_seconds(table)[events], "calls": counts_of(table)[events]}
     sums = grouped(place, len(pairs), len(events), amounts)
     seconds, counts = sums.amounts["self"], sums.amounts["calls"]
-    of_unit, of_name = np.divmod(pairs[place[sums.first]], max(len(names), 1))
-    order = np.lexsort((of_name, -seconds, of_unit))
+    of_trace_group, of_name = np.divmod(pairs[place[sums.first]], max(len(names), 1))
+    order = np.lexsort((of_name, -seconds, of_trace_group))
     texts = [table.names[index][:_LONGEST_NAME] for index in names.tolist()]
-    lines: list[list[str]] = [[] for _ in range(units)]
-    left = [MOST_BYTES - len("[]")] * units
-    entries = (of_unit[order], of_name[order], counts[order], seconds[order])
+    lines: list[list[str]] = [[] for _ in range(trace_groups)]
+    left = [MOST_BYTES - len("[]")] * trace_groups
+    entries = (of_trace_group[order], of_name[order], counts[order], seconds[order])
     for number, text, count, own in zip(*(column.tolist() for column in entries), strict=True):
         if left[number] < 0:
             continue
