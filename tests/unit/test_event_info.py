@@ -129,7 +129,9 @@ def test_self_memory_is_without_the_children():
     assert found[0].self_cpu_memory_usage == 2_999
 
 
-@pytest.mark.parametrize("fact", ["stack", "overload_name", "cpu_memory_usage", "self_device_memory_usage", "flops"])
+@pytest.mark.parametrize(
+    "info_field", ["stack", "overload_name", "cpu_memory_usage", "self_device_memory_usage", "flops"]
+)
 def test_what_was_not_recorded_is_neutral(info_field):
     """Without facts an event has an empty stack, no overload name, no bytes and no operations."""
     found = EventList.of(as_batch([Event(1, "a", 1, 0, 10)]), origin_ns=0)
