@@ -35,8 +35,9 @@ from .chrome_json import (
     BASE_GRID_NS,
     LARGEST_TID,
     compact,
-    metadata_event,
     microseconds,
+    process_events,
+    track_events,
     valid,
 )
 
@@ -93,7 +94,7 @@ def encode(
     if base_ns is None:
         base_ns = min(starts) // BASE_GRID_NS * BASE_GRID_NS if starts else 0
     ends = [int(part["end"].max()) for part in (batch, step_batch) if len(part)]
-    head = _head(extra, batch, base_ns) + _process(pid, process_name)
+    head = _head(extra, batch, base_ns) + ",\n".join(process_events(pid, valid(process_name), pid, "CPU"))
     threads = list(batch.threads)
     if len(step_batch):
         threads += step_batch.threads
@@ -182,25 +183,13 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
 
 
-def _process(pid: int, name: str) -> str:
-    events = (
-        metadata_event("process_name", pid, 0, name=valid(name)),
-        metadata_event("process_labels", pid, 0, labels="CPU"),
-        metadata_event("process_sort_index", pid, 0, sort_index=pid),
-    )
-    return ",\n".join(events)
-
-
 def _threads(pid: int, threads: Iterable[Thread]) -> str:
     """Name and place of each track; a thread id that the system gave out twice keeps the name it had first."""
     names: dict[int, str] = {}
     for thread in threads:
         names[thread.os_tid] = names.get(thread.os_tid) or thread.name
-    text = ""
-    for tid, name in names.items():
-        text += ",\n" + metadata_event("thread_name", pid, tid, name=valid(name) or f"thread {tid}")
-        text += ",\n" + metadata_event("thread_sort_index", pid, tid, sort_index=-1 if tid == STEPS_TID else tid)
-    return text
+    tracks = (track_events(pid, tid, name, -1 if tid == STEPS_TID else tid) for tid, name in names.items())
+    return "".join(f",\n{event}" for event in itertools.chain.from_iterable(tracks))
 
 
 def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread], end_ns: int) -> str:

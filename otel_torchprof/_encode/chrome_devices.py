@@ -18,7 +18,7 @@ from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._native.chrome_encoders import EscapedNames, encode_device_slices
 from otel_torchprof._tree.device_slices import device_slices
 
-from .chrome_json import LARGEST_TID, metadata_event
+from .chrome_json import LARGEST_TID, process_events, track_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,16 +77,9 @@ class DeviceTimeline:
         for at, ((kind, index), pid) in enumerate(self._pids.items()):
             kind_name = _KINDS.get(kind, "device")
             label = f"{kind_name} {index}"
-            events += [
-                metadata_event("process_name", pid, 0, name=kind_name if pid == index else label),
-                metadata_event("process_labels", pid, 0, labels=label),
-                metadata_event("process_sort_index", pid, 0, sort_index=_BEYOND_PIDS + at),
-            ]
+            events += process_events(pid, kind_name if pid == index else label, _BEYOND_PIDS + at, label)
         for at, place in enumerate(self._places):
-            events += [
-                metadata_event("thread_name", place.pid, place.tid, name=place.name),
-                metadata_event("thread_sort_index", place.pid, place.tid, sort_index=at),
-            ]
+            events += track_events(place.pid, place.tid, place.name, at)
         return "".join(f",\n{event}" for event in events)
 
     def pieces(

@@ -24,6 +24,22 @@ def metadata_event(kind: str, pid: int, tid: int, **args: Any) -> str:
     return compact({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args})
 
 
+def process_events(pid: int, name: str, sort_index: int, labels: str = "") -> list[str]:
+    """Name and place of a process, and its labels where there are any."""
+    events = [metadata_event("process_name", pid, 0, name=name)]
+    if labels:
+        events.append(metadata_event("process_labels", pid, 0, labels=labels))
+    return [*events, metadata_event("process_sort_index", pid, 0, sort_index=sort_index)]
+
+
+def track_events(pid: int, tid: int, name: str, sort_index: int) -> list[str]:
+    """Name and place of a track."""
+    return [
+        metadata_event("thread_name", pid, tid, name=valid(name) or f"thread {tid}"),
+        metadata_event("thread_sort_index", pid, tid, sort_index=sort_index),
+    ]
+
+
 def microseconds(nanoseconds: int) -> str:
     """Nanoseconds as microseconds with three decimals, exactly."""
     sign, size = ("-" if nanoseconds < 0 else ""), abs(nanoseconds)

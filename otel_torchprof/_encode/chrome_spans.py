@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._native.chrome_encoders import PIECE_SIZE
 
 from .chrome_columns import Columns
-from .chrome_json import BASE_GRID_NS, compact, metadata_event
+from .chrome_json import BASE_GRID_NS, compact, metadata_event, process_events
 from .chrome_objects import Writer, arrows_of, json_value, outlines_of
 from .chrome_tracks import Tracks
 from .process_resource import of_this_process
@@ -138,9 +138,8 @@ class ChromeSpans:
             "baseTimeNanoseconds": self._base,
             "otherData": {"resource": resource},
         }
-        name = metadata_event("process_name", self.pid, 0, name=_service(resource))
-        place = metadata_event("process_sort_index", self.pid, 0, sort_index=self.pid)
-        return f'{compact(fields)[:-1]},\n"traceEvents":[\n{name},\n{place}'
+        process = ",\n".join(process_events(self.pid, _service(resource), self.pid))
+        return f'{compact(fields)[:-1]},\n"traceEvents":[\n{process}'
 
     def _label(self, resource: Resource) -> str:
         """The process has its name from the first resource; another provider's is a label."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from otel_torchprof._native.chrome_encoders import detach_overlapping
 
-from .chrome_json import LARGEST_TID, metadata_event, valid
+from .chrome_json import LARGEST_TID, track_events
 from .chrome_lanes import Lanes
 
 if TYPE_CHECKING:
@@ -116,14 +116,12 @@ class Tracks:
         known = [(tid, f"spans {lane}", lane) for lane, tid in enumerate(self._lane_tids, 1)]
         # Lanes, which requests are on, above threads.
         known += [
-            (track.tid, valid(track.name) or f"thread {track.tid}", LARGEST_TID // 2 + place)
-            for place, track in enumerate(self._threads.values())
+            (track.tid, track.name, LARGEST_TID // 2 + place) for place, track in enumerate(self._threads.values())
         ]
         for tid, name, place in known:
             if tid not in self._reported:
                 self._reported.add(tid)
-                yield metadata_event("thread_name", self._pid, tid, name=name)
-                yield metadata_event("thread_sort_index", self._pid, tid, sort_index=place)
+                yield from track_events(self._pid, tid, name, place)
 
     def report_again(self) -> None:
         """What was told is lost: the next :meth:`news` is all of it."""

@@ -9,7 +9,7 @@
 
 #include "encode/buffer.h"
 #include "encode/chrome_inputs.h"
-#include "encode/json_writer.h"
+#include "encode/chrome_writer.h"
 
 namespace {
 
@@ -33,16 +33,9 @@ constexpr uint8_t kInputsCut = 16;
 
 // More than the literals and numbers of all lines of one row without names, inputs and arrows.
 constexpr uint64_t kMaxFixedSize = 1024;
-constexpr uint64_t kMaxFlowSize = 256;
 
-// ,"pid":..,"tid":..,"ts":..  -- the part that every line has.
-char* put_place(char* out, const otp_chrome_events& events, uint32_t thread, int64_t time) {
-  out = put(out, ",\"pid\":");
-  out = put_integer(out, events.pid);
-  out = put(out, ",\"tid\":");
-  out = put_integer(out, events.thread_tids[thread]);
-  out = put(out, ",\"ts\":");
-  return otp::put_microseconds_between(out, events.base, time);
+otp::ChromeTrack track_of(const otp_chrome_events& events, uint32_t thread) {
+  return {events.pid, events.thread_tids[thread], events.base};
 }
 
 bool has_inputs(const otp_chrome_events& events, uint64_t row) {
@@ -185,11 +178,11 @@ char* put_async_title(char* out, const otp_chrome_events& events, uint64_t row) 
 bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, otp_buffer* out) {
   char* at = put(cursor(out), ",\n{\"ph\":\"b\",");
   at = put_async_title(at, events, row);
-  finish(out, put_place(at, events, events.thread[row], events.start[row]));
+  finish(out, otp::put_place(at, track_of(events, events.thread[row]), events.start[row]));
   if (!append_args(events, row, out) || !otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
   at = put(cursor(out), ",\n{\"ph\":\"e\",");
   at = put_async_title(at, events, row);
-  at = put_place(at, events, events.end_thread[row], std::max(events.start[row], events.end[row]));
+  at = otp::put_place(at, track_of(events, events.end_thread[row]), std::max(events.start[row], events.end[row]));
   finish(out, put(at, "}"));
   return true;
 }
@@ -202,26 +195,18 @@ bool append_row(const otp_chrome_events& events, uint64_t row, otp_buffer* out) 
   if (events.detached[row]) return append_async(events, row, size, out);
   char* at = put(cursor(out), ",\n{\"ph\":\"X\",");
   at = put_title(at, events, row);
-  at = put_place(at, events, events.thread[row], events.start[row]);
-  at = put(at, ",\"dur\":");
-  at = otp::put_microseconds_between(at, events.start[row], std::max(events.start[row], events.end[row]));
-  finish(out, at);
+  finish(out, otp::put_extent(at, track_of(events, events.thread[row]), events.start[row], events.end[row]));
   return append_args(events, row, out);
 }
 
 // An end of an arrow lies at the start of its event. "bp":"e" binds the finish to the slice around it instead of the
 // next one.
 bool append_flow(const otp_chrome_events& events, uint64_t flow, otp_buffer* out) {
-  if (!otp::buffer_reserve(out, kMaxFlowSize)) return false;
+  if (!otp::buffer_reserve(out, otp::kMaxEventSize)) return false;
   const uint64_t row = events.flow_row[flow];
-  char* at = put(cursor(out), ",\n{\"ph\":\"");
-  *at++ = static_cast<char>(events.flow_phase[flow]);
-  at = put(at, "\",\"id\":");
-  at = put_integer(at, events.flow_id[flow]);
-  at = put(at, ",\"cat\":\"fwdbwd\",\"name\":\"fwdbwd\"");
-  at = put_place(at, events, events.thread[row], events.start[row]);
-  if (events.flow_phase[flow] == 'f') at = put(at, ",\"bp\":\"e\"");
-  finish(out, put(at, "}"));
+  const auto phase = static_cast<char>(events.flow_phase[flow]);
+  const otp::ChromeTrack track = track_of(events, events.thread[row]);
+  finish(out, otp::put_arrow_end(cursor(out), phase, events.flow_id[flow], "fwdbwd", track, events.start[row]));
   return true;
 }
 

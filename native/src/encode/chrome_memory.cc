@@ -1,6 +1,6 @@
 // Chrome JSON of what was allocated and freed: an instant each; and of the totals over time: counters.
 #include "encode/buffer.h"
-#include "encode/json_writer.h"
+#include "encode/chrome_writer.h"
 #include "otel_torchprof/encode_chrome.h"
 
 namespace {
@@ -25,12 +25,8 @@ char* put_row(char* out, const otp_chrome_memory& memory, uint64_t row) {
   const bool is_failure = (memory.flags[row] & kOutOfMemory) != 0;
   out = put(out, ",\n{\"ph\":\"i\",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"name\":\"");
   out = is_failure ? put(out, "[OutOfMemory]") : put(out, "[memory]");
-  out = put(out, "\",\"pid\":");
-  out = put_integer(out, memory.pid);
-  out = put(out, ",\"tid\":");
-  out = put_integer(out, memory.thread_tids[memory.thread[row]]);
-  out = put(out, ",\"ts\":");
-  out = otp::put_microseconds_between(out, memory.base, memory.time[row]);
+  const otp::ChromeTrack track{memory.pid, memory.thread_tids[memory.thread[row]], memory.base};
+  out = otp::put_place(put(out, "\""), track, memory.time[row]);
   out = put_amounts(out, memory, row);
   out = put(out, ",\"Device Id\":");
   out = put_integer(out, memory.device_index[row]);
@@ -48,10 +44,7 @@ char* put_row(char* out, const otp_chrome_memory& memory, uint64_t row) {
 char* put_sample(char* out, const otp_chrome_counter& counter, uint64_t row) {
   out = put(out, ",\n{\"ph\":\"C\",\"name\":\"");
   out = otp::put_bytes(out, counter.name, counter.name_size);
-  out = put(out, "\",\"pid\":");
-  out = put_integer(out, counter.pid);
-  out = put(out, ",\"tid\":0,\"ts\":");
-  out = otp::put_microseconds_between(out, counter.base, counter.time[row]);
+  out = otp::put_place(put(out, "\""), {counter.pid, 0, counter.base}, counter.time[row]);
   out = put(out, ",\"args\":{\"bytes\":");
   out = put_integer(out, counter.bytes[row]);
   return put(out, "}}");

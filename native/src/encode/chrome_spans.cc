@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "encode/buffer.h"
-#include "encode/json_writer.h"
+#include "encode/chrome_writer.h"
 #include "otel_torchprof/encode_chrome.h"
 
 namespace otp {
@@ -69,7 +69,7 @@ class Encoder {
   char* put_attributes(char* at, uint64_t row) const;
   char* put_value(char* at, const otp_attribute& column, uint64_t row) const;
   char* put_links(char* at, uint64_t count) const;
-  char* put_arrow_end(char* at, uint64_t arrow, uint64_t place) const;
+  ChromeTrack track(uint64_t place) const { return {layout_.pid, layout_.tid[place], layout_.base}; }
   JsonText name(uint32_t index) const { return text_at(layout_.names, index); }
 
   const otp_spans& spans_;
@@ -178,11 +178,8 @@ bool Encoder::append_span(uint64_t place) {
   if (!buffer_reserve(out_, span_bound(place, row, links))) return false;
   char* at = put(cursor(out_), ",\n{\"ph\":\"X\",\"cat\":\"");
   at = put(put_text(at, text_at(layout_.categories, layout_.category[place])), "\",\"name\":\"");
-  at = put(put_text(at, name(spans_.name[row])), "\",\"pid\":");
-  at = put(put_integer(at, layout_.pid), ",\"tid\":");
-  at = put(put_integer(at, layout_.tid[place]), ",\"ts\":");
-  at = put(put_microseconds_between(at, layout_.base, spans_.start[row]), ",\"dur\":");
-  at = put_microseconds_between(at, spans_.start[row], std::max(spans_.start[row], spans_.end[row]));
+  at = put(put_text(at, name(spans_.name[row])), "\"");
+  at = put_extent(at, track(place), spans_.start[row], spans_.end[row]);
   at = put_ids(put(at, ",\"args\":{"), row);
   at = put_attributes(at, row);
   if (links != 0) at = put_links(at, links);
@@ -191,20 +188,12 @@ bool Encoder::append_span(uint64_t place) {
 }
 
 // The arrow's end lies at the start of the span.
-char* Encoder::put_arrow_end(char* at, uint64_t arrow, uint64_t place) const {
-  at = put_integer(put(at, "\",\"id\":"), layout_.first_arrow_id + arrow);
-  at = put_integer(put(at, ",\"cat\":\"link\",\"name\":\"link\",\"pid\":"), layout_.pid);
-  at = put_integer(put(at, ",\"tid\":"), layout_.tid[place]);
-  return put_microseconds_between(put(at, ",\"ts\":"), layout_.base, spans_.start[layout_.rows[place]]);
-}
-
-// "bp":"e" binds the finish to the slice around it instead of the next one.
 bool Encoder::append_arrow(uint64_t arrow) {
-  if (!buffer_reserve(out_, kMaxFixedSize)) return false;
-  char* at = put(cursor(out_), ",\n{\"ph\":\"s");
-  at = put(put_arrow_end(at, arrow, layout_.arrow_from[arrow]), "},\n{\"ph\":\"f");
-  at = put(put_arrow_end(at, arrow, layout_.arrow_to[arrow]), ",\"bp\":\"e\"}");
-  finish(out_, at);
+  if (!buffer_reserve(out_, 2 * kMaxEventSize)) return false;
+  const uint64_t id = layout_.first_arrow_id + arrow;
+  const uint64_t from = layout_.arrow_from[arrow], to = layout_.arrow_to[arrow];
+  char* at = put_arrow_end(cursor(out_), 's', id, "link", track(from), spans_.start[layout_.rows[from]]);
+  finish(out_, put_arrow_end(at, 'f', id, "link", track(to), spans_.start[layout_.rows[to]]));
   return true;
 }
 
