@@ -13,308 +13,33 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Callable, Mapping
 
 _logger = logging.getLogger("otel_torchprof")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One thing that the environment may say: a variable, or a part of one.
-
-    A variable with parts reads ``VALUE,key=value,key=value``, each of them optional. What stands between two keys is the value of the
-    first, commas and all.
-    """
-
-    variable: str
-    default: str
-    meaning: str
-    key: str = ""
-    """Of the part; empty for what stands before the first key, or for the whole variable."""
-
-    def __str__(self) -> str:
-        return f"{self.variable}: {self.key}" if self.key else self.variable
-
-
-ENABLED = Setting(
-    "OTEL_TORCHPROF_ENABLED",
-    "`true`",
-    "`false` switches the package off: profiles record nothing, labels cost next to nothing",
-)
-DETAIL = Setting(
-    "OTEL_TORCHPROF_DETAIL",
-    "`steps`",
-    "What `TorchInstrumentor` records: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
-)
-POLICY = "OTEL_TORCHPROF_POLICY"
-"""What ``SpanPolicy`` takes, where an instrumentation is given none."""
-SCHEDULE = {
-    "wait": Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait"),
-    "warmup": Setting(POLICY, "0", "Steps without detail after these", "warmup"),
-    "active": Setting(
-        POLICY, "all", "Steps in detail that end each cycle; has to be there where one of these five is", "active"
-    ),
-    "repeat": Setting(POLICY, "0", "Cycles; 0: without end", "repeat"),
-    "skip_first": Setting(POLICY, "0", "Steps before the first cycle", "skip_first"),
-}
-EVERY = Setting(POLICY, "1", "`n`: every n-th step is recorded in detail, from step 0 on", "every")
-RATIO = Setting(POLICY, "1", "Share of the steps that is, above 0, up to 1, chosen by trace id", "ratio")
-KEEP = Setting(
-    POLICY,
-    "`all`",
-    "Whose detail is kept: `all`, or `slow`: of steps that are slow, that failed, or that were asked for",
-    "keep",
-)
-SLOW_QUANTILE = Setting(POLICY, "0.95", "Quantile of recent durations above which a step is slow", "slow_quantile")
-SLOW_LIMIT = Setting(POLICY, "none", "Seconds from which on a step is slow", "slow_limit")
-MAX_SPANS = Setting(POLICY, "5000", "Spans in a trace, at most", "max_spans")
-MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Bytes of a trace, at most", "max_bytes")
-SHORT = Setting(
-    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be merged and folded", "short"
-)
-JOB_INTERVAL = Setting(
-    POLICY,
-    "600",
-    "Seconds after which the span of the job is ended and the next begun; 0: no such spans",
-    "job_interval",
-)
-FRAMES = "OTEL_TORCHPROF_FRAMES"
-"""What ``FrameFilter`` takes, where a profile or an instrumentation is given none."""
-INCLUDE = Setting(
-    FRAMES,
-    "all",
-    "Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas",
-    "include",
-)
-EXCLUDE = Setting(FRAMES, "none", "Which are not, in the same form", "exclude")
-MAX_DEPTH = Setting(
-    FRAMES, "any number", "How many recorded calls may be open around each other on a thread", "max_depth"
-)
-MIN_DURATION = Setting(FRAMES, "0", "Seconds; shorter calls are taken out", "min_duration")
-C_FUNCTIONS = Setting(FRAMES, "`true`", "`false`: calls of C functions are not recorded", "c_functions")
-MODULES_ONLY = Setting(
-    FRAMES, "`false`", "`true`: of all calls only those of `torch.nn.Module` objects", "modules_only"
-)
-LABELS = Setting(
-    "OTEL_TORCHPROF_LABELS",
-    "none",
-    "File that lists functions to be labelled, a dotted name in each line; read when the first recording starts",
-)
-METRICS = "OTEL_TORCHPROF_METRICS"
-OVERHEAD = Setting(
-    METRICS,
-    "0.01",
-    "Share of the time that `detail=metrics` may cost, above 0; with 1 every step is recorded",
-    "overhead",
-)
-MAX_OPERATORS = Setting(METRICS, "50", "How many operators have series of their own", "max_operators")
-DEVICE = Setting(
-    "OTEL_TORCHPROF_DEVICE", "none", "Type of device whose times `TorchInstrumentor` records, `cuda` for one"
-)
-DEVICE_EVENTS = Setting(DEVICE.variable, "`ops`", "For which events: `ops`, `leaves`, `labels` or `off`", "events")
-GPU_DEVICES = Setting(
-    "OTEL_TORCHPROF_GPU_DEVICES",
-    "`visible`",
-    "Which GPUs are watched: `visible`, those that CUDA shows to the process, `all` of the host, or `none`, where nobody asks for it "
-    "in code",
-)
-RANKS = Setting(
-    "OTEL_TORCHPROF_RANKS", "`apart`", "`apart`: a trace per step and rank; `together`: one per step for all ranks"
-)
-EXPORT_RANKS = Setting(
-    RANKS.variable,
-    "`all`",
-    "Which ranks record and export: `all`, `node`, `one`, or a share above 0, up to 1",
-    "export",
-)
-RUN_ID = Setting(
-    RANKS.variable,
-    "the launcher's, else one is made",
-    "What the run is called on all its ranks, instead of what the launcher says",
-    "run_id",
-)
-HIDDEN_ATTRIBUTES = Setting(
-    "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
-    "none",
-    "Attributes that spans are not to have, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
-)
-CHROME_TRACE = Setting(
-    "OTEL_TORCHPROF_CHROME_TRACE",
-    "`trace-{pid}.json` in the working directory",
-    "File that `ChromeTraceExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=chrome` for one; `{pid}` in it is replaced "
-    "by the process id, and a name that ends in `.gz` is compressed",
-)
-CHROME_MAX_BYTES = Setting(
-    CHROME_TRACE.variable,
-    "one file, of any size",
-    "Size on the disk, in bytes, `K`, `M` or `G`, up to which it fills a file before it begins the next",
-    "max_bytes",
-)
-CHROME_STEPS_PER_FILE = Setting(
-    CHROME_TRACE.variable, "any number", "Steps after which it begins the next file", "steps_per_file"
-)
-CHROME_MAX_FILES = Setting(
-    CHROME_TRACE.variable, "all", "How many files it keeps, where it begins new ones; the oldest go", "max_files"
-)
-OTLP_FILE = Setting(
-    "OTEL_TORCHPROF_OTLP_FILE",
-    "`trace-{pid}.otlp` in the working directory",
-    "File that `OTLPFileExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=otlp_file` for one; the name says the form, "
-    "see there",
-)
-MEMORY_LIMIT = Setting(
-    "OTEL_TORCHPROF_MEMORY_LIMIT",
-    "`512M`",
-    "Memory that one recording may hold in the recorder, in bytes, `K`, `M` or `G`",
-)
-MAX_QUEUE_BYTES = Setting(
-    "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
-    "`256M`",
-    "Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, `K`, `M` or `G`",
-)
-SIGTERM_TIMEOUT = Setting(
-    "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
-    "`5`",
-    "Seconds in which `TorchInstrumentor` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is left "
-    "alone",
-)
-BUILD_DIR = Setting(
-    "OTEL_TORCHPROF_BUILD_DIR",
-    "the user's cache folder",
-    "Folder for the library that records torch's operators (container images, read-only homes). Nothing is loaded from a folder that "
-    "others can write to, or that has such a folder above it",
-)
-NVTX_LIBRARY = Setting(
-    "OTEL_TORCHPROF_NVTX_LIBRARY",
-    "torch's own or an installed one",
-    "NVTX library that `emit_nvtx` uses instead of looking for one: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
-)
-
-SETTINGS: tuple[Setting, ...] = (
-    ENABLED,
-    DETAIL,
-    *SCHEDULE.values(),
-    EVERY,
-    RATIO,
-    KEEP,
-    SLOW_QUANTILE,
-    SLOW_LIMIT,
-    MAX_SPANS,
-    MAX_TRACE_BYTES,
-    SHORT,
-    JOB_INTERVAL,
-    INCLUDE,
-    EXCLUDE,
-    MAX_DEPTH,
-    MIN_DURATION,
-    C_FUNCTIONS,
-    MODULES_ONLY,
-    LABELS,
-    OVERHEAD,
-    MAX_OPERATORS,
-    DEVICE,
-    DEVICE_EVENTS,
-    GPU_DEVICES,
-    RANKS,
-    EXPORT_RANKS,
-    RUN_ID,
-    HIDDEN_ATTRIBUTES,
-    CHROME_TRACE,
-    CHROME_MAX_BYTES,
-    CHROME_STEPS_PER_FILE,
-    CHROME_MAX_FILES,
-    OTLP_FILE,
-    MEMORY_LIMIT,
-    MAX_QUEUE_BYTES,
-    SIGTERM_TIMEOUT,
-    BUILD_DIR,
-    NVTX_LIBRARY,
-)
-"""All of them, as the documentation has them; ``otel-torchprof doctor`` knows the variables from here."""
-
-KEYS: Mapping[str, frozenset[str]] = {
-    variable: keys
-    for variable in dict.fromkeys(setting.variable for setting in SETTINGS)
-    if (keys := frozenset(setting.key for setting in SETTINGS if setting.variable == variable)) != {""}
-}
-"""Of the variables that have parts."""
-
+DETAILS = ("off", "metrics", "steps", "modules", "ops", "frames")
 GPU_CHOICES = ("visible", "all")
-DEFAULT_CHROME_TRACE = "trace-{pid}.json"
-DEFAULT_OTLP_FILE = "trace-{pid}.otlp"
-DEFAULT_MEMORY_LIMIT = 512 << 20
+RANK_CHOICES = ("all", "node", "one")
 _ALIKE = 0.7
 """How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-@functools.cache
-def warn_once(message: str) -> None:
-    """Logs a warning that has not been logged before."""
-    _logger.warning("%s", message)
+def one_of(*words: str) -> Callable[[object], str]:
+    """Makes a parser of one of the words, in any case; it raises ValueError for others."""
 
+    def parse(value: object) -> str:
+        found = value.strip().lower() if isinstance(value, str) else ""
+        if found not in words:
+            raise ValueError(f"allowed are {', '.join(words[:-1])} and {words[-1]}")
+        return found
 
-def _ignored(name: str, value: str, allowed: str) -> None:
-    warn_once(f"{name}={value!r} is ignored: {allowed}")
-
-
-def forget_warnings() -> None:
-    """Lets bad values be warned of again."""
-    warn_once.cache_clear()
-    _parts.cache_clear()
-
-
-def text_of(setting: Setting, environ: Mapping[str, str] = os.environ) -> str:
-    """What the environment says of it, stripped; empty where it says nothing."""
-    text = environ.get(setting.variable, "").strip()
-    return _parts(setting.variable, text).get(setting.key, "") if setting.variable in KEYS else text
-
-
-@functools.lru_cache(maxsize=64)
-def _parts(variable: str, text: str) -> Mapping[str, str]:
-    """By key. One that the variable does not have is warned of once and ignored."""
-    keys = KEYS[variable]
-
-    def is_key(word: str) -> bool:
-        # Where a value may be anything, what is not even like a key is part of it: the file lr=0.1,bs=32.json.
-        return word in keys or "" not in keys or bool(difflib.get_close_matches(word, keys, 1, _ALIKE))
-
-    begins = [match for match in _KEY.finditer(text) if is_key(match[1])]
-    ends = [*(match.start() for match in begins), len(text)]
-    first = text[: ends[0]].strip()
-    values = (text[match.end() : end].strip(", ") for match, end in zip(begins, ends[1:], strict=True))
-    found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
-    for key in sorted(found.keys() - keys):
-        if key or first:
-            near = difflib.get_close_matches(key, keys, 1)
-            mean = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
-            )
-            _ignored(variable, f"{key}={found[key]}" if key else first, mean)
-    return found
-
-
-def value_of(setting: Setting, parse: Callable[[str], T]) -> T | None:
-    """What the environment says of it; None where that is nothing, or bad.
-
-    ``parse`` gets the text, and raises ValueError or TypeError saying what is allowed.
-    """
-    text = text_of(setting)
-    if not text:
-        return None
-    try:
-        return parse(text)
-    except (TypeError, ValueError) as error:
-        _ignored(str(setting), text, str(error))
-        return None
+    return parse
 
 
 def switch(text: str) -> bool:
@@ -331,16 +56,6 @@ def switch(text: str) -> bool:
     raise ValueError("allowed are true and false")
 
 
-def enabled() -> bool:
-    """Whether the package may record at all."""
-    return value_of(ENABLED, switch) is not False
-
-
-def memory_limit() -> int:
-    """Bytes that a recording may hold when nobody says otherwise."""
-    return value_of(MEMORY_LIMIT, byte_size) or DEFAULT_MEMORY_LIMIT
-
-
 def byte_size(value: object) -> int:
     """A number of bytes; a str may end in K, M or G.
 
@@ -354,15 +69,6 @@ def byte_size(value: object) -> int:
     if number.isdecimal() and unit in _UNITS and int(number) > 0:
         return int(number) * _UNITS[unit]
     raise ValueError("allowed is a whole number of bytes, or one with K, M or G, above 0")
-
-
-def detail(allowed: Sequence[str]) -> str:
-    """What is recorded when nobody says otherwise."""
-    value = text_of(DETAIL).lower()
-    if value in {"", *allowed}:
-        return value or "steps"
-    _ignored(DETAIL.variable, value, f"allowed are {', '.join(allowed)}")
-    return "steps"
 
 
 def share(value: object) -> float:
@@ -421,45 +127,342 @@ def whole_number(value: object) -> int:
     return int(found)
 
 
-def hidden_attributes() -> frozenset[str]:
-    """Names of the attributes that spans are not to have."""
-    return frozenset(key.strip() for key in text_of(HIDDEN_ATTRIBUTES).split(","))
+def share_of_ranks(value: object) -> str | float:
+    """Which ranks record and export: one of :data:`RANK_CHOICES`, or a share of them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, str) and value.strip().lower() in RANK_CHOICES:
+        return value.strip().lower()
+    try:
+        found = share(value)
+    except ValueError:
+        raise ValueError(f"allowed are {', '.join(RANK_CHOICES)}, and a share above 0, up to 1") from None
+    return "all" if found == 1 else found
 
 
-def chrome_trace() -> str:
-    """The file for a Chrome trace when nobody says otherwise; may hold ``{pid}``."""
-    value = text_of(CHROME_TRACE)
-    return os.path.expanduser(value) or DEFAULT_CHROME_TRACE  # noqa: PTH111 - Path raises where there is no home
+def names(text: str) -> frozenset[str]:
+    """Names, separated by commas."""
+    return frozenset(name.strip() for name in text.split(","))
 
 
-def otlp_file() -> str:
-    """The file for OTLP when nobody says otherwise; may hold ``{pid}``."""
-    value = text_of(OTLP_FILE)
-    return os.path.expanduser(value) or DEFAULT_OTLP_FILE  # noqa: PTH111 - Path raises where there is no home
+def steps(text: str) -> int:
+    """A number of steps.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not text.isdecimal():
+        raise ValueError("allowed is a whole number of steps")
+    return int(text)
 
 
-def build_dir() -> Path | None:
-    """The folder that the environment names for the torch library, if any."""
-    value = text_of(BUILD_DIR)
-    return Path(value).expanduser() if value else None
+@dataclass(frozen=True)
+class Setting:
+    """One thing that the environment may say: a variable, or a part of one.
+
+    A variable with parts reads ``VALUE,key=value,key=value``, each of them optional. What stands between two keys is the value of the
+    first, commas and all.
+    """
+
+    variable: str
+    default: str
+    """As the documentation has it."""
+    meaning: str
+    key: str = ""
+    """Of the part; empty for what stands before the first key, or for the whole variable."""
+    parse: Callable[[Any], Any] = str
+    """Makes the value of a text, or checks a keyword's; raises ValueError or TypeError saying what is allowed."""
+    fallback: Any = None
+    """The value where the environment says nothing, or something bad."""
+
+    def __str__(self) -> str:
+        return f"{self.variable}: {self.key}" if self.key else self.variable
+
+    def text(self, environ: Mapping[str, str] = os.environ) -> str:
+        """What the environment says of it, stripped; empty where it says nothing."""
+        text = environ.get(self.variable, "").strip()
+        return _parts(self.variable, text).get(self.key, "") if self.variable in KEYS else text
+
+    def read(self, environ: Mapping[str, str] = os.environ) -> Any:
+        """What the environment says of it, parsed, else the fallback. A bad value is warned of once."""
+        text = self.text(environ)
+        if not text:
+            return self.fallback
+        try:
+            return self.parse(text)
+        except (TypeError, ValueError) as error:
+            _ignored(str(self), text, str(error))
+            return self.fallback
+
+    def given(self, name: str, value: object) -> Any:
+        """The value of a keyword of this meaning, checked; where that is None, what the environment says.
+
+        Raises:
+            ValueError: names the keyword, its value and what is allowed.
+        """
+        if value is None:
+            return self.read()
+        try:
+            return self.parse(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} is {value!r}; {error}") from None
+
+    def ignore(self, reason: str) -> None:
+        """Warns once that what the environment says of it is ignored."""
+        _ignored(str(self), self.text(), reason)
 
 
-def nvtx_library() -> str | None:
-    """The NVTX library that the environment names, if any; without a folder it is looked for as the system does."""
-    return text_of(NVTX_LIBRARY) or None
+ENABLED = Setting(
+    "OTEL_TORCHPROF_ENABLED",
+    "`true`",
+    "`false` switches the package off: profiles record nothing, labels cost next to nothing",
+    parse=switch,
+    fallback=True,
+)
+DETAIL = Setting(
+    "OTEL_TORCHPROF_DETAIL",
+    "`steps`",
+    "What `TorchInstrumentor` records: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
+    parse=one_of(*DETAILS),
+    fallback="steps",
+)
+POLICY = "OTEL_TORCHPROF_POLICY"
+"""What ``SpanPolicy`` takes, where an instrumentation is given none."""
+WAIT = Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait", steps)
+WARMUP = Setting(POLICY, "0", "Steps without detail after these", "warmup", steps)
+ACTIVE = Setting(
+    POLICY, "all", "Steps in detail that end each cycle; has to be there where one of these five is", "active", steps
+)
+REPEAT = Setting(POLICY, "0", "Cycles; 0: without end", "repeat", steps)
+SKIP_FIRST = Setting(POLICY, "0", "Steps before the first cycle", "skip_first", steps)
+SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
+EVERY = Setting(POLICY, "1", "`n`: every n-th step is recorded in detail, from step 0 on", "every")
+RATIO = Setting(POLICY, "1", "Share of the steps that is, above 0, up to 1, chosen by trace id", "ratio")
+KEEP = Setting(
+    POLICY,
+    "`all`",
+    "Whose detail is kept: `all`, or `slow`: of steps that are slow, that failed, or that were asked for",
+    "keep",
+)
+SLOW_QUANTILE = Setting(POLICY, "0.95", "Quantile of recent durations above which a step is slow", "slow_quantile")
+SLOW_LIMIT = Setting(POLICY, "none", "Seconds from which on a step is slow", "slow_limit")
+MAX_SPANS = Setting(POLICY, "5000", "Spans in a trace, at most", "max_spans")
+MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Bytes of a trace, at most", "max_bytes")
+SHORT = Setting(
+    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be merged and folded", "short"
+)
+JOB_INTERVAL = Setting(
+    POLICY,
+    "600",
+    "Seconds after which the span of the job is ended and the next begun; 0: no such spans",
+    "job_interval",
+)
+FRAMES = "OTEL_TORCHPROF_FRAMES"
+"""What ``FrameFilter`` takes, where a profile or an instrumentation is given none."""
+INCLUDE = Setting(
+    FRAMES,
+    "all",
+    "Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas",
+    "include",
+)
+EXCLUDE = Setting(FRAMES, "none", "Which are not, in the same form", "exclude")
+MAX_DEPTH = Setting(
+    FRAMES, "any number", "How many recorded calls may be open around each other on a thread", "max_depth"
+)
+MIN_DURATION = Setting(FRAMES, "0", "Seconds; shorter calls are taken out", "min_duration")
+C_FUNCTIONS = Setting(FRAMES, "`true`", "`false`: calls of C functions are not recorded", "c_functions")
+MODULES_ONLY = Setting(
+    FRAMES, "`false`", "`true`: of all calls only those of `torch.nn.Module` objects", "modules_only"
+)
+LABELS = Setting(
+    "OTEL_TORCHPROF_LABELS",
+    "none",
+    "File that lists functions to be labelled, a dotted name in each line; read when the first recording starts",
+)
+METRICS = "OTEL_TORCHPROF_METRICS"
+OVERHEAD = Setting(
+    METRICS,
+    "0.01",
+    "Share of the time that `detail=metrics` may cost, above 0; with 1 every step is recorded",
+    "overhead",
+    parse=share,
+    fallback=0.01,
+)
+MAX_OPERATORS = Setting(
+    METRICS, "50", "How many operators have series of their own", "max_operators", parse=whole_number, fallback=50
+)
+DEVICE = Setting(
+    "OTEL_TORCHPROF_DEVICE",
+    "none",
+    "Type of device whose times `TorchInstrumentor` records, `cuda` for one",
+    parse=type_of_device,
+)
+DEVICE_EVENTS = Setting(
+    DEVICE.variable,
+    "`ops`",
+    "For which events: `ops`, `leaves`, `labels` or `off`",
+    "events",
+    parse=one_of("ops", "leaves", "labels", "off"),
+    fallback="ops",
+)
+GPU_DEVICES = Setting(
+    "OTEL_TORCHPROF_GPU_DEVICES",
+    "`visible`",
+    "Which GPUs are watched: `visible`, those that CUDA shows to the process, `all` of the host, or `none`, where nobody asks for it "
+    "in code",
+    parse=one_of(*GPU_CHOICES, "none"),
+    fallback="visible",
+)
+RANKS = Setting(
+    "OTEL_TORCHPROF_RANKS",
+    "`apart`",
+    "`apart`: a trace per step and rank; `together`: one per step for all ranks",
+    parse=one_of("apart", "together"),
+    fallback="apart",
+)
+EXPORT_RANKS = Setting(
+    RANKS.variable,
+    "`all`",
+    "Which ranks record and export: `all`, `node`, `one`, or a share above 0, up to 1",
+    "export",
+    parse=share_of_ranks,
+    fallback="all",
+)
+RUN_ID = Setting(
+    RANKS.variable,
+    "the launcher's, else one is made",
+    "What the run is called on all its ranks, instead of what the launcher says",
+    "run_id",
+)
+HIDDEN_ATTRIBUTES = Setting(
+    "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
+    "none",
+    "Attributes that spans are not to have, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
+    parse=names,
+    fallback=frozenset(),
+)
+CHROME_TRACE = Setting(
+    "OTEL_TORCHPROF_CHROME_TRACE",
+    "`trace-{pid}.json` in the working directory",
+    "File that `ChromeTraceExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=chrome` for one; `{pid}` in it is replaced "
+    "by the process id, and a name that ends in `.gz` is compressed",
+    parse=os.path.expanduser,
+    fallback="trace-{pid}.json",
+)
+CHROME_MAX_BYTES = Setting(
+    CHROME_TRACE.variable,
+    "one file, of any size",
+    "Size on the disk, in bytes, `K`, `M` or `G`, up to which it fills a file before it begins the next",
+    "max_bytes",
+    parse=byte_size,
+)
+CHROME_STEPS_PER_FILE = Setting(
+    CHROME_TRACE.variable,
+    "any number",
+    "Steps after which it begins the next file",
+    "steps_per_file",
+    parse=whole_number,
+)
+CHROME_MAX_FILES = Setting(
+    CHROME_TRACE.variable,
+    "all",
+    "How many files it keeps, where it begins new ones; the oldest go",
+    "max_files",
+    parse=whole_number,
+)
+OTLP_FILE = Setting(
+    "OTEL_TORCHPROF_OTLP_FILE",
+    "`trace-{pid}.otlp` in the working directory",
+    "File that `OTLPFileExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=otlp_file` for one; the name says the form, "
+    "see there",
+    parse=os.path.expanduser,
+    fallback="trace-{pid}.otlp",
+)
+MEMORY_LIMIT = Setting(
+    "OTEL_TORCHPROF_MEMORY_LIMIT",
+    "`512M`",
+    "Memory that one recording may hold in the recorder, in bytes, `K`, `M` or `G`",
+    parse=byte_size,
+    fallback=512 << 20,
+)
+MAX_QUEUE_BYTES = Setting(
+    "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
+    "`256M`",
+    "Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, `K`, `M` or `G`",
+    parse=byte_size,
+    fallback=256 << 20,
+)
+SIGTERM_TIMEOUT = Setting(
+    "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
+    "`5`",
+    "Seconds in which `TorchInstrumentor` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is left "
+    "alone",
+    parse=seconds,
+    fallback=5.0,
+)
+BUILD_DIR = Setting(
+    "OTEL_TORCHPROF_BUILD_DIR",
+    "the user's cache folder",
+    "Folder for the library that records torch's operators (container images, read-only homes). Nothing is loaded from a folder that "
+    "others can write to, or that has such a folder above it",
+    parse=lambda text: Path(text).expanduser(),
+)
+NVTX_LIBRARY = Setting(
+    "OTEL_TORCHPROF_NVTX_LIBRARY",
+    "torch's own or an installed one",
+    "NVTX library that `emit_nvtx` uses instead of looking for one: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
+)
+
+SETTINGS: tuple[Setting, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
+"""All of them, as the documentation has them; ``otel-torchprof doctor`` knows the variables from here."""
+
+KEYS: Mapping[str, frozenset[str]] = {
+    variable: keys
+    for variable in dict.fromkeys(setting.variable for setting in SETTINGS)
+    if (keys := frozenset(setting.key for setting in SETTINGS if setting.variable == variable)) != {""}
+}
+"""Of the variables that have parts."""
 
 
-def labels_file() -> str | None:
-    """The list of functions to be labelled that the environment names, if any."""
-    return text_of(LABELS) or None
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning that has not been logged before."""
+    _logger.warning("%s", message)
 
 
-def gpu_devices() -> str:
-    """Which GPUs are watched when nobody says otherwise: one of ``GPU_CHOICES``, or ``none``."""
+def _ignored(name: str, value: str, allowed: str) -> None:
+    warn_once(f"{name}={value!r} is ignored: {allowed}")
 
-    def one(text: str) -> str:
-        if text.lower() in {*GPU_CHOICES, "none"}:
-            return text.lower()
-        raise ValueError(f"allowed are {', '.join(GPU_CHOICES)} and none")
 
-    return value_of(GPU_DEVICES, one) or "visible"
+def forget_warnings() -> None:
+    """Lets bad values be warned of again."""
+    warn_once.cache_clear()
+    _parts.cache_clear()
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(variable: str, text: str) -> Mapping[str, str]:
+    """By key. One that the variable does not have is warned of once and ignored."""
+    keys = KEYS[variable]
+
+    def is_key(word: str) -> bool:
+        # Where a value may be anything, what is not even like a key is part of it: the file lr=0.1,bs=32.json.
+        return word in keys or "" not in keys or bool(difflib.get_close_matches(word, keys, 1, _ALIKE))
+
+    begins = [match for match in _KEY.finditer(text) if is_key(match[1])]
+    ends = [*(match.start() for match in begins), len(text)]
+    first = text[: ends[0]].strip()
+    values = (text[match.end() : end].strip(", ") for match, end in zip(begins, ends[1:], strict=True))
+    found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
+    for key in sorted(found.keys() - keys):
+        if key or first:
+            near = difflib.get_close_matches(key, keys, 1)
+            mean = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
+            )
+            _ignored(variable, f"{key}={found[key]}" if key else first, mean)
+    return found

@@ -19,17 +19,12 @@ from urllib.parse import urlsplit
 from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof import config
-from otel_torchprof._distributed.rank_choice import checked_choice
-from otel_torchprof._distributed.rank_ids import checked_layout
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
-from otel_torchprof._export.rotation import Rotation
 from otel_torchprof._export.settings import HTTP, QueueSettings, Settings
 from otel_torchprof._export.variables import without_credentials
-from otel_torchprof._instrument.live_recording import KINDS
 from otel_torchprof._native import frames, torch_build, torch_library
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.device_source import checked_events
 from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError
@@ -80,12 +75,12 @@ def checks() -> Iterator[Check]:
 
 
 def _switches() -> Iterator[Check]:
-    if not config.enabled():
+    if not config.ENABLED.read():
         name = config.ENABLED
         yield Check("switch", PROBLEM, f"{name} is false: nothing is recorded", f"unset {name}")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield Check("switch", PROBLEM, "OTEL_SDK_DISABLED is true: there are no spans", "unset OTEL_SDK_DISABLED")
-    if config.detail(("off", "metrics", *KINDS)) == "off":
+    if config.DETAIL.read() == "off":
         name = config.DETAIL
         yield Check("switch", PROBLEM, f"{name} is off: TorchInstrumentor records nothing", f"unset {name}")
 
@@ -102,7 +97,7 @@ def _torch() -> Iterator[Check]:
         return
     yield Check("torch", ON, f"{torch.__version__}, in {Path(torch.__file__).parent}")
     yield _library(torch)
-    requested = config.value_of(config.DEVICE, config.type_of_device)
+    requested = config.DEVICE.read()
     if requested is not None:
         yield _device(torch, requested)
 
@@ -145,7 +140,7 @@ def _calls() -> Check:
         others = f"; sys.monitoring is also used by {', '.join(tools)}" if tools else ""
     elif sys.getprofile() is not None:
         others = f"; sys.setprofile is in use by {sys.getprofile()!r}"
-    asked = config.detail(("off", "metrics", *KINDS)) == "frames"
+    asked = config.DETAIL.read() == "frames"
     try:
         frames.check()
     except frames.FramesError as error:
@@ -229,20 +224,9 @@ class _Kept(logging.Handler):
 
 
 _READERS: tuple[Callable[[], object], ...] = (
-    config.enabled,
-    config.memory_limit,
-    config.gpu_devices,
-    lambda: config.detail(("off", "metrics", *KINDS)),
-    lambda: config.value_of(config.OVERHEAD, config.share),
-    lambda: config.value_of(config.MAX_OPERATORS, config.whole_number),
-    lambda: config.value_of(config.DEVICE, config.type_of_device),
-    lambda: config.value_of(config.DEVICE_EVENTS, checked_events),
+    *(setting.read for setting in config.SETTINGS if setting.variable not in {config.FRAMES, config.POLICY}),
     lambda: checked_filter(None),
-    lambda: config.value_of(config.EXPORT_RANKS, checked_choice),
-    lambda: config.value_of(config.RANKS, checked_layout),
-    lambda: config.value_of(config.SIGTERM_TIMEOUT, config.seconds),
     SpanPolicy.from_environment,
-    lambda: Rotation.of(None, None, None),
     Settings.from_environment,
     QueueSettings.from_environment,
     Resource.create,
@@ -257,9 +241,9 @@ def _exporters() -> Iterator[Check]:
     known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
     for name in names:
         if name == "chrome":
-            yield _file("chrome file", config.chrome_trace(), config.CHROME_TRACE)
+            yield _file("chrome file", config.CHROME_TRACE.read(), config.CHROME_TRACE)
         elif name == "otlp_file":
-            yield _file("otlp file", config.otlp_file(), config.OTLP_FILE)
+            yield _file("otlp file", config.OTLP_FILE.read(), config.OTLP_FILE)
         elif name.startswith("otlp"):
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:

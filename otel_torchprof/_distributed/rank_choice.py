@@ -6,9 +6,8 @@ import functools
 import hashlib
 from typing import NamedTuple
 
-CHOICES = ("all", "node", "one")
 Choice = str | float
-"""One of :data:`CHOICES`, or a share of the ranks, above 0 and below 1."""
+"""One of ``all``, ``node`` and ``one``, or a share of the ranks, above 0 and below 1."""
 
 
 class Place(NamedTuple):
@@ -30,23 +29,6 @@ class Exporting(NamedTuple):
     """How many do."""
     first: int
     """The lowest of them."""
-
-
-def checked_choice(value: object) -> Choice:
-    """A strategy, from a keyword or a variable.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(value, str) and value.strip().lower() in CHOICES:
-        return value.strip().lower()
-    try:
-        share = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        share = 0.0
-    if isinstance(value, bool) or not 0 < share <= 1:
-        raise ValueError(f"allowed are {', '.join(CHOICES)}, and a share above 0, up to 1")
-    return "all" if share == 1 else share
 
 
 def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:

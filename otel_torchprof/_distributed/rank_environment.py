@@ -42,7 +42,7 @@ def place_in(environ: Mapping[str, str]) -> Place | None:
 
 def run_name_in(environ: Mapping[str, str], host: str | None = None) -> RunName | None:
     """The run's name; None where nobody gave it one. ``host``: the host's name, if not as the system says."""
-    if own := config.text_of(config.RUN_ID, environ):
+    if own := config.RUN_ID.text(environ):
         return RunName(own, True, True)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "").strip()
     if elastic and elastic.lower() != _TORCHRUN_NO_ID:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TOGETHER, APART = "together", "apart"
-LAYOUTS = (APART, TOGETHER)
 """A trace per step and rank, or one per step for all ranks."""
 
 MOST_LINKED = 16
@@ -39,18 +38,6 @@ class StepIds(NamedTuple):
     """Of the same trace, on another rank; 0 for a root."""
     links: tuple[tuple[int, int], ...] = ()
     """Trace and span ids of the same step elsewhere."""
-
-
-def checked_layout(value: object) -> str:
-    """A layout, from a keyword or a variable.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = value.strip().lower() if isinstance(value, str) else ""
-    if found not in LAYOUTS:
-        raise ValueError(f"allowed are {' and '.join(LAYOUTS)}")
-    return found
 
 
 @functools.cache

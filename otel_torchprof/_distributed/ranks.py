@@ -52,7 +52,7 @@ class Ranks:
 
     Args:
         choice: which ranks export.
-        layout: a trace per step and rank, or one for all ranks: one of ``LAYOUTS``.
+        layout: a trace per step and rank, or one for all ranks: ``apart`` or ``together``.
         environ: what the launcher said.
         session: which recording of this process it is, from 1: steps are counted anew, and must not have the same ids again.
         on_silence: called once, in the thread that makes the process group, where only that tells that this rank does not

@@ -69,7 +69,7 @@ def add_attributes(
         callers=callers,
         device_times=device_times,
     )
-    hidden = config.hidden_attributes()
+    hidden = config.HIDDEN_ATTRIBUTES.read()
     columns = [column for column in table.attributes if column.key not in hidden]
     for attribute in ATTRIBUTES:
         computed = None if attribute.key in hidden else attribute.compute(source)

@@ -146,7 +146,7 @@ class ChromeTraceExporter(SpanExporter):
         max_files: int | None = None,
     ) -> None:
         self._rotation = Rotation.of(max_bytes, steps_per_file, max_files)
-        given = config.chrome_trace() if path is None else os.fspath(path)
+        given = config.CHROME_TRACE.read() if path is None else os.fspath(path)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
         self._template = given

@@ -72,7 +72,7 @@ class OTLPFileExporter(SpanExporter):
         max_bytes: int | str | None = None,
         max_files: int | None = None,
     ) -> None:
-        given = config.otlp_file() if path is None else os.fspath(path)
+        given = config.OTLP_FILE.read() if path is None else os.fspath(path)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
         self._max_bytes = None if max_bytes is None else keyword("max_bytes", max_bytes, config.byte_size)

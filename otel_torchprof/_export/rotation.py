@@ -16,11 +16,9 @@ from otel_torchprof._encode.span_parts import SpanParts, step_ends
 from otel_torchprof._encode.spans import SpanList
 
 from .stream import StreamedFile, is_held
-from .variables import keyword
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -46,24 +44,15 @@ class Rotation:
             ValueError: a bad keyword; names it, its value and what is allowed.
         """
         return cls(
-            _setting("max_bytes", max_bytes, config.CHROME_MAX_BYTES, config.byte_size),
-            _setting(
-                "steps_per_file",
-                steps_per_file,
-                config.CHROME_STEPS_PER_FILE,
-                config.whole_number,
-            ),
-            _setting("max_files", max_files, config.CHROME_MAX_FILES, config.whole_number),
+            config.CHROME_MAX_BYTES.given("max_bytes", max_bytes),
+            config.CHROME_STEPS_PER_FILE.given("steps_per_file", steps_per_file),
+            config.CHROME_MAX_FILES.given("max_files", max_files),
         )
 
     @property
     def rotates(self) -> bool:
         """Whether there can be a second file."""
         return self.max_bytes is not None or self.steps_per_file is not None
-
-
-def _setting(name: str, value: object, setting: config.Setting, parse: Callable[[Any], int]) -> int | None:
-    return config.value_of(setting, parse) if value is None else keyword(name, value, parse)
 
 
 def part_path(path: str, part: int) -> str:

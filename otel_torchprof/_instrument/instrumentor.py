@@ -162,8 +162,8 @@ class TorchInstrumentor(BaseInstrumentor):
 
     def _instrument(self, **kwargs: Any) -> None:
         options = checked_options(kwargs)
-        if not config.enabled() or options.detail == "off":
-            self._stay_off("detail is 'off'" if config.enabled() else f"{config.ENABLED} is false")
+        if not config.ENABLED.read() or options.detail == "off":
+            self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return
         if options.detail == "metrics":
             self._start_metrics(options)

@@ -89,7 +89,7 @@ class stream:  # noqa: N801 - beside profile
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
         self._off = "the SDK is switched off" if provider.disabled else ""
-        if not config.enabled():
+        if not config.ENABLED.read():
             self._off = f"{config.ENABLED} is false"
         self._instrumentation = Instrumentation(
             provider,

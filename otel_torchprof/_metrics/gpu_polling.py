@@ -62,7 +62,7 @@ class GpuMetrics:
         if devices not in {None, *config.GPU_CHOICES}:
             raise ValueError(f"devices is {devices!r}; allowed are {' and '.join(map(repr, config.GPU_CHOICES))}")
         self._provider = meter_provider
-        self._everything = (devices or config.gpu_devices()) == "all"
+        self._everything = (devices or config.GPU_DEVICES.read()) == "all"
         self._clock = clock
         self._lock_timeout = lock_timeout
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class GpuMetrics:
         with self._lock:
             if self._pass is not None:
                 return self
-            if not config.enabled():
+            if not config.ENABLED.read():
                 self._state = _KILLED
                 return self
             watched = GpuPass(everything=self._everything, clock=self._clock, lock_timeout=self._lock_timeout)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import Observation
 
+from otel_torchprof import config
 from otel_torchprof._averages.operator_sums import OperatorSums
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import fork
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from otel_torchprof._averages.named_sums import Average
     from otel_torchprof._spans.steps import StepSpan
 
-DEFAULT_OPERATORS = 50
 """Operators that have series of their own."""
 
 OPERATOR = "torch.op.name"
@@ -154,7 +154,7 @@ class TorchMetrics:
         self.times: Callable[[], tuple[float, float] | None] = _none
         """Seconds in which operators were recorded and were not, so far; None where that is not known."""
         self._lock = threading.Lock()
-        self._make_sums(DEFAULT_OPERATORS)
+        self._make_sums(config.MAX_OPERATORS.fallback)
         for amount in _AMOUNTS:
             meter.create_observable_counter(
                 amount.name, [self._observing(amount)], unit=amount.unit, description=amount.description

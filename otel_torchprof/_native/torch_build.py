@@ -76,7 +76,7 @@ def library_name(torch: Any) -> str:
 
 def folder() -> Path:
     """Where the library is looked for and kept."""
-    chosen = config.build_dir()
+    chosen: Path | None = config.BUILD_DIR.read()
     if chosen is not None:
         return chosen
     cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -168,7 +168,7 @@ def open_private(path: Path) -> int:
 
 def _make_folder(path: Path) -> None:
     # A folder that the user names may be meant for other users of the machine or image: they may read it.
-    mode = 0o755 if config.build_dir() else 0o700
+    mode = 0o755 if config.BUILD_DIR.read() else 0o700
     try:
         for place in (*reversed(path.parents), path):  # one by one: mkdir(parents=True) gives parents the umask's mode
             place.mkdir(mode=mode, exist_ok=True)

@@ -143,7 +143,7 @@ def nvtx_functions() -> RangeFunctions:
         TorchProfError: there is none; the message says what was looked for and how to get it.
         TorchLibraryError: the library that observes operators cannot be had.
     """
-    chosen = config.nvtx_library()
+    chosen = config.NVTX_LIBRARY.read()
     if chosen is None:
         return ranges().of_torch(itt=False) or _installed_nvtx()
     opened = _try_nvtx(chosen)

@@ -51,7 +51,7 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
         ExportError: the file cannot be written.
     """
     notes = []
-    if batch.memory is None and not config.enabled():
+    if batch.memory is None and not config.ENABLED.read():
         # A program that is switched off from outside continues as if it were not.
         batch = replace(batch, memory={column.name: np.empty(0, column.dtype) for column in MEMORY_COLUMNS})
         notes.append(f"nothing was recorded: {config.ENABLED} is false")

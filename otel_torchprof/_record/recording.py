@@ -44,7 +44,7 @@ def checked_memory_limit(given: int | None) -> int:
     Raises:
         TypeError, ValueError: no whole number, or under one chunk.
     """
-    limit = config.memory_limit() if given is None else given
+    limit = config.MEMORY_LIMIT.read() if given is None else given
     if not isinstance(limit, int):
         raise TypeError(f"memory_limit is {limit!r}; it must be a whole number of bytes, or None")
     if not CHUNK_BYTES <= limit < 1 << 63:
@@ -155,11 +155,11 @@ class Recording:
         if self._library is not None and options.device is not None:
             most = self._limit // BYTES_OF_A_TIME
             self._devices = DeviceSource(self._library, options.device, options.device_events, most)
-        self._energy = EnergySource() if options.energy and config.enabled() else None
+        self._energy = EnergySource() if options.energy and config.ENABLED.read() else None
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
-        if not config.enabled():
+        if not config.ENABLED.read():
             return _OFF_BY_SWITCH
         if operators is False:
             return "off: operators=False"
@@ -170,7 +170,7 @@ class Recording:
     def _can_record_more(self) -> bool:
         return (
             (self.options.memory or self.options.device is not None)
-            and config.enabled()
+            and config.ENABLED.read()
             and torch_library.installed_torch() is not None
         )
 
@@ -183,7 +183,7 @@ class Recording:
             TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
         """
         close_due()
-        if not config.enabled():
+        if not config.ENABLED.read():
             self._times = now_ns(), 0
             self._started = True
             return
@@ -317,10 +317,10 @@ class Recording:
 
     def health(self) -> Health:
         """State and figures so far."""
-        labels = ON if config.enabled() else _OFF_BY_SWITCH
+        labels = ON if config.ENABLED.read() else _OFF_BY_SWITCH
         notes = [*self._notes(), *notes_of_environment()]
         devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
-        if not config.enabled():
+        if not config.ENABLED.read():
             devices = _OFF_BY_SWITCH if self.options.device is not None else devices
             energy = _OFF_BY_SWITCH if self.options.energy else energy
         state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)

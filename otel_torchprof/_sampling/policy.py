@@ -122,7 +122,7 @@ def reduced(
 
 def without_hidden(table: SpanTable) -> SpanTable:
     """The table without attributes that no span is to have."""
-    hidden = config.hidden_attributes()
+    hidden = config.HIDDEN_ATTRIBUTES.read()
     if not any(column.key in hidden for column in table.attributes):
         return table
     return replace(table, attributes=tuple(column for column in table.attributes if column.key not in hidden))

@@ -82,7 +82,7 @@ class SpanPolicy:
         """As ``OTEL_TORCHPROF_POLICY`` says; what is bad in it is warned of once and ignored."""
         found: dict[str, Any] = {}
         for name, (setting, _) in _SETTINGS.items():
-            value = config.value_of(setting, functools.partial(_read, name))
+            value = replace(setting, parse=functools.partial(_read, name)).read()
             if value is not None:
                 found[name] = value
         return cls(**found, schedule=_schedule_of_environment())
@@ -173,23 +173,13 @@ def _schedule(text: str) -> Callable[[int], Any]:
 
 
 def _schedule_of_environment() -> Callable[[int], Any] | None:
-    found = {key: config.value_of(setting, _number_of_steps) for key, setting in config.SCHEDULE.items()}
-    given = {key: number for key, number in found.items() if number is not None}
-    if given.get("active"):
-        return plan(**(dict.fromkeys(_SCHEDULE_KEYS, 0) | given))
-    for key in given:
-        config.value_of(config.SCHEDULE[key], _without_active)
+    found = {setting: setting.read() for setting in config.SCHEDULE}
+    given = {setting: number for setting, number in found.items() if number is not None}
+    if given.get(config.ACTIVE):
+        return plan(**{setting.key: number or 0 for setting, number in found.items()})
+    for setting in given:
+        setting.ignore("a schedule must say how many steps are active, above 0: active=N")
     return None
-
-
-def _number_of_steps(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("allowed is a whole number of steps")
-    return int(text)
-
-
-def _without_active(_text: str) -> None:
-    raise ValueError("a schedule must say how many steps are active, above 0: active=N")
 
 
 _SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {

@@ -53,17 +53,6 @@ def checked_device_events(events: str | None, every: int) -> str:
     return events or "ops"
 
 
-def checked_events(text: str) -> str:
-    """What is timed, as a variable says it.
-
-    Raises:
-        ValueError: nothing that can be.
-    """
-    if text.lower() not in DEVICE_EVENTS:
-        raise ValueError(f"allowed are {', '.join(DEVICE_EVENTS)}")
-    return text.lower()
-
-
 def make_ready(device: str) -> None:
     """Initialises the library of a device, as its first use would.
 

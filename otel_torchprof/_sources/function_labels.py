@@ -218,7 +218,7 @@ def label_by_environment(*, is_early: bool = False) -> None:
 
     ``is_early``: the script may not have defined its functions yet; they are looked for again with every call, until one is not.
     """
-    path = config.labels_file()
+    path = config.LABELS.read()
     if path is None:
         return
     if path in _of_environment:

@@ -45,7 +45,7 @@ class _Emission:
             TorchProfError: there is no way to the other profiler; the message says what was looked for.
             TorchLibraryError: operators cannot be observed; the message names the fix.
         """
-        if not self.enabled or not config.enabled():
+        if not self.enabled or not config.ENABLED.read():
             return None
         if self.entered:
             raise RuntimeError(f"{self._SYSTEM} annotation context manager is not reentrant")

@@ -105,9 +105,9 @@ def test_bad_values_are_told(capsys, monkeypatch):
             "OTEL_TORCHPROF_DETIAL",
             "OTEL_TORCHPROF_MAX_SPANS",
             "OTEL_TORCHPROF_METRICS: overhead",
+            "OTEL_TORCHPROF_CHROME_TRACE: max_files",
             "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
             "OTEL_TORCHPROF_POLICY: every",
-            "OTEL_TORCHPROF_CHROME_TRACE: max_files",
             "OTEL_BSP_MAX_QUEUE_SIZE",
         ]
         fixes = {check["fix"] for check in found["variable"]}

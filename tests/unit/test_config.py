@@ -31,7 +31,7 @@ def _warned_of_nothing():
 def test_enabled(monkeypatch, value, expected):
     """The usual ways to say yes and no are understood, in any case."""
     monkeypatch.setenv("OTEL_TORCHPROF_ENABLED", value)
-    assert config.enabled() is expected
+    assert config.ENABLED.read() is expected
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_enabled(monkeypatch, value, expected):
 def test_memory_limit(monkeypatch, value, expected):
     """Bytes, K, M and G are understood."""
     monkeypatch.setenv("OTEL_TORCHPROF_MEMORY_LIMIT", value)
-    assert config.memory_limit() == expected
+    assert config.MEMORY_LIMIT.read() == expected
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5M", "M", "12T", "²", "lots", "1e9"])
@@ -49,7 +49,7 @@ def test_a_bad_memory_limit_is_warned_of_once(monkeypatch, caplog, value):
     """A value that is none is ignored, with one warning that names variable, value and what is allowed."""
     monkeypatch.setenv("OTEL_TORCHPROF_MEMORY_LIMIT", value)
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        assert [config.memory_limit() for _ in range(3)] == [config.DEFAULT_MEMORY_LIMIT] * 3
+        assert [config.MEMORY_LIMIT.read() for _ in range(3)] == [config.MEMORY_LIMIT.fallback] * 3
     (record,) = caplog.records
     assert "OTEL_TORCHPROF_MEMORY_LIMIT" in record.getMessage()
     assert repr(value) in record.getMessage()
@@ -60,8 +60,8 @@ def test_a_bad_switch_is_warned_of_once(monkeypatch, caplog):
     """A switch that says neither yes nor no is ignored, with one warning."""
     monkeypatch.setenv("OTEL_TORCHPROF_ENABLED", "maybe")
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        assert config.enabled()
-        assert config.enabled()
+        assert config.ENABLED.read()
+        assert config.ENABLED.read()
     assert ["'maybe'" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -69,9 +69,9 @@ def test_build_dir(monkeypatch):
     """The folder may begin with a tilde; empty means none."""
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", "~/kept")
-    assert config.build_dir() == Path("/home/somebody/kept")
+    assert config.BUILD_DIR.read() == Path("/home/somebody/kept")
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", "  ")
-    assert config.build_dir() is None
+    assert config.BUILD_DIR.read() is None
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_build_dir(monkeypatch):
     [
         ("t.json", "t.json", None),
         ("t.json, max_files = 3", "t.json", 3),
-        ("max_files=3", config.DEFAULT_CHROME_TRACE, 3),
+        ("max_files=3", config.CHROME_TRACE.fallback, 3),
         ("lr=0.1.json,max_files=3", "lr=0.1.json", 3),
         ("out/lr=0.1,bs=32.json,max_files=3,", "out/lr=0.1,bs=32.json", 3),
         ("t.json,max_file=3", "t.json", None),
-        ("max_file=3", config.DEFAULT_CHROME_TRACE, None),
+        ("max_file=3", config.CHROME_TRACE.fallback, None),
         ("t.json,max_files=", "t.json", None),
     ],
 )
 def test_a_variable_with_parts(monkeypatch, text, path, most):
     """What stands before the first key is the value, commas and all; what is like a key and none is no part of it."""
     monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", text)
-    assert config.chrome_trace() == path
-    assert config.value_of(config.CHROME_MAX_FILES, config.whole_number) == most
+    assert config.CHROME_TRACE.read() == path
+    assert config.CHROME_MAX_FILES.read() == most

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from otel_torchprof._distributed.rank_choice import Place, checked_choice, exporting
+from otel_torchprof import config
+from otel_torchprof._distributed.rank_choice import Place, exporting
 from otel_torchprof._distributed.rank_ids import (
     Run,
-    checked_layout,
     collective_span_id,
     linked_peers,
     step_ids,
@@ -128,7 +128,7 @@ def test_nodes_that_are_not_known_export():
 def test_bad_choices(value):
     """What is no strategy is refused, with what is allowed."""
     with pytest.raises(ValueError, match="allowed are all, node, one, and a share above 0, up to 1"):
-        checked_choice(value)
+        config.EXPORT_RANKS.parse(value)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_bad_choices(value):
 )
 def test_good_choices(value, expected):
     """Of a variable and of a keyword; all of them is no sample."""
-    assert checked_choice(value) == expected
+    assert config.EXPORT_RANKS.parse(value) == expected
 
 
 def test_layouts():
     """There are two."""
-    assert checked_layout(" Together ") == "together"
+    assert config.RANKS.parse(" Together ") == "together"
     with pytest.raises(ValueError, match="allowed are apart and together"):
-        checked_layout(3)
+        config.RANKS.parse(3)
