@@ -251,7 +251,7 @@ SLOW_LIMIT = Setting(POLICY, "none", "Seconds from which on a step is slow", "sl
 MAX_SPANS = Setting(POLICY, "5000", "Spans in a trace, at most", "max_spans")
 MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Bytes of a trace, at most", "max_bytes")
 SHORT = Setting(
-    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be merged and folded", "short"
+    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be aggregated and collapsed", "short"
 )
 JOB_INTERVAL = Setting(
     POLICY,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.int64]
 
 _Row = tuple[int, int, int, int, int, int]
-"""Start, duration, duration without what was folded into it, track or -1, id, parent's id."""
+"""Start, duration, duration without what was collapsed into it, track or -1, id, parent's id."""
 
-COLLAPSED = "(folded into others)"
+COLLAPSED = "(collapsed into others)"
 """The entry of what was too short for a span of its own, and is counted on another."""
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
@@ -147,7 +147,7 @@ class TraceSums:
         return None if step.trace is None else self._spans.get(step.trace)
 
     def averages(self) -> list[Average]:
-        """Sums by name, as the names first came. Of a composite, the spans that it stands for."""
+        """Sums by name, as the names first came. Of an aggregate span, the spans that it stands for."""
         self._rows.settle(self._sums.sums, 0)
         found = [Average(name, False, *sums) for name, sums in self._sums]
         if self._collapsed_count:

@@ -186,7 +186,7 @@ _NEVER = 1 << 32
 
 @dataclass(frozen=True)
 class OpenEvents:
-    """Events that were open at a drain, and so are no rows yet: by thread, outermost first.
+    """Events that were open at a drain, and so are no rows yet: by thread, top-level first.
 
     Only a drain of a running recording has any; each comes as a row, with the same id and start, of the drain after its
     end. Immutable.

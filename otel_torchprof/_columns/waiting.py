@@ -14,6 +14,6 @@ class WaitingStack(NamedTuple):
     thread: Thread
     """The thread; where torch ran on it, a batch knows more of it."""
     names: tuple[int, ...]
-    """By call, the outermost first, the index into ``Batch.names``."""
+    """By call, the top-level first, the index into ``Batch.names``."""
     identities: tuple[int, ...]
     """By call, which generator or coroutine it is of (as in the column ``fwd_thread``), 0 for none."""

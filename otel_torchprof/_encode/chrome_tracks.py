@@ -41,7 +41,7 @@ class Outlines(NamedTuple):
 
 
 class _ThreadTrack:
-    """What earlier exports put on a thread's track: the outermost intervals, apart from one another, by time.
+    """What earlier exports put on a thread's track: the top-level intervals, apart from one another, by time.
 
     The insides are not kept. A span that begins inside one of them may cross what is there, and is not taken; one that
     holds some of them is what was open around them when they were exported.
@@ -177,7 +177,7 @@ def _by_thread(spans: Outlines) -> npt.NDArray[np.int64]:
 
 
 def _top_level(start: Times, end: Times) -> tuple[Times, Times]:
-    """The outermost of nested intervals that stand as they begin."""
+    """The top-level of nested intervals that stand as they begin."""
     if not len(start):
         return start, end
     reach = np.maximum.accumulate(end)

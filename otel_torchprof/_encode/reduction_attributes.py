@@ -5,35 +5,35 @@ from __future__ import annotations
 from otel_torchprof._tree.span_table import AttributeType
 
 _INT64, _DOUBLE, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.NAME
-_IF_REDUCED = "on roots (of steps) of which spans were merged, folded or split off"
+_IF_REDUCED = "on roots (of steps) of which spans were aggregated, collapsed or split off"
 
 REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
-    ("torch.aggregated.count", _INT64, "on composites", "spans that this one stands for, itself among them"),
+    ("torch.aggregated.count", _INT64, "on aggregate spans", "spans that this one stands for, itself among them"),
     (
         "torch.aggregated.duration",
         _DOUBLE,
-        "on composites",
-        "seconds that these took together; from the start to the end of the composite there may be more",
+        "on aggregate spans",
+        "seconds that these took together; from the start to the end of the aggregate span there may be more",
     ),
     (
         "torch.collapsed.count",
         _INT64,
         "on spans under which others were left out",
-        "spans left out under it, at any depth; all that a composite among them stood for",
+        "spans left out under it, at any depth; all that an aggregate span among them stood for",
     ),
     (
         "torch.collapsed.duration",
         _DOUBLE,
         "on spans under which others were left out",
-        "seconds that the outermost of these took together: what ran inside of them is part of it and not added again",
+        "seconds that the top-level of these took together: what ran inside of them is part of it and not added again",
     ),
     (
         "torch.recorded_spans",
         _INT64,
         f"{_IF_REDUCED}; on steps without details",
-        "spans that were recorded, itself among them: those sent, merged and folded together",
+        "spans that were recorded, itself among them: those sent, aggregated and collapsed together",
     ),
-    ("torch.aggregated_spans", _INT64, _IF_REDUCED, "spans that are not sent because composites stand for them"),
+    ("torch.aggregated_spans", _INT64, _IF_REDUCED, "spans that are not sent because aggregate spans stand for them"),
     (
         "torch.collapsed_spans",
         _INT64,

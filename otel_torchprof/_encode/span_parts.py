@@ -21,7 +21,7 @@ Times = npt.NDArray[np.int64]
 
 
 class SpanParts:
-    """The spans of a list, to be taken out by when the outermost span above each began. Thread-safe."""
+    """The spans of a list, to be taken out by when the top-level span above each began. Thread-safe."""
 
     def __init__(self, spans: SpanList) -> None:
         self._spans = spans
@@ -34,7 +34,7 @@ class SpanParts:
         self._top_level = np.unique(start[top == np.arange(len(top))])
 
     def cuts(self) -> Times:
-        """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever an outermost span begins."""
+        """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever a top-level span begins."""
         ends = step_ends(self._spans)
         found = ends if len(ends) else self._top_level
         inside: Times = found[(found > self._began.min()) & (found <= self._began.max())]

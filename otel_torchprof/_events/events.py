@@ -202,7 +202,7 @@ class EventList(list[Any]):
         return of_objects(self) if source is None else of_columns(source)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str, *, merged: bool = False) -> None:
-        """Write one line per event with a stack: its frames, outermost first, and the metric in whole microseconds.
+        """Write one line per event with a stack: its frames, top-level first, and the metric in whole microseconds.
 
         This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out, and what a
         call has is in the line of its caller: that is what torch writes. With ``merged`` a call is the last frame of its own
@@ -322,7 +322,7 @@ class EventList(list[Any]):
 
 
 def _folded(stack: list[str]) -> str:
-    """A stack as flamegraph.pl takes it, outermost entry first."""
+    """A stack as flamegraph.pl takes it, top-level entry first."""
     return ";".join(map(_separable, reversed(stack)))
 
 

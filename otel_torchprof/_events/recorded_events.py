@@ -82,7 +82,7 @@ class EventSource:
         return self.batch[column].item(self.view.rows.item(index))
 
     def module_hierarchy(self, index: int) -> str:
-        """The modules around an event, of the outermost class: ``GPT.blocks.0.attn``; empty where there is none."""
+        """The modules around an event, of the top-level class: ``GPT.blocks.0.attn``; empty where there is none."""
         with self._lock:
             if self._hierarchy is None:
                 self._hierarchy = module_hierarchy(self.batch)

@@ -111,7 +111,7 @@ class ChromeTraceExporter(SpanExporter):
     With ``max_bytes`` or ``steps_per_file`` there are several files, each a whole document with the names of its threads, whose
     times count from the same moment: ``trace.000000.json``, ``trace.000001.json`` and so on, or the number in place of
     ``{part}``. No tree of spans is torn: the next file begins where a step has ended; where there are no steps, at an
-    outermost span. A step that is larger than ``max_bytes`` has a file of its own, which then is as well. Files of an earlier
+    top-level span. A step that is larger than ``max_bytes`` has a file of its own, which then is as well. Files of an earlier
     run are replaced where the names are the same, and never deleted otherwise. What is no regular file never rotates by size.
 
     Memory does not grow with the number of spans. Costs about 0.3 µs per span for those of torch in

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .processor import TorchSpanProcessor
 
 _WAITING = "off: torch is not imported"
-_SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every outermost event asks Python for its span"
+_SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
 
 _logger = logging.getLogger("otel_torchprof")
 

@@ -55,7 +55,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     "ops": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
     "frames": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
 }
-"""What each detail records. With steps alone only outermost modules are reported, see ``ModuleHooks``."""
+"""What each detail records. With steps alone only top-level modules are reported, see ``ModuleHooks``."""
 
 
 class Drained(NamedTuple):

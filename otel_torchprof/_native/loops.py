@@ -44,7 +44,7 @@ def max_to_parents(parent: Array, values: Array) -> npt.NDArray[np.int64]:
 
 
 def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
-    """The outermost row, of each row and those above it, that has a flag; see ``otp_top_level`` in ``model.h``."""
+    """The top-level row, of each row and those above it, that has a flag; see ``otp_top_level`` in ``model.h``."""
     found = np.empty(len(parent), dtype=np.int32)
     parent, flags = np.ascontiguousarray(parent, dtype=np.int32), np.ascontiguousarray(flags, dtype=np.uint8)
     lib.otp_top_level(len(parent), pointer(parent), pointer(flags), pointer(found))

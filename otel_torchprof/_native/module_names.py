@@ -34,7 +34,7 @@ class Table(dict[int, Name]):
 class ModuleNames:
     """Gives modules the names of the tree that they are called in.
 
-    The outermost module that a thread calls is a root, named by its class, and everything in it has its path there, as in
+    The top-level module that a thread calls is a root, named by its class, and everything in it has its path there, as in
     ``named_modules()``. A root is walked over once. What is called inside a root and is not in it may have been put there
     since then, so it is walked over again, the less often the more of these there have been: a forward that makes a new
     ``nn.ReLU()`` for every call is no reason to walk every time. A module that is not found is a root of its own.

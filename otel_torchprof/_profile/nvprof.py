@@ -258,7 +258,7 @@ def _thread_of(kind: int | None, place: Any) -> int | None:
 
 
 def _inside(ranges: list[_Range], launches: Iterable[_Launch]) -> Iterator[tuple[_Range, _Launch]]:
-    """Every launch with every range around it, by launches in the order of their begin, outermost range first.
+    """Every launch with every range around it, by launches in the order of their begin, top-level range first.
 
     Goes along the time once per thread. A range or a launch of which the file names no thread is taken for one of any.
     """

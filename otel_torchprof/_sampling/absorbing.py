@@ -21,23 +21,23 @@ Array = npt.NDArray[Any]
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 PRECIOUS = "torch.collective."
-"""What has such an attribute is looked for from other processes: it is never merged, and folded last."""
+"""What has such an attribute is looked for from other processes: it is never aggregated, and collapsed last."""
 MOST_LINKS = 128
 """Of a span that has absorbed others; those beyond are counted as dropped. OpenTelemetry's default limit."""
 
 
 def counts_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How many recorded spans each one stands for, those that were folded into it not among them."""
+    """How many recorded spans each one stands for, those that were collapsed into it not among them."""
     return _numbers(table, AGGREGATED_COUNT, 1)
 
 
 def collapsed_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How many recorded spans were folded into each."""
+    """How many recorded spans were collapsed into each."""
     return _numbers(table, COLLAPSED_COUNT, 0)
 
 
 def durations_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How long each took, ns; of a composite the sum."""
+    """How long each took, ns; of an aggregate span the sum."""
     own = table.end - table.start
     found = column_of(table, AGGREGATED_DURATION)
     return own if found is None else np.where(found[1], np.rint(found[0] * 1e9), own).astype(np.int64)

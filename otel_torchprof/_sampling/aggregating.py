@@ -1,4 +1,4 @@
-"""Runs of short spans of one name as composites: one span that says how many they were and how long they took together."""
+"""Runs of short spans of one name as aggregate spans: one span that says how many they were and how long they took together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 STEPS = 10
 """Thresholds that are tried: the longest, half of it and so on. Twice as short is seldom many spans less."""
 _AGGREGATE_SIZE = 110
-"""Bytes of what a composite says more than its first span does, at most: the two attributes, and longer numbers."""
+"""Bytes of what an aggregate span says more than its first span does, at most: the two attributes, and longer numbers."""
 
 _ADDED = frozenset(
     (
@@ -63,16 +63,16 @@ class _Siblings(NamedTuple):
     is_next: npt.NDArray[np.bool_]
     """By place in the order of the tree: comes right after a sibling of the same label."""
     length: npt.NDArray[np.int64]
-    """How long each took, ns, of composites on average; more than any threshold where it must not be merged."""
+    """How long each took, ns, of aggregate spans on average; more than any threshold where it must not be aggregated."""
     is_aggregate: npt.NDArray[np.bool_]
 
 
 def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]) -> SpanTable:
-    """The table with as few spans merged as will do, of those that took up to ``shortest`` ns.
+    """The table with as few spans aggregated as will do, of those that took up to ``shortest`` ns.
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
-    what was merged, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
-    short is merged. ``root``, and what others look for, is not.
+    what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
+    short is aggregated. ``root``, and what others look for, is not.
     """
     siblings = _siblings(table, root)
     sizes = span_sizes(table)
@@ -122,7 +122,7 @@ def _groups(siblings: _Siblings, threshold: float) -> npt.NDArray[np.int64]:
     top = tree.topmost(in_run | siblings.is_aggregate)
     below = tree.by_start[top[tree.by_start] >= 0]
     into[below] = below
-    # Below composites round by round, one for each level under them: what hangs under one composite and has one name.
+    # Below aggregate spans round by round, one for each level under them: what hangs under one aggregate span and has one name.
     level = tree.depth[below] - tree.depth[top[below]]
     labels = siblings.label.max(initial=0) + 1
     for number in range(1, int(level.max(initial=0)) + 1):
@@ -153,7 +153,7 @@ class _Groups(NamedTuple):
 
 
 def _composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
-    """The table with composites instead of groups."""
+    """The table with aggregate spans instead of groups."""
     rows = np.flatnonzero(np.bincount(into, minlength=len(into))[into] > 1)
     if not rows.size:
         return table
@@ -172,7 +172,7 @@ def _composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
 
 
 def _combined(column: AttributeColumn, groups: _Groups) -> AttributeColumn:
-    """An attribute of composites: what their spans have together where it can be added up, else what all agree on."""
+    """An attribute of aggregate spans: what their spans have together where it can be added up, else what all agree on."""
     values = column.values[groups.rows]
     here = np.ones(len(values), np.bool_) if column.present is None else column.present[groups.rows] != 0
     if column.key in _ADDED:

@@ -32,7 +32,7 @@ _COLLAPSED_SIZE = 80
 
 
 def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> SpanTable:
-    """The table with as few spans folded as will do, of those with nothing below them that took more than ``longest`` ns.
+    """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
     ``root`` does. ``fits`` is asked for numbers of spans and bytes.

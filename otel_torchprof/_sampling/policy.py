@@ -1,6 +1,6 @@
 """What a trace may be, and how one that is more becomes that: merge, fold, split, in this order and only as far as needed.
 
-All of it is pure: tables in, tables out. What is sent, what was merged and what was folded always adds up to what was
+All of it is pure: tables in, tables out. What is sent, what was aggregated and what was collapsed always adds up to what was
 recorded.
 """
 
@@ -39,18 +39,18 @@ _ROOT_SIZE = 160
 
 @dataclass(frozen=True)
 class Reduction:
-    """What became of spans; adds up over the tables of a unit."""
+    """What became of spans; adds up over the tables of a trace group."""
 
     recorded: int = 0
-    """How many there were: those sent, merged and folded together."""
+    """How many there were: those sent, aggregated and collapsed together."""
     aggregated: int = 0
-    """How many composites stand for, beyond one each."""
+    """How many aggregate spans stand for, beyond one each."""
     collapsed: int = 0
-    """How many were folded into others."""
+    """How many were collapsed into others."""
     parts: int = 0
-    """Traces beside the unit's own."""
+    """Traces beside the trace group's own."""
     linked: tuple[Part, ...] = ()
-    """The first of these, for links from the unit's root."""
+    """The first of these, for links from the trace group's root."""
 
     def __add__(self, other: Reduction) -> Reduction:
         return Reduction(
@@ -81,7 +81,7 @@ def reduced(
     before: Reduction = Reduction(),
     stays: bool = False,
 ) -> tuple[SpanTable, Reduction]:
-    """The spans of one unit as traces within the budget, and what was done now: add it to ``before`` for the next table.
+    """The spans of one trace group as traces within the budget, and what was done now: add it to ``before`` for the next table.
 
     ``table`` holds the spans of one trace; where that of ``target`` is not among them yet, all go to linked traces, or those that
     do not fit if ``stays``: that trace is somebody else's. The table
@@ -134,7 +134,7 @@ def _accounts(table: SpanTable) -> Reduction:
 
 
 def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> SpanTable:
-    """Merged and folded as far as needed and possible."""
+    """Aggregated and collapsed as far as needed and possible."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
     for reduce in (aggregated, collapsed):
         if fits(table, available):

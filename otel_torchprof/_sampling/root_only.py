@@ -42,15 +42,15 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
 
 
 def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array) -> SpanTable:
-    """The table, whose spans of units say how many spans there were and which names took the most time of their own.
+    """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
-    2,047 bytes. Costs a few numpy passes, and some 10 µs per unit. Thread-safe.
+    2,047 bytes. Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
 
     Args:
-        table: of whole units, each with its root.
-        trace_group: of each span the id of its unit's root.
-        rows: those of the units that are to tell; which of them is no root is for the caller to leave out.
+        table: of whole trace groups, each with its root.
+        trace_group: of each span the id of its trace group's root.
+        rows: those of the trace groups that are to tell; which of them is no root is for the caller to leave out.
     """
     is_root = table.span_id[rows] == trace_group[rows]
     keys, which = np.unique(trace_group[rows], return_inverse=True)
@@ -65,7 +65,7 @@ def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: 
 
 
 def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) -> list[str]:
-    """The text of each unit; ``which``: the unit of each event."""
+    """The text of each trace group; ``which``: the trace group of each event."""
     names, name = distinct(table.name[events])
     pairs, place = np.unique(which * max(len(names), 1) + name, return_inverse=True)
     amounts = {"self": _self_seconds(table)[events], "calls": counts_of(table)[events]}

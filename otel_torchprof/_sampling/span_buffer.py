@@ -1,7 +1,7 @@
 """Buffers spans until their step, or what is a step where there are none, has ended: only then is it known how much of it is sent.
 
-A step, operators that share a root, or else the tree of an outermost event, is a *unit*, named by the span id of its root. A drain brings
-pieces of units. Those of a unit that continues are buffered, compact, until it ends; then its detail is kept or not, and brought within
+A step, operators that share a root, or else the tree of a top-level event, is a *trace group*, named by the span id of its root. A drain brings
+pieces of trace groups. Those of a trace group that continues are buffered, compact, until it ends; then its detail is kept or not, and brought within
 the size limit of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MAX_BUFFERED_BYTES = 64 << 20
-"""That may be buffered; beyond it the largest unit is sent in parts while it runs."""
+"""That may be buffered; beyond it the largest trace group is sent in parts while it runs."""
 MAX_BUFFERED_NS = 60_000_000_000
 """How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
 MAX_BUFFERED_STEP_NS = 600_000_000_000
@@ -59,11 +59,11 @@ class Pieces(NamedTuple):
     trace_group: npt.NDArray[np.uint64]
     """Of each span."""
     open_roots: Collection[int]
-    """Units that continue and have no synthetic root."""
+    """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
     """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
     steps: Mapping[int, StepSpan]
-    """Synthetic roots by unit."""
+    """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
     """Those that have ended; their spans are in the table."""
     final: bool = False
@@ -71,7 +71,7 @@ class Pieces(NamedTuple):
 
 
 class _Outcome(enum.Enum):
-    """What became of a unit that has ended, and with it of what comes late."""
+    """What became of a trace group that has ended, and with it of what comes late."""
 
     WHOLE = "whole"
     REDUCED = "reduced"
@@ -126,7 +126,7 @@ class SpanBuffer:
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """So far: spans ``aggregated``, ``collapsed`` and ``detail_dropped``, ``parts``; units ``sampled`` and ``root_only``."""
+        """So far: spans ``aggregated``, ``collapsed`` and ``detail_dropped``, ``parts``; trace groups ``sampled`` and ``root_only``."""
         return +(self._figures + self.sampler.figures)
 
     @property
@@ -180,7 +180,7 @@ class SpanBuffer:
             self._past.popitem(last=False)
         return self._moved.followed(joined_tables(out)) if out else taken(table, ready[:0])
 
-    # ---- which units need a look ----
+    # ---- which trace groups need a look ----
 
     def _open_trace_groups(self, pieces: Pieces) -> set[int]:
         """Those whose spans have to wait."""
@@ -200,7 +200,7 @@ class SpanBuffer:
     def _of_sampled(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[Pieces, Array]:
-        """What is left of the ready rows once the units that came all at once have shrunk where they are to."""
+        """What is left of the ready rows once the trace groups that came all at once have shrunk where they are to."""
         table, trace_group = pieces.table, pieces.trace_group
         trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
         counts = np.bincount(which, minlength=len(trace_groups))
@@ -285,7 +285,7 @@ class SpanBuffer:
     def _decided(
         self, trace_group: _TraceGroup, sampled: Mapping[int, bool], *, was_buffered: bool
     ) -> SpanTable | None:
-        """What is sent of a unit; None for nothing."""
+        """What is sent of a trace group; None for nothing."""
         table, key = trace_group.table, trace_group.target.span_id
         if key in self._past:
             return self._late(trace_group, self._past[key])
@@ -314,7 +314,7 @@ class SpanBuffer:
         return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
 
     def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:
-        """The unit within the budget; of a trace of the application within what that has left."""
+        """The trace group within the budget; of a trace of the application within what that has left."""
         budget, target = self.budget, trace_group.target
         trace_id = target.trace_id.to_bytes(16, "big")
         if trace_group.enclosing:
@@ -349,7 +349,7 @@ class SpanBuffer:
         continues: bool = False,
         stays: bool = False,
     ) -> SpanTable:
-        """``target``: what the unit's parts link to, if that is not its own root."""
+        """``target``: what the trace group's parts link to, if that is not its own root."""
         key = trace_group.target.span_id
         before = self._sent_early.pop(key, Reduction())
         found, done = reduced(
@@ -369,7 +369,7 @@ class SpanBuffer:
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:
-        """What continues for too long, and the largest units for as long as too much is buffered: parts of them."""
+        """What continues for too long, and the largest trace groups for as long as too much is buffered: parts of them."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
         late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
         while late or sum(sizes.values()) > MAX_BUFFERED_BYTES:
@@ -432,7 +432,7 @@ def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
 
 
 def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
-    """The rows of each unit, rising."""
+    """The rows of each trace group, rising."""
     if not len(rows):
         return
     order = rows[np.argsort(trace_group[rows], kind="stable")]
@@ -442,7 +442,7 @@ def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:
-    """The spans of one unit, of which pieces told the trace more than once."""
+    """The spans of one trace group, of which pieces told the trace more than once."""
     if len(table.trace_ids) == 1:
         return table
     return replace(

@@ -30,7 +30,7 @@ class SpanPolicy:
     Three decisions, in this order. *Before* a step: whether it is recorded in detail (``schedule``, ``every``, ``ratio``: all
     three must want it). *After* it: whether its detail is kept (``keep``). *Then*: what of it fits into a trace
     (``max_spans``, ``max_bytes``, ``short``). A step that loses its detail by one of the first two keeps its span; whether there
-    is a span at all is for the provider's sampler to say. Where there are no steps, the outermost module, label or operator is
+    is a span at all is for the provider's sampler to say. Where there are no steps, the top-level module, label or operator is
     what a step is otherwise; only ``keep`` and the budget apply to it.
 
     Immutable, hence safe to share.
@@ -45,10 +45,10 @@ class SpanPolicy:
         slow_quantile: of the durations of the last 200 steps, above which one is slow; None: no such rule. Nothing is slow
             before 20 are known.
         slow_limit: seconds from which on a step is slow, whatever the others took; None: no such rule.
-        max_spans: in a trace. Beyond it runs of short spans of one name are merged, then short ones folded into their
+        max_spans: in a trace. Beyond it runs of short spans of one name are aggregated, then short ones collapsed into their
             parents, then the trace is split into linked ones (``docs/spans.md``).
         max_bytes: of a trace, as OTLP; beyond it the same.
-        short: seconds below which spans may be merged and folded; None: a step's duration divided by ``max_spans``, which is
+        short: seconds below which spans may be aggregated and collapsed; None: a step's duration divided by ``max_spans``, which is
             what a picture of it cannot show anyway.
         job_interval: seconds after which the span of the job is ended and the next one begun; 0: no such spans.
 

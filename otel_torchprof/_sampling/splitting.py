@@ -27,7 +27,7 @@ _PART_ROOT_SIZE = 256
 
 
 class TargetTrace(NamedTuple):
-    """The root of a unit: the span of a step, or an outermost event."""
+    """The root of a trace group: the span of a step, or a top-level event."""
 
     trace_id: int
     span_id: int
@@ -39,7 +39,7 @@ class TargetTrace(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A trace that a unit's other spans went to, and its root there."""
+    """A trace that a trace group's other spans went to, and its root there."""
 
     trace_id: int
     span_id: int

@@ -25,7 +25,7 @@ class TailSampler:
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
         self._asked: set[int] = set()
         self.figures: Counter[str] = Counter()
-        """Units by decision: ``sampled``, ``root_only``."""
+        """Trace groups by decision: ``sampled``, ``root_only``."""
 
     def ask(self, step: int) -> None:
         """The detail of a step is to be kept, whatever it turns out to be. Any thread."""
@@ -33,7 +33,7 @@ class TailSampler:
             self._asked.add(step)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
-        """Whether each ended step, and each ended root of operators, keeps its detail, by unit. ``failed``: where something did.
+        """Whether each ended step, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
 
         One decision for all spans of a step, by the duration that its own loop gave it. How long operators share a root says
         nothing about them: there it is the longest operator that is compared with those of other roots.

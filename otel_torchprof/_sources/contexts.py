@@ -121,7 +121,7 @@ class ContextTable:
 
         Returns:
             Whether it can tell without asking that the context is the same. If not (an unknown interpreter, another kind of
-            OpenTelemetry context than contextvars), every outermost event costs a call into Python.
+            OpenTelemetry context than contextvars), every top-level event costs a call into Python.
         """
         if _following and self not in _following:
             self._join(_following[-1])

@@ -35,7 +35,7 @@ leave_out_of_graphs(python_sources.module_begin, python_sources.module_end)
 class ModuleHooks:
     """Calls of modules as events (kind MODULE), from before a module's own forward hooks to after them.
 
-    An event has the full name of the module in the outermost one that its thread is in, the root
+    An event has the full name of the module in the top-level one that its thread is in, the root
     (``encoder.layers.2.linear1``); the root has the name of its class. Wrappers of torch's (``torch.compile``,
     ``DataParallel``, ``DistributedDataParallel``) and what they wrap are one module, named as if it were not wrapped. A
     module that raises an Exception is marked with its class; one that something else leaves (KeyboardInterrupt) ends,
@@ -45,9 +45,9 @@ class ModuleHooks:
     are hooks of this kind, whoever's they are.
 
     There may be any number of these in a process: torch has its hooks while one is installed, every module becomes an event
-    while one wants every module, and what is inside the outermost ones comes to the others too. Installing and removing is
+    while one wants every module, and what is inside the top-level ones comes to the others too. Installing and removing is
     for any thread; modules may run in others meanwhile. A call of a module costs 1.4 us for torch's way to call hooks, 0.1 us
-    more while a session wants modules and only the outermost are events, 0.25 us where all are (measured).
+    more while a session wants modules and only the top-level are events, 0.25 us where all are (measured).
 
     Args:
         survives_fork: whether they stay installed in a forked child; else nobody there has to take them out.
@@ -150,7 +150,7 @@ def _hooks_of_torch() -> list[tuple[dict[int, Any], Any]]:
 
 
 def _running() -> list[int]:
-    """Ids of the modules in whose calls this thread is, outermost first, without the innermost, which has not begun yet."""
+    """Ids of the modules in whose calls this thread is, top-level first, without the innermost, which has not begun yet."""
     found = []
     frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
     while frame is not None:

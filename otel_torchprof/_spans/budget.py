@@ -14,7 +14,7 @@ class Budget:
     max_bytes: int = 4_000_000
     """Of its spans as OTLP. A span that is larger still goes, in a trace without others."""
     short: float | None = None
-    """Seconds; what took longer is neither merged nor folded. None: the unit's duration / ``max_spans``, which a picture of
+    """Seconds; what took longer is neither aggregated nor collapsed. None: the trace group's duration / ``max_spans``, which a picture of
     it cannot show."""
 
     def allows(self, spans: int, size: int) -> bool:

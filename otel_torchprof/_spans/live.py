@@ -1,6 +1,6 @@
 """What a live recording drains becomes spans, batch by batch: the traces, parents and links of events as they come.
 
-What is decided for the outermost event of a tree holds for the whole tree, however many drains it is spread over:
+What is decided for the top-level event of a tree holds for the whole tree, however many drains it is spread over:
 
 - in a context, it hangs under the span that the context stands for;
 - where there are steps, and the context is theirs or none, it hangs under the step in which it began;
@@ -57,7 +57,7 @@ class LiveTrees:
     Args:
         key: of the span ids, the same for the whole recording.
         steps: the steps, as far as there are any.
-        new_trace: asked for the trace of an outermost event that has no place: its name, -1, and None.
+        new_trace: asked for the trace of a top-level event that has no place: its name, -1, and None.
         current_span: the span that a context stands for, and when it began.
         calls: which calls are left out; None: none of them.
         collectives: what is known of them.
@@ -207,7 +207,7 @@ class LiveTrees:
                 own = found.chosen(number)
                 span.shares = own if span.shares is None else span.shares.plus(own)
 
-    # ---- which unit ----
+    # ---- which trace group ----
 
     def _trace_groups(
         self, trees: Forest, batch: Batch, steps: Sequence[Step]
@@ -321,7 +321,7 @@ class LiveTrees:
     def _roots(
         self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
-        """For each row the span id of its unit's root, and the roots that are events below which something is open."""
+        """For each row the span id of its trace group's root, and the roots that are events below which something is open."""
         synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
         if len(trace_groups) == 1 and synthetic[0]:
             self._root_of = {}

@@ -61,7 +61,7 @@ class Flows:
     ) -> tuple[Array, _Ends]:
         """Rows of backward functions that become spans, and what each links to.
 
-        ``traced``: which rows become spans. ``trace_ids``: per unit. ``final``: nothing more will come.
+        ``traced``: which rows become spans. ``trace_ids``: per trace group. ``final``: nothing more will come.
         """
         new = numbered_events(placed.batch)
         if not traced.all():

@@ -1,4 +1,4 @@
-"""Roots of units that went to another trace than was thought when others linked to them."""
+"""Roots of trace groups that went to another trace than was thought when others linked to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Roots that operators without a parent share: one per thread and slice of time, each a trace of its own.
 
-A root per operator costs a trace id, a question to the sampler and a unit of the span buffer each, which is twenty times what
+A root per operator costs a trace id, a question to the sampler and a trace group of the span buffer each, which is twenty times what
 the operator's own span costs.
 """
 

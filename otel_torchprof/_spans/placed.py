@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TraceGroup(NamedTuple):
-    """What the outermost events of some trees hang under."""
+    """What the top-level events of some trees hang under."""
 
     trace: Trace
     parent_span_id: int
@@ -42,7 +42,7 @@ class Placed(NamedTuple):
     inside: npt.NDArray[np.int64] | None
     """Time of direct children that came in earlier drains, ns; None where none did."""
     root: npt.NDArray[np.uint64]
-    """Span id of the unit's root: synthetic, or that of the outermost event."""
+    """Span id of the trace group's root: synthetic, or that of the top-level event."""
     open_roots: frozenset[int]
     """Those that are events and of whose trees something continues: mostly they themselves."""
     devices: DeviceTimes | None = None

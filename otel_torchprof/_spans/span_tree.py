@@ -91,7 +91,7 @@ class SpanTree:
         return rows
 
     def topmost(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """For each span the outermost one above it that is marked, itself not among them; -1 where none is."""
+        """For each span the top-level one above it that is marked, itself not among them; -1 where none is."""
         found = np.full(len(marked), -1, dtype=np.int64)
         for begin, end in zip(self._levels[1:], self._levels[2:], strict=False):
             nodes = self.order[begin:end]

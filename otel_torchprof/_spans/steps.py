@@ -74,7 +74,7 @@ class StepSpan:
     thread: int | None = None
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     inside: int = 0
-    """Time of its outermost events, ns."""
+    """Time of its top-level events, ns."""
     longest: int = 0
     """Time of the longest of these."""
 

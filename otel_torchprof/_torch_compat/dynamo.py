@@ -6,7 +6,7 @@
         compiled(x)
     print(profiler.results())
 
-The counts are true: every outermost operator counts once, those that torch runs to compile do not count, neither do labels,
+The counts are true: every top-level operator counts once, those that torch runs to compile do not count, neither do labels,
 modules and Python frames. Torch takes two operators off its totals, since its label and its profiler used to run one each that
 was none of the program's; they no longer do, and what torch 2.13 reports is too low by one per call of a graph and by one more,
 and, as it takes dynamo's own region around a graph for an operator, finds nothing captured.

@@ -42,7 +42,7 @@ class Captured:
     """One entry per row of a batch."""
 
     counts: Mask
-    """The outermost operators: what the program called, and nothing that these called themselves."""
+    """The top-level operators: what the program called, and nothing that these called themselves."""
     captured: Mask
     """Those of them that ran in a compiled region."""
     region: Mask

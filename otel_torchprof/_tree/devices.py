@@ -2,7 +2,7 @@
 
 What is measured is the time between two marks on a stream, one at the begin and one at the end of an event. An event
 may have a pair of its own or none; what it and everything inside of it cost is told by the pairs of both: its own pair
-for the stream that this is on, and the outermost pairs inside of it for every other stream. Time on several streams adds
+for the stream that this is on, and the top-level pairs inside of it for every other stream. Time on several streams adds
 up, as the times of kernels do.
 """
 

@@ -5,7 +5,7 @@ For the operators that torch's profiler counts (``with_flops=True``: ``aten::mm`
 biases and scaling factors are none, elementwise operators count their first input, and all is modulo 2**64.
 
 Beyond torch: convolutions of other dimensions, transposed ones and those whose padding is a text, attention, and the
-backward passes of both. Of these the outermost event counts, and only where nothing that torch counts as a product of
+backward passes of both. Of these the top-level event counts, and only where nothing that torch counts as a product of
 matrices or a convolution lies inside of it or around it, so that sums over events stay right.
 """
 

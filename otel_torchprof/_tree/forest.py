@@ -130,7 +130,7 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
 
 
 def top_level(parent: Array) -> npt.NDArray[np.int64]:
-    """For each node its outermost ancestor, or itself.
+    """For each node its top-level ancestor, or itself.
 
     Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
     """

@@ -85,7 +85,7 @@ def _any_outwards(flags: npt.NDArray[np.bool_], parent: Array) -> npt.NDArray[np
 
 
 def levels(enclosing: Array) -> list[Array]:
-    """Positions by how many others are around them, the outermost first. Each step looks twice as far outwards as the last."""
+    """Positions by how many others are around them, the top-level first. Each step looks twice as far outwards as the last."""
     depth = np.append((enclosing >= 0).astype(np.int64), 0)
     jump = np.append(enclosing, -1)
     while (jump[:-1] >= 0).any():

@@ -1,6 +1,6 @@
 """What memory is used for: every block of a recording by category, and again each time that an operator wrote to it.
 
-The rules are torch's (``torch/profiler/_memory_profiler.py``), on columns: nodes are the outermost operators that torch has
+The rules are torch's (``torch/profiler/_memory_profiler.py``), on columns: nodes are the top-level operators that torch has
 a schema of, the functions of the backward pass, and what is allocated or freed outside of both. A node reads the blocks
 of the inputs of all that runs in it, and leaves new states of those that it writes to. Gradients and parameters are known;
 ``otp_memory_categories`` (``model.h``) tells the rest by the flow of data.

@@ -51,7 +51,7 @@ _NOWHERE = _Place("", "", "")
 def module_hierarchy(batch: Batch) -> Hierarchy:
     """The nearest module around each event, with its own class and path: ``GPT.blocks.0.attn``; of a module, its own.
 
-    A name begins with the class of the root, the outermost module that was called, and continues as ``named_modules()`` does. A
+    A name begins with the class of the root, the top-level module that was called, and continues as ``named_modules()`` does. A
     module that is no part of the one that calls it follows that one's name: ``GPT.blocks.0.Adapter.down``.
 
     A function of the backward pass that no module is around has the module of its forward operator, and so has all that it calls.
@@ -96,7 +96,7 @@ def top_level_modules(batch: Batch) -> Batch:
 def _places(
     batch: Batch, modules: Array, enclosing: Array, is_module: Array
 ) -> tuple[npt.NDArray[np.uint32], list[str]]:
-    """For each module its text, and the texts: from the outermost inwards, each combination once."""
+    """For each module its text, and the texts: from the top-level inwards, each combination once."""
     number = np.zeros(len(batch) + 1, dtype=np.int64)  # of the place of each row; none is 0
     above = np.where((batch["parent"][modules] >= 0) & is_module[enclosing[modules]], enclosing[modules], -1)
     key = batch["name"][modules].astype(np.int64) << 1 | ((batch["flags"][modules] & Flag.ROOT) != 0)
@@ -104,7 +104,7 @@ def _places(
     places, numbers = [_NOWHERE], dict[tuple[int, int], int]()
     waiting = np.arange(len(modules))
     known = np.zeros(len(batch) + 1, dtype=np.bool_)
-    known[-1] = True  # what is around the outermost
+    known[-1] = True  # what is around the top-level
     while waiting.size:
         ready = known[above[waiting]]
         level, waiting = waiting[ready], waiting[~ready]

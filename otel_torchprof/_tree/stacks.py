@@ -144,7 +144,7 @@ def _own_codes(batch: Batch, listed: npt.NDArray[np.bool_]) -> tuple[Codes, Stac
 def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
     """By call, the code of the stack inside it; and by code, what is around it and (from code 1) the innermost name.
 
-    The tree is made level by level, the outermost calls first.
+    The tree is made level by level, the top-level calls first.
     """
     inside = np.zeros(len(enclosing) + 1, dtype=np.int64)
     outers, entries, codes = [np.zeros(1, dtype=np.int64)], [np.empty(0, dtype=np.int64)], 1

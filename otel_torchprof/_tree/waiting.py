@@ -26,7 +26,7 @@ _ids = itertools.count(1)
 
 
 def with_waiting(batch: Batch, stacks: Sequence[WaitingStack], times: tuple[int, int]) -> Batch:
-    """A final batch with calls that were open all the time, marked unfinished, as the outermost of their threads.
+    """A final batch with calls that were open all the time, marked unfinished, as the top-level of their threads.
 
     A stack is left out where the thread has calls of its own in the batch: it went on in the last moment, and then the recorder has
     all of it. Costs a copy of everything; nothing where no thread waits.

@@ -140,19 +140,19 @@ def test_what_had_not_ended():
     sums.add_span(
         "torch.operators", 0, 1000, (4, 0, "u"), {"torch.collapsed.count": 2, "torch.collapsed.duration": 1e-7}
     )
-    assert [(row.name, row.calls) for row in sums.averages()] == [("op", 1), ("(folded into others)", 2)]
+    assert [(row.name, row.calls) for row in sums.averages()] == [("op", 1), ("(collapsed into others)", 2)]
     assert [(step.number, step.is_unfinished) for step in sums.steps] == [(7, True)]
 
 
 def test_spans_that_stand_for_many():
-    """A composite counts as what it was made of, for its own name and in its parent; what was folded has an entry of its own."""
+    """An aggregate span counts as what it was made of, for its own name and in its parent; what was collapsed has an entry of its own."""
     sums = TraceSums()
     sums.add_span("parent", 0, 1000, (1, 0, "t"), {"torch.collapsed.count": 3, "torch.collapsed.duration": 1e-7})
     sums.add_span("op", 0, 900, (2, 1, "t"), {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-7})
     assert {row.name: row[2:5] for row in sums.averages()} == {
         "parent": (1, 1000, 500),
         "op": (5, 400, 400),
-        "(folded into others)": (3, 100, 100),
+        "(collapsed into others)": (3, 100, 100),
     }
 
 

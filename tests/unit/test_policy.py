@@ -106,7 +106,7 @@ def test_below_a_composite_all_of_one_name_become_one():
 
 
 def test_composites_are_merged_on():
-    """What an earlier reduction left can be reduced further: what hangs under a composite needs no order."""
+    """What an earlier reduction left can be reduced further: what hangs under an aggregate span needs no order."""
     table = trace_group(
         ("torch.step", 0, 100, ("f", 0, 10, ("x", 0, 1), ("y", 1, 2), ("x", 3, 5))),
         attributes=(attribute("torch.aggregated.count", INT64, None, 2, None, None, None),),
@@ -121,7 +121,7 @@ def test_composites_are_merged_on():
 
 
 def test_only_one_thread_and_outcome_becomes_one():
-    """Siblings of other threads do not end a run and are not in it; what failed is not merged with what did not."""
+    """Siblings of other threads do not end a run and are not in it; what failed is not aggregated with what did not."""
     table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2), ("a", 2, 3), ("a", 3, 4), ("a", 4, 5)),
         attributes=(attribute("thread.id", INT64, None, 1, 2, 1, 2, 1),),
@@ -181,7 +181,7 @@ def test_the_shortest_are_folded_and_no_more_than_needed():
 
 
 def test_what_was_folded_before_counts_on():
-    """A span that goes takes with it what it had folded: counted once more, its time not again."""
+    """A span that goes takes with it what it had collapsed: counted once more, its time not again."""
     table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 4), ("c", 5, 11))),
         attributes=(
@@ -201,7 +201,7 @@ def test_of_equally_long_ones_the_inner_goes():
 
 
 def test_the_root_stays_what_it_is():
-    """Though others beside it have its name, and begin before it, it is merged with none and is the first of its trace."""
+    """Though others beside it have its name, and begin before it, it is aggregated with none and is the first of its trace."""
     names = ("a", "b", "torch.step", "torch.step", "torch.step")
     table = trace_group_of([(name, i, i + 1, 0) for i, name in enumerate(names)])
     table = replace(table, span_id=np.array([9, 8, ROOT, 7, 6], np.uint64))
@@ -242,7 +242,7 @@ def test_what_others_look_for_is_never_merged():
 
 
 def test_links_go_where_spans_went():
-    """Links of what is gone are its keeper's, once each and none to itself; links to what is gone go to its keeper."""
+    """Links of what is gone move to the span that replaces it, once each and none to itself; links to what is gone go to its keeper."""
     table = trace_group(
         ("torch.step", 0, 100, ("a", 0, 1), ("a", 1, 2), ("b", 2, 3), ("b", 4, 5), ("c", 10, 90)),
         links=np.array([link(1, 5), link(2, 4), link(2, 1), link(3, 5), link(5, 3), link(5, 3, 77)], dtype=LINK),
@@ -255,7 +255,7 @@ def test_links_go_where_spans_went():
 
 
 def test_links_of_a_composite_are_limited():
-    """A composite of very many linked spans has no more links than OpenTelemetry's limit, and counts the others."""
+    """An aggregate span of very many linked spans has no more links than OpenTelemetry's limit, and counts the others."""
     rows = [("torch.step", 0, 2000, 0), *(("a", i, i + 1, 1) for i in range(500))]
     links = np.array([link(i, 10_000 + i, 77) for i in range(1, 501)], dtype=LINK)
     found, _ = cut(trace_group_of(rows, links=links), Budget(max_spans=10, short=SHORT))

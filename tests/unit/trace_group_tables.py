@@ -147,7 +147,7 @@ def _with_attributes(rows: list[tuple[str, int, int, int]], chance: random.Rando
 
 
 def per_name(table: SpanTable) -> tuple[Counter[str], Counter[str]]:
-    """Of each name how many spans there are and how many ns they took, composites as what they stand for."""
+    """Of each name how many spans there are and how many ns they took, aggregate spans as what they stand for."""
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
     for row in range(len(table)):
