@@ -155,11 +155,11 @@ def _be_moody(messages: _Messages) -> None:
     moody = _Moody(messages.add)
     answer({"grpc": moody.port, "http": 0})
     for line in sys.stdin:
-        if (wanted := line.strip()) == "count":
+        if (requested := line.strip()) == "count":
             answer(messages.take()._asdict())
         else:
-            moody.be(wanted)
-            answer(wanted)
+            moody.be(requested)
+            answer(requested)
     os._exit(0)
 
 

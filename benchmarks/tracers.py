@@ -110,13 +110,13 @@ def empty_profile() -> Iterator[None]:
 def empty_monitoring() -> Iterator[None]:
     """Callbacks in C that do nothing, for all that tells of a call or of its end."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-    tool, wanted = monitoring.OPTIMIZER_ID, 0
+    tool, requested = monitoring.OPTIMIZER_ID, 0
     monitoring.use_tool_id(tool, "empty")
     for name in _MONITORED:
         event = getattr(monitoring.events, name)
         monitoring.register_callback(tool, event, _peers().callback)
-        wanted |= event
-    monitoring.set_events(tool, wanted)
+        requested |= event
+    monitoring.set_events(tool, requested)
     try:
         yield
     finally:

@@ -85,9 +85,9 @@ def test_cdef_agrees_with_the_headers(cdef):
 
 def test_every_declaration_is_made_from_a_header():
     """No module tells cffi, or ctypes, of this package's C in its own words; that none outside of `_native` does, test_layers proves."""
-    told = re.compile(r"\bcdef\((?!CDEF\.read_text\(\)\))|\bargtypes = \[ctypes|\brestype = ctypes")
+    reported = re.compile(r"\bcdef\((?!CDEF\.read_text\(\)\))|\bargtypes = \[ctypes|\brestype = ctypes")
     sources = (ROOT / "otel_torchprof" / "_native").glob("*.py")
-    assert [name(path) for path in sources if told.search(path.read_text())] == []
+    assert [name(path) for path in sources if reported.search(path.read_text())] == []
 
 
 def test_requirements_are_pinned():

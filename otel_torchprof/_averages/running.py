@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._tree.tree import listed_name
+from otel_torchprof._tree.tree import display_name
 
 from .averages import Averages
 from .named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
@@ -54,9 +54,9 @@ class RunningAverages:
                 self._note_device(view)
 
     def _note_device(self, view: TreeView) -> None:
-        told = view.batch.devices
-        if self._device_type is None and told is not None and len(told["device_type"]):
-            self._device_type = told["device_type"].item(0)
+        reported = view.batch.devices
+        if self._device_type is None and reported is not None and len(reported["device_type"]):
+            self._device_type = reported["device_type"].item(0)
 
     def add_span(self, name: str, duration: int, self_time: int) -> None:
         """Adds one span of the application; ns."""
@@ -69,7 +69,7 @@ class RunningAverages:
             found = [Average(name, True, *sums) for name, sums in self._spans]
             for group, sums in self._groups:
                 name = self._names[group >> 1] if self._names is not None else ""
-                found.append(Average(listed_name(name), bool(group & 1), *sums))
+                found.append(Average(display_name(name), bool(group & 1), *sums))
             return found
 
 

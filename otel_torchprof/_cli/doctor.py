@@ -172,7 +172,7 @@ def _variables(warnings: list[str]) -> Iterator[Check]:
             known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
     for name, value in sorted(os.environ.items()):
         if name.startswith("OTEL_"):
-            yield Check("variable", NOTE, f"{name}={shown(name, value)}")
+            yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
         if name.startswith(_OURS) and known.get(name) != name:
             near = difflib.get_close_matches(name, known, 1)
             fix = f"did you mean {known[near[0]]}?" if near else "unset it"
@@ -181,7 +181,7 @@ def _variables(warnings: list[str]) -> Iterator[Check]:
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
 
 
-def shown(name: str, value: str) -> str:
+def displayed(name: str, value: str) -> str:
     """A variable's value as far as it can be no secret."""
     if name == "OTEL_RESOURCE_ATTRIBUTES":
         return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)

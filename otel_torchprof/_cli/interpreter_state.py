@@ -34,8 +34,8 @@ class InterpreterState:
         undo: list[tuple[dict[str, Any], str, Any]] = []
         taken: list[int] = []
         try:
-            for kept, wanted in changes:
-                for name, value in wanted.items():
+            for kept, requested in changes:
+                for name, value in requested.items():
                     if (found := kept.get(name, _MISSING)) is not value:
                         kept[name] = value
                         undo.append((kept, name, found))

@@ -277,9 +277,9 @@ def _exporters(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
     """
     from otel_torchprof._export.otlp import OTLPExporter
 
-    wanted = options.output or ([] if options.endpoint else [f"{stem}.trace.json.gz"])
+    requested = options.output or ([] if options.endpoint else [f"{stem}.trace.json.gz"])
     made: list[SpanExporter] = [OTLPExporter(options.endpoint)] if options.endpoint else []
-    return made + [_exporter(name, options) for name in wanted if name != "none"]
+    return made + [_exporter(name, options) for name in requested if name != "none"]
 
 
 def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:

@@ -64,10 +64,10 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
     for step in steps if limit < 0 else steps[:limit]:
         spans = sums.spans_of(step)
         started = format_time((step.start - steps[0].start) / 1000)
-        shown = "" if spans is None else f"{spans:,}"
+        displayed = "" if spans is None else f"{spans:,}"
         mark = "  unfinished" if step.is_unfinished else ""
         took = format_time(step.duration / 1000)
-        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}  {shown:>10}{mark}".rstrip())
+        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
         lines.append(f"and {len(steps) - limit:,} more: --rows -1")
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)

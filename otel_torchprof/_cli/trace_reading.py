@@ -276,5 +276,5 @@ def _objects(parent: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _malformed(value: Any, what: str, expected: str) -> _MalformedError:
-    shown = repr(value[:30]) if isinstance(value, str) else str(value) if isinstance(value, float | bool) else ""
-    return _MalformedError(f"{what} is {shown or 'of type ' + type(value).__name__}, expected {expected}")
+    displayed = repr(value[:30]) if isinstance(value, str) else str(value) if isinstance(value, float | bool) else ""
+    return _MalformedError(f"{what} is {displayed or 'of type ' + type(value).__name__}, expected {expected}")

@@ -168,14 +168,14 @@ class KnownNames:
         begin = int(names.ends[seen - 1]) if seen else 0
         joined = names.data[begin : int(names.ends[-1])].tobytes()
         for text, is_prefix in (*((text, False) for text in whole), *((text, True) for text in prefixes)):
-            wanted = text.encode()
-            at = joined.find(wanted)
+            requested = text.encode()
+            at = joined.find(requested)
             while at >= 0:
                 index = int(np.searchsorted(names.ends, begin + at, side="right"))
                 raw = names.raw(index)
-                if raw == wanted or (is_prefix and raw.startswith(wanted)):
+                if raw == requested or (is_prefix and raw.startswith(requested)):
                     mask[index], first = True, min(first, index)
-                at = joined.find(wanted, at + 1)
+                at = joined.find(requested, at + 1)
         self.looked_at += count - seen
         return _Matches(mask, count, first)
 

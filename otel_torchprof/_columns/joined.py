@@ -237,10 +237,10 @@ def _picked(batch: Batch, rows: npt.NDArray[Any]) -> Batch:
     position[rows] = np.arange(len(rows), dtype=np.int32)
     columns["parent"] = position[columns["parent"]]
     outer = position[batch.outer_rows.astype(np.int64)]
-    shown = outer >= 0
+    displayed = outer >= 0
     return replace(
         batch,
         columns=columns,
-        outer_rows=outer[shown].astype(np.uint64),
-        outer_parents=batch.outer_parents[shown],
+        outer_rows=outer[displayed].astype(np.uint64),
+        outer_parents=batch.outer_parents[displayed],
     )

@@ -49,7 +49,7 @@ class Groups:
                 if name not in self._ranks and self._rank in ranks:
                     self._ranks[name] = ranks
                     if len(ranks) != every:
-                        texts.append(f"{_shown(group, name)}:{ranges(ranks)}")
+                        texts.append(f"{_displayed(group, name)}:{ranges(ranks)}")
             self._texts = tuple(texts[:_MOST_GROUPS])
             self._names = tuple(names.values()) if is_whole else ()
         except (
@@ -60,7 +60,7 @@ class Groups:
             self._names = ()
 
 
-def _shown(group: Any, name: str) -> str:
+def _displayed(group: Any, name: str) -> str:
     """What the program calls it, such as the dimension of a device mesh; else torch's own name of it."""
     description = str(getattr(group, "group_desc", ""))
     return name if description in _NO_NAME else description

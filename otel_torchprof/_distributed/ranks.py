@@ -283,8 +283,8 @@ class Ranks:
         rank, size = c10d.get_rank(), c10d.get_world_size()
         if rank < 0:
             return
-        told = self._place
-        if told is None or (told.rank, told.world_size) != (rank, size):
+        reported = self._place
+        if reported is None or (reported.rank, reported.world_size) != (rank, size):
             self._place = Place(rank, size)
         self._groups = Groups(c10d, rank)
         if size <= 1:

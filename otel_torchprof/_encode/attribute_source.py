@@ -109,10 +109,10 @@ class Source:
     @cached_property
     def collectives(self) -> npt.NDArray[np.int64] | None:
         """Per span its place in ``batch.collectives``, -1 where it is none; None where no span is."""
-        told = self.batch.collectives
-        if told is None or not len(told["event"]):
+        reported = self.batch.collectives
+        if reported is None or not len(reported["event"]):
             return None
-        rows = rows_of(self.batch, told["event"])
+        rows = rows_of(self.batch, reported["event"])
         of_row = np.full(len(self.batch), -1, dtype=np.int64)
         of_row[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
         place = np.where(self.is_event, self.spread(of_row), -1)

@@ -53,7 +53,7 @@ def add_attributes(
     with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
     last synthetic span, and no span where there is none. ``self_time`` are nanoseconds per row of the batch, for batches
     that do not hold all children of their events; default: computed from the batch. ``with_flops``: count operations too.
-    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._spans.frame_spans.Shown`. ``device_times``
+    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._spans.frame_spans.Displayed`. ``device_times``
     are those of the rows of the batch, for batches from which events were left out; default: computed from the batch.
 
     An attribute that no span has is left out, and one that ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES`` names; one that a span already has

@@ -83,11 +83,11 @@ class DeviceTimeline:
         return "".join(f",\n{event}" for event in events)
 
     def pieces(
-        self, shown: Batch, detached: npt.NDArray[np.uint8], *, first_arrow: int, base_ns: int
+        self, displayed: Batch, detached: npt.NDArray[np.uint8], *, first_arrow: int, base_ns: int
     ) -> Iterator[bytes]:
         """The slices and arrows as lines of JSON, in pieces of about 1 MiB. Costs some 0.15 us per slice.
 
-        ``shown``: the events that are in the trace, of the same names; ``detached``: 1 for those that are no slices.
+        ``displayed``: the events that are in the trace, of the same names; ``detached``: 1 for those that are no slices.
         """
         if self._slices is None:
             return
@@ -99,10 +99,10 @@ class DeviceTimeline:
             "name": np.ascontiguousarray(batch["name"][rows], dtype=np.uint32),
             "place": self._place,
             "launch_time": np.ascontiguousarray(batch["start"][rows], dtype=np.int64),
-            "launch_tid": _launch_tids(shown, detached, batch["id"][rows]),
+            "launch_tid": _launch_tids(displayed, detached, batch["id"][rows]),
         }
-        told = [(place.pid, place.tid, place.stream.device_index, place.stream.number) for place in self._places]
-        for name, values in zip(("pid", "tid", "device", "stream"), zip(*told, strict=True), strict=True):
+        reported = [(place.pid, place.tid, place.stream.device_index, place.stream.number) for place in self._places]
+        for name, values in zip(("pid", "tid", "device", "stream"), zip(*reported, strict=True), strict=True):
             columns[f"place_{name}"] = np.array(values, dtype=np.int64)
         names = EscapedNames(batch.names)
         yield from encode_device_slices(columns, names, first_arrow=first_arrow, base_ns=base_ns, pid=self._pid)
@@ -130,13 +130,15 @@ class DeviceTimeline:
             self._places.append(_Place(self._pids[stream.device_type, stream.device_index], tid, stream, name))
 
 
-def _launch_tids(shown: Batch, detached: npt.NDArray[np.uint8], events: Any) -> npt.NDArray[np.int64]:
+def _launch_tids(displayed: Batch, detached: npt.NDArray[np.uint8], events: Any) -> npt.NDArray[np.int64]:
     """The track of each event, by its id; -1 for what is no slice in the trace."""
-    row = rows_of(shown, events)
+    row = rows_of(displayed, events)
     tids = np.full(len(row), -1, dtype=np.int64)
     drawn = np.flatnonzero(row >= 0)
     drawn = drawn[detached[row[drawn]] == 0]
-    tids[drawn] = np.array([thread.os_tid for thread in shown.threads], dtype=np.int64)[shown["thread"][row[drawn]]]
+    tids[drawn] = np.array([thread.os_tid for thread in displayed.threads], dtype=np.int64)[
+        displayed["thread"][row[drawn]]
+    ]
     return tids
 
 

@@ -73,8 +73,8 @@ def energy(source: Source) -> Values | None:
     if joules is None:
         return None
     kind, length = source.column("kind"), table.end - table.start
-    told = ((kind == Kind.LABEL) | (kind == Kind.MODULE)) & (length >= SHORTEST_WITH_ENERGY_NS)
-    return np.nan_to_num(joules), (told | ~source.is_event) & ~np.isnan(joules)
+    reported = ((kind == Kind.LABEL) | (kind == Kind.MODULE)) & (length >= SHORTEST_WITH_ENERGY_NS)
+    return np.nan_to_num(joules), (reported | ~source.is_event) & ~np.isnan(joules)
 
 
 def _of_pairs(source: Source, column: str, pair: Array) -> Array:

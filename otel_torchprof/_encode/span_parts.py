@@ -37,8 +37,8 @@ class SpanParts:
         """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever a top-level span begins."""
         ends = step_ends(self._spans)
         found = ends if len(ends) else self._top_level
-        inside: Times = found[(found > self._began.min()) & (found <= self._began.max())]
-        return inside
+        child_time: Times = found[(found > self._began.min()) & (found <= self._began.max())]
+        return child_time
 
     def between(self, begin: float, end: float) -> SpanList:
         """The spans of the trees that began in that time, ``end`` not in it; Unix ns."""

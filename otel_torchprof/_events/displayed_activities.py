@@ -43,11 +43,11 @@ def displayed_events(batch: Batch, filters: Filters) -> Batch:
     if types is None:
         return batch
     label, frame = batch["scope"] == Scope.USER_SCOPE, batch["kind"] == Kind.FRAME
-    shown = np.zeros(len(batch), dtype=np.bool_)
+    displayed = np.zeros(len(batch), dtype=np.bool_)
     for name, rows in (("CPU_OP", ~label & ~frame), ("USER_ANNOTATION", label), ("PYTHON_FUNCTION", frame)):
         if name in types:
-            shown |= rows
-    filtered = without(batch, ~shown)
+            displayed |= rows
+    filtered = without(batch, ~displayed)
     return filtered if "CPU_INSTANT_EVENT" in types else replace(filtered, memory=None)
 
 
@@ -56,14 +56,14 @@ def displayed_devices(batch: Batch, filters: Filters) -> Batch:
     devices = batch.devices
     if devices is None or not any(group in filters for group in _GROUPS):
         return batch
-    shown = np.ones(len(devices["event"]), dtype=np.bool_)
+    displayed = np.ones(len(devices["event"]), dtype=np.bool_)
     annotation = _of_annotations(batch, devices["event"])
     for group, kinds in _GROUPS.items():
         types = filters.get(group)
         if types is not None:
-            wanted = np.where(annotation, "GPU_USER_ANNOTATION" in types, not _WORK.isdisjoint(types))
-            shown &= wanted | ~np.isin(devices["device_type"], kinds)
-    return replace(batch, devices={name: column[shown] for name, column in devices.items()})
+            requested = np.where(annotation, "GPU_USER_ANNOTATION" in types, not _WORK.isdisjoint(types))
+            displayed &= requested | ~np.isin(devices["device_type"], kinds)
+    return replace(batch, devices={name: column[displayed] for name, column in devices.items()})
 
 
 def _of_annotations(batch: Batch, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,7 @@ import numpy as np
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from otel_torchprof._tree.flows import numbered_rows
 from otel_torchprof._tree.inputs import shape_keys
-from otel_torchprof._tree.tree import listed_name
+from otel_torchprof._tree.tree import display_name
 
 from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg
@@ -44,7 +44,7 @@ def of_columns(source: EventSource) -> pd.DataFrame:
     forward = np.where(sequence >= 0, batch["fwd_thread"][numbered], 0).astype(np.int64)
     is_memory = batch["kind"][rows] == MEMORY_KIND
     columns = {
-        "name": _coded(pandas, names, lambda index: listed_name(batch.names[index])),
+        "name": _coded(pandas, names, lambda index: display_name(batch.names[index])),
         "id": batch["id"][rows].astype(np.int64),
         "parent": view.parent.astype(np.int64),
         "thread": thread,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 from otel_torchprof._tree.stacks import HIDDEN_STACK_ENTRIES
-from otel_torchprof._tree.tree import HIDDEN_NAMES, listed_name
+from otel_torchprof._tree.tree import HIDDEN_NAMES, display_name
 
 MEMORY_EVENT_NAME = "[memory]"
 OUT_OF_MEMORY_EVENT_NAME = "[OutOfMemory]"
@@ -47,7 +47,7 @@ def _filter_name(name: str) -> bool:
 def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
     """The name under which an event is listed: readable; ``with_wildcard``, all numbered profiler steps as one."""
     readable = StringTable()[name]
-    return listed_name(readable) if with_wildcard else readable
+    return display_name(readable) if with_wildcard else readable
 
 
 def _filter_stack_entry(entry: str) -> bool:

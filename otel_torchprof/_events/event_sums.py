@@ -12,7 +12,7 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
 from otel_torchprof._tree.inputs import shape_keys
-from otel_torchprof._tree.tree import listed_name
+from otel_torchprof._tree.tree import display_name
 
 from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg
@@ -90,7 +90,7 @@ def merged_values(
         code, name = pairs[:, at].tolist()
         if code or name:
             enclosing = [] if stacks is None else stacks.values[code]
-            text = text_of([*([listed_name(batch.names[name - 1])] if name else ()), *enclosing])
+            text = text_of([*([display_name(batch.names[name - 1])] if name else ()), *enclosing])
             merged[text] = merged.get(text, 0) + sums.item(at)
     yield from ((text, value // _NS_PER_US) for text, value in merged.items() if value >= _NS_PER_US)
 
@@ -106,7 +106,7 @@ def table_info(source: EventSource) -> Info:
     on_device = info.device_time("self_device_time_total")
     return Info(
         self_cpu_total=source.self_cpu_total(),
-        longest_key=max(len(listed_name(names[name])) for name in used),
+        longest_key=max(len(display_name(names[name])) for name in used),
         longest_shapes=max(len(text) for text in shapes),
         has_shapes=shapes != ["[]"],
         has_overloads=info.overload_codes is not None and any(info.overload_codes.used()),

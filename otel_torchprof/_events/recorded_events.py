@@ -18,7 +18,7 @@ from otel_torchprof._tree.flows import EVALUATION, forward_backward
 from otel_torchprof._tree.frames import PythonIds, python_ids
 from otel_torchprof._tree.memory import with_memory_events
 from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
-from otel_torchprof._tree.tree import listed_name, torch_view
+from otel_torchprof._tree.tree import display_name, torch_view
 
 from .event_info import Coded, EventInfo
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
@@ -275,7 +275,7 @@ class RecordedEvent(FunctionEvent):
     fwd_thread = _on_demand(EventSource.fwd_thread)
     scope = _column("scope")
     external_id = _column("id")
-    name = _on_demand(lambda source, index: listed_name(source.trace_name(index)))
+    name = _on_demand(lambda source, index: display_name(source.trace_name(index)))
     trace_name = _on_demand(EventSource.trace_name)
     time_range = _on_demand(EventSource.time_range)
     thread = _on_demand(EventSource.thread_number)

@@ -32,7 +32,7 @@ class Batch:
     number: int = 0
     """Of those that came before it."""
     attempts: int = 0
-    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.poison_messages.PoisonMessages`."""
+    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.rejected_messages.RejectedMessages`."""
     since: float = 0.0
     """When the first of them began."""
     alone: int = 0
@@ -50,7 +50,7 @@ class Flush:
 
 
 @dataclass(frozen=True)
-class Lost:
+class Undelivered:
     """Spans that wait no more without having been delivered."""
 
     dropped: int = 0
@@ -58,8 +58,8 @@ class Lost:
     unanswered: int = 0
     """They were sent, and may have arrived."""
 
-    def __add__(self, other: Lost) -> Lost:
-        return Lost(self.dropped + other.dropped, self.unanswered + other.unanswered)
+    def __add__(self, other: Undelivered) -> Undelivered:
+        return Undelivered(self.dropped + other.dropped, self.unanswered + other.unanswered)
 
     @property
     def spans(self) -> int:
@@ -120,7 +120,7 @@ class Backlog:
             self.size_bytes -= batch.size_bytes
             self._in_hand = None
 
-    def put_back(self, batch: Batch, behind: float = 0) -> Lost:
+    def put_back(self, batch: Batch, behind: float = 0) -> Undelivered:
         """Lets the rest of the batch in hand wait again; what was dropped since it does not fit.
 
         It waits before all that came later; with ``behind`` so many batches go first, but no flush that somebody waits for.
@@ -129,7 +129,7 @@ class Backlog:
         if self._items and not self._fits(0, 0):
             return self._dropped(batch)
         self._items.insert(self._place(batch, behind), batch)
-        return Lost()
+        return Undelivered()
 
     def _place(self, batch: Batch, behind: float) -> int:
         for place, item in enumerate(self._items):
@@ -142,25 +142,27 @@ class Backlog:
                 return place
         return len(self._items)
 
-    def make_room(self, spans: int, size_bytes: int) -> Lost:
+    def make_room(self, spans: int, size_bytes: int) -> Undelivered:
         """Drops the oldest until so much fits or nothing waits. Requests to flush stay."""
-        lost, flushes = Lost(), []
+        undelivered, flushes = Undelivered(), []
         while self._items and not self._fits(spans, size_bytes):
             oldest = self._items.popleft()
             if isinstance(oldest, Flush):
                 flushes.append(oldest)
             else:
-                lost += self._dropped(oldest)
+                undelivered += self._dropped(oldest)
         self._items.extendleft(reversed(flushes))
-        return lost
+        return undelivered
 
-    def clear(self) -> tuple[Lost, list[Flush]]:
+    def clear(self) -> tuple[Undelivered, list[Flush]]:
         """Drops everything, also what is in somebody's hands; and the requests that wait."""
         in_hand = [] if self._in_hand is None else [self._in_hand]
-        lost = sum((self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, Batch)), Lost())
+        undelivered = sum(
+            (self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, Batch)), Undelivered()
+        )
         flushes, self._flushes, self._in_hand = self._flushes, [], None
         self._items.clear()
-        return lost, flushes
+        return undelivered, flushes
 
     def answered(self, flush: Flush) -> None:
         """Nobody waits for this one any more."""
@@ -172,9 +174,9 @@ class Backlog:
             and self.spans + spans <= self._settings.max_queue_size
         )
 
-    def _dropped(self, batch: Batch) -> Lost:
+    def _dropped(self, batch: Batch) -> Undelivered:
         count = len(batch.spans)
         self.spans -= count
         self.size_bytes -= batch.size_bytes
         unanswered = min(max(batch.sending, batch.unanswered), count)
-        return Lost(count - unanswered, unanswered)
+        return Undelivered(count - unanswered, unanswered)

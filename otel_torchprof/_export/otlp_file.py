@@ -173,10 +173,10 @@ class OTLPFileExporter(SpanExporter):
             self._claim(own_series(self._path))
         if self._max_bytes and not self._file.is_empty and self._file.size + len(message) > self._max_bytes:
             self._next_file()
-        wanted = self._file.path
+        requested = self._file.path
         self._file.append((message,))
-        if self._file.path != wanted:
-            self._log.warning("OTLPFileExporter: another process writes to %r, this one to %r", wanted, self.path)
+        if self._file.path != requested:
+            self._log.warning("OTLPFileExporter: another process writes to %r, this one to %r", requested, self.path)
             self._path = before_suffix(self._path, str(os.getpid()))
         if self._max_files:
             self._delete_oldest(self._max_files)

@@ -14,11 +14,11 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
 
-from .backlog import Backlog, Batch, Flush, Lost
+from .backlog import Backlog, Batch, Flush, Undelivered
 from .delivery import Delivery, can_stop_midway, takes_timeout
 from .ledger import IN_WORDS, NO_RESPONSE, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
 from .outage import Outage
-from .poison_messages import PoisonMessages
+from .rejected_messages import RejectedMessages
 from .response import Outcome, Response
 from .sdk import suppressed
 from .settings import QueueSettings
@@ -81,11 +81,11 @@ class ExportQueue:
         self._changed = threading.Condition(self._ledger.lock)
         self._backlog = Backlog(self._settings)
         self._outage = Outage(self._name, self._log, self._clock)
-        self._poison = PoisonMessages()
+        self._rejected_messages = RejectedMessages()
         self._end: Deadline | None = None
         self._exported = self._failed = 0
         self._dropped: Counter[str] = Counter()
-        self._lost_at_flush = 0
+        self._undelivered_at_flush = 0
         self._stopped_by: Response | None = None
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
         self._thread: threading.Thread | None = None
@@ -108,14 +108,14 @@ class ExportQueue:
             return
         with self._changed:
             why = SHUTDOWN if self._closing else OUTAGE if self._outage.seconds else QUEUE_FULL
-            lost = Lost(count) if self._closing else self._backlog.make_room(count, size_bytes)
-            self._drop(lost, why)
+            undelivered = Undelivered(count) if self._closing else self._backlog.make_room(count, size_bytes)
+            self._drop(undelivered, why)
             if not self._closing:
                 self._backlog.append(Batch(spans, size_bytes))
                 self._start_thread()
                 self._changed.notify_all()
-            if lost.spans:
-                self._log.warning("%s: %d spans were dropped: %s", self._name, lost.spans, IN_WORDS[why])
+            if undelivered.spans:
+                self._log.warning("%s: %d spans were dropped: %s", self._name, undelivered.spans, IN_WORDS[why])
 
     def say(self) -> None:
         """Logs what there is to say; without a lock, since a handler of the program's may ask for health."""
@@ -276,10 +276,10 @@ class ExportQueue:
         self.say()
         with self._changed:
             self._backlog.answered(flush)
-            lost = self._failed + self._dropped.total()
-            flush.result = flushed and lost == self._lost_at_flush
+            undelivered = self._failed + self._dropped.total()
+            flush.result = flushed and undelivered == self._undelivered_at_flush
             flush.done = True
-            self._lost_at_flush = lost
+            self._undelivered_at_flush = undelivered
             self._changed.notify_all()
 
     # ---- the exporter ----
@@ -315,7 +315,7 @@ class ExportQueue:
                 self._settle(batch, last)
                 if last.settled:
                     self._outage.over()
-                    self._poison.accepted(batch)
+                    self._rejected_messages.accepted(batch)
         with self._changed:
             if self._abandoned:
                 return
@@ -335,11 +335,11 @@ class ExportQueue:
         response = last.stopped_by
         if response is None or response.wait is not None:  # a receiver that asks for time gets it
             return 0
-        behind = self._poison.failed(batch, began)
-        if not self._poison.is_over(batch, self._clock()):
+        behind = self._rejected_messages.failed(batch, began)
+        if not self._rejected_messages.is_over(batch, self._clock()):
             return behind
         count = last.stopped_at or len(batch.spans)
-        self._poison.accepted(batch)
+        self._rejected_messages.accepted(batch)
         self._settle(batch, Delivery(failed=count))
         text = "%s: %d spans were lost: they were not taken in any attempt, and others were meanwhile: %s"
         self._log.warning(text, self._name, count, response.reason)
@@ -393,16 +393,16 @@ class ExportQueue:
         unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
         self._exported += delivery.exported
         self._failed += delivery.failed - unanswered + delivery.rejected
-        self._drop(Lost(0, unanswered), SHUTDOWN)
+        self._drop(Undelivered(0, unanswered), SHUTDOWN)
         self._backlog.settle(batch, delivery.settled)
         batch.sending = delivery.sending
         if delivery.stopped_by is not None and delivery.stopped_by.may_have_arrived:
             batch.unanswered = max(batch.unanswered, delivery.stopped_at)
 
-    def _drop(self, lost: Lost, why: str) -> None:
-        self._dropped += Counter({why: lost.dropped, NO_RESPONSE: lost.unanswered})
+    def _drop(self, undelivered: Undelivered, why: str) -> None:
+        self._dropped += Counter({why: undelivered.dropped, NO_RESPONSE: undelivered.unanswered})
         if why == OUTAGE:
-            self._outage.dropped(lost.spans)
+            self._outage.dropped(undelivered.spans)
 
     def _flush_exporter(self, deadline: Deadline) -> bool:
         try:
@@ -431,17 +431,17 @@ class ExportQueue:
         if self._abandoned:
             return
         self._abandoned = True
-        lost, flushes = self._backlog.clear()
-        self._drop(lost, SHUTDOWN)
+        undelivered, flushes = self._backlog.clear()
+        self._drop(undelivered, SHUTDOWN)
         for flush in flushes:
             flush.done = True
         self._changed.notify_all()
-        if lost.spans:
-            sent = lost.unanswered
+        if undelivered.spans:
+            sent = undelivered.unanswered
             unanswered = f" ({sent} of them were sent and had no response: they may have arrived)" if sent else ""
             why = f": {self._outage.reason}" if self._outage.seconds else ""
             text = "%s: %d waiting spans were dropped: the shutdown's time was over%s%s"
-            self._log.warning(text, self._name, lost.spans, why, unanswered)
+            self._log.warning(text, self._name, undelivered.spans, why, unanswered)
 
     def _abandon(self) -> None:
         """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""

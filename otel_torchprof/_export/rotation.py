@@ -152,14 +152,14 @@ class RotatedTrace:
         if self.rotation.rotates and not self._claimed:
             self._claimed = True
             self._claim(own_series(self._path))
-        encoder, wanted = self._encoder if most is None else self._encoder.copied(), self.file.path
+        encoder, requested = self._encoder if most is None else self._encoder.copied(), self.file.path
         try:
             fits = self.file.append(encoder.encode(spans, begin=self.file.is_empty), most)
         except BaseException:
             self._encoder.report_again()
             raise
-        if self.file.path != wanted:
-            self._log.warning("Chrome trace: another process writes to %r, this one to %r", wanted, self.file.path)
+        if self.file.path != requested:
+            self._log.warning("Chrome trace: another process writes to %r, this one to %r", requested, self.file.path)
             self._path = before_suffix(self._path, str(os.getpid()))
         if fits:
             self._encoder = encoder

@@ -105,7 +105,7 @@ def read(environ: Mapping[str, str], names: tuple[str, ...], parse: Callable[[st
         try:
             return parse(text)
         except ValueError as error:
-            config.warn_once(f"{name}={shown(text)} is ignored: {error}")
+            config.warn_once(f"{name}={displayed(text)} is ignored: {error}")
     return None
 
 
@@ -117,10 +117,10 @@ def keyword(name: str, value: object, parse: Callable[[Any], T]) -> T:
     try:
         return parse(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {shown(value)}; {error}") from None
+        raise ValueError(f"{name} is {displayed(value)}; {error}") from None
 
 
-def shown(value: object) -> str:
+def displayed(value: object) -> str:
     """The value as messages may show it: without what a URL may carry of credentials."""
     return repr(without_credentials(value) if isinstance(value, str) else value)
 

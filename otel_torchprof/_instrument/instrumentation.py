@@ -271,11 +271,11 @@ class Instrumentation:
 
     def _observe_operators(self) -> None:
         try:
-            wants = Requested.INPUTS if self._record_shapes else Requested(0)
+            requested = Requested.INPUTS if self._record_shapes else Requested(0)
             if self._device is not None and self._device.events in {"ops", "leaves"}:
-                wants |= Requested.DEVICES
+                requested |= Requested.DEVICES
             library = torch_library.load()
-            self._recording.sources.add(Operators(library, wants))
+            self._recording.sources.add(Operators(library, requested))
             self._recording.sources.add(CollectiveSource(library))
             self._states["operators"] = ON
         except TorchLibraryError as error:

@@ -70,7 +70,7 @@ class Drained(NamedTuple):
     """By reason, see ``Health``."""
     figures: Mapping[str, int]
     """What became of the events, since the last drain: see ``ProcessorHealth.spans``."""
-    inside: Mapping[int, int]
+    child_time: Mapping[int, int]
     """Time of what ran directly inside spans of the application, ns, by span id."""
     watermark: int = NEVER
     """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
@@ -232,14 +232,14 @@ class LiveRecording:
         jobs = self._job.ended(self.now(), final=final)
         spans, sent = self._spans(len(drained), placed, [*step_spans, *roots], jobs, final=final)
         self._add_up(placed, step_spans)
-        inside = self._inside(placed, step_spans)
+        child_time = self._child_times(placed, step_spans)
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
         self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0
-        return Drained(spans, sent, *self._settled(), inside, watermark)
+        return Drained(spans, sent, *self._settled(), child_time, watermark)
 
     def _report_steps(self, spans: Sequence[StepSpan]) -> None:
         """Metrics of the program's own: what they raise costs no span."""
@@ -381,21 +381,21 @@ class LiveRecording:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
                 duration = step.end - step.start
-                self._averages.add_span(STEP_NAME, duration, max(duration - step.inside, 0))
+                self._averages.add_span(STEP_NAME, duration, max(duration - step.child_time, 0))
 
-    def _inside(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
+    def _child_times(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         """Time that the spans of this process did not spend themselves, by span id."""
-        inside: dict[int, int] = {}
+        child_time: dict[int, int] = {}
         below = np.flatnonzero(placed.is_root)
         sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
         np.add.at(sums, placed.trace_group[below], (placed.batch["end"] - placed.batch["start"])[below])
         for trace_group, time in zip(placed.trace_groups, sums.tolist(), strict=True):
             if trace_group.step is None and trace_group.parent_span_id and not trace_group.is_remote:
-                inside[trace_group.parent_span_id] = inside.get(trace_group.parent_span_id, 0) + time
+                child_time[trace_group.parent_span_id] = child_time.get(trace_group.parent_span_id, 0) + time
         for step in ended:
             if step.parent is not None and not step.parent.is_remote:
-                inside[step.parent.span_id] = inside.get(step.parent.span_id, 0) + step.end - step.start
-        return inside
+                child_time[step.parent.span_id] = child_time.get(step.parent.span_id, 0) + step.end - step.start
+        return child_time
 
 
 def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:
@@ -411,22 +411,22 @@ def _listed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
     view = torch_view(placed.batch, modules=True)
     devices = None if placed.devices is None else displayed_times(view, placed.devices)
-    if placed.inside is not None:
-        late = np.flatnonzero(placed.inside)
+    if placed.child_time is not None:
+        late = np.flatnonzero(placed.child_time)
         own = view.self_time.copy()
         at = np.flatnonzero(np.isin(view.rows, late))
-        own[at] = np.maximum(own[at] - placed.inside[view.rows[at]], 0)
+        own[at] = np.maximum(own[at] - placed.child_time[view.rows[at]], 0)
         view = replace(view, self_time=own)
     recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
     if recorded.all():
         return view, devices
-    wanted = recorded[placed.trace_group[view.rows]]
+    requested = recorded[placed.trace_group[view.rows]]
     # For sums only: the parents of what remains would have to be renumbered for anything else.
     chosen = replace(
         view,
-        rows=view.rows[wanted],
-        duration=view.duration[wanted],
-        self_time=view.self_time[wanted],
+        rows=view.rows[requested],
+        duration=view.duration[requested],
+        self_time=view.self_time[requested],
         parent=view.parent[:0],
     )
-    return chosen, None if devices is None else DisplayedTimes(*(column[wanted] for column in devices))
+    return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))

@@ -125,7 +125,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._drainer = Drainer(self._settings.schedule_delay_millis / 1000, self._hand_on, self._is_due)
         self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
-        self._inside: dict[int, int] = {}
+        self._child_times: dict[int, int] = {}
         self._lag = self._unseen = self._held = 0
         self._heap = Heap()
 
@@ -308,8 +308,8 @@ class TorchSpanProcessor(SpanProcessor):
                 queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
-        for span_id, time_ns in drained.inside.items():
-            self._inside[span_id] = self._inside.get(span_id, 0) + time_ns
+        for span_id, time_ns in drained.child_time.items():
+            self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
@@ -332,12 +332,12 @@ class TorchSpanProcessor(SpanProcessor):
             if span.context is None or span.start_time is None or span.end_time is None:
                 continue
             duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
-            own = duration - self._inside.pop(span.context.span_id, 0)
+            own = duration - self._child_times.pop(span.context.span_id, 0)
             self.averages.add_span(str(span.name), duration, max(own, 0))
             if span.parent is not None and not span.parent.is_remote:
-                self._inside[span.parent.span_id] = self._inside.get(span.parent.span_id, 0) + duration
-        while len(self._inside) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
-            del self._inside[next(iter(self._inside))]
+                self._child_times[span.parent.span_id] = self._child_times.get(span.parent.span_id, 0) + duration
+        while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
+            del self._child_times[next(iter(self._child_times))]
 
     @classmethod
     def after_fork_in_child(cls) -> None:

@@ -199,8 +199,8 @@ class GpuPass:
         if card.uuid in self.found.lost:
             _lose(look, card)
             return
-        shown = self.found.instances
-        instances = [each for each in card.instances if shown is None or each.uuid in shown]
+        displayed = self.found.instances
+        instances = [each for each in card.instances if displayed is None or each.uuid in displayed]
         try:
             for quantity in QUANTITIES:
                 gpus = instances if card.mig and quantity.by_instance else [card]

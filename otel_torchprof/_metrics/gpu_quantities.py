@@ -122,8 +122,8 @@ GPU_ATTRIBUTES: Mapping[str, str] = {
 
 def attributes_of(gpu: Gpu) -> dict[str, str]:
     """What identifies a GPU's series."""
-    told = (gpu.uuid, "gpu", gpu.name, "NVIDIA", gpu.model, gpu.serial, gpu.driver, gpu.firmware, gpu.parent)
-    return {key: value for key, value in zip(GPU_ATTRIBUTES, told, strict=True) if value}
+    reported = (gpu.uuid, "gpu", gpu.name, "NVIDIA", gpu.model, gpu.serial, gpu.driver, gpu.firmware, gpu.parent)
+    return {key: value for key, value in zip(GPU_ATTRIBUTES, reported, strict=True) if value}
 
 
 Values = dict[str, "list[tuple[float, dict[str, str]]]"]

@@ -40,7 +40,7 @@ class Collecting:
         self._token = int(self._native.otp_torch_collectives_start(session.consumer, most))
         if self._token == 0:
             raise TorchLibraryError("torch refused to tell of collectives")
-        self._lost = 0
+        self._dropped = 0
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _stop, self._native, self._token, self._pid)
         self._finalizer.atexit = False
@@ -62,14 +62,14 @@ class Collecting:
     def lost(self) -> int:
         """How many there was no room for."""
         if self._finalizer.alive:
-            self._lost = int(self._native.otp_torch_collectives_lost(self._token))
-        return self._lost
+            self._dropped = int(self._native.otp_torch_collectives_lost(self._token))
+        return self._dropped
 
     def stop(self) -> Collectives:
         """Ends it, and gives the rest; none in a forked child, and when called again."""
         if not self._finalizer.alive:
             return no_collectives()
-        rest, self._lost = self.take(), self.lost
+        rest, self._dropped = self.take(), self.lost
         _stop(self._native, self._token, self._pid)
         self._finalizer.detach()
         return rest

@@ -55,11 +55,11 @@ class Requested(enum.IntFlag):
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
-    def __init__(self, functions: TorchFunctions, session: Session, wants: Requested) -> None:
+    def __init__(self, functions: TorchFunctions, session: Session, requested: Requested) -> None:
         handle = functions.ffi.new("uint64_t *")
         self._parts = functions.lib, handle, os.getpid()
         self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted
-        functions.lib.otp_torch_observe(session.consumer, session.all_threads, wants, handle)
+        functions.lib.otp_torch_observe(session.consumer, session.all_threads, requested, handle)
         if handle[0] == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
 
@@ -114,17 +114,17 @@ class TorchLibrary:
         """Of ``dlopen``, for those who need others of its functions."""
         self.functions = _attached(self.handle, path)
 
-    def observe(self, session: Session, wants: Requested | None = None) -> Observation:
+    def observe(self, session: Session, requested: Requested | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
 
-        ``wants``: what it wants to know of them; by default their inputs, where the session keeps any.
+        ``requested``: what it wants to know of them; by default their inputs, where the session keeps any.
 
         Raises:
             TorchLibraryError: torch refused the observer.
         """
-        if wants is None:
-            wants = Requested.INPUTS if session.inputs else Requested(0)
-        return Observation(self.functions, session, wants)
+        if requested is None:
+            requested = Requested.INPUTS if session.inputs else Requested(0)
+        return Observation(self.functions, session, requested)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
         """Lets a running session have what is allocated and freed on the calling thread and where torch carries its state.

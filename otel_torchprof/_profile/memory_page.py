@@ -113,8 +113,8 @@ def _marks(width: float, height: float) -> Iterator[str]:
 
 def _legend(used: npt.NDArray[np.int64], unit: str, size: int) -> Iterator[str]:
     """A line for each category that is there, the upper ones first, with the most that it ever had."""
-    shown = [category for category in reversed(_COLOURS) if used[:, category].any()]
-    for line, category in enumerate(shown):
+    displayed = [category for category in reversed(_COLOURS) if used[:, category].any()]
+    for line, category in enumerate(displayed):
         y, most = 10 + 34 * line, int(used[:, category].max()) / size
         yield f'<rect x="1015" y="{y}" width="14" height="14" fill="{_COLOURS[category]}" fill-opacity="0.7"/>'
         yield f'<text x="1035" y="{y + 12}" font-size="13">{category.name}<tspan x="1035" dy="15" font-size="11">'

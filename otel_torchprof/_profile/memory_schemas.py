@@ -45,7 +45,7 @@ def _schemas(name: str) -> tuple[tuple[tuple[Any, bool], ...], ...]:
 
 def _fit(kinds: Sequence[InputKind], arguments: Sequence[tuple[Any, bool]]) -> bool:
     return len(kinds) == len(arguments) and all(
-        _fits(kind, wanted) for kind, (wanted, _) in zip(kinds, arguments, strict=True)
+        _fits(kind, requested) for kind, (requested, _) in zip(kinds, arguments, strict=True)
     )
 
 
@@ -61,14 +61,14 @@ _SCALARS = {
 }
 
 
-def _fits(kind: InputKind, wanted: Any) -> bool:
-    name = type(wanted).__name__
+def _fits(kind: InputKind, requested: Any) -> bool:
+    name = type(requested).__name__
     if name == "OptionalType":
-        return kind in _NOTHING or _fits(kind, wanted.getElementType())
+        return kind in _NOTHING or _fits(kind, requested.getElementType())
     if name == "AnyType":
         return True
     if name == "TensorType":
         return kind is InputKind.TENSOR
-    if name == "ListType" and type(wanted.getElementType()).__name__ == "TensorType":
+    if name == "ListType" and type(requested.getElementType()).__name__ == "TensorType":
         return kind is InputKind.TENSOR_LIST
     return kind in _SCALARS.get(name, _NOTHING)

@@ -231,10 +231,10 @@ class _Reader:
         missing = [column for column in columns if column not in there]
         if missing:
             raise self._broken(f"its table {table} has no column {', '.join(missing)}")
-        wanted = [*columns, *optional, *([blob] if blob else [])]
-        query = ", ".join(f'"{column}"' if column in there else "NULL" for column in wanted)
+        requested = [*columns, *optional, *([blob] if blob else [])]
+        query = ", ".join(f'"{column}"' if column in there else "NULL" for column in requested)
         for row in self._connection.execute(f"SELECT {query} FROM {table} ORDER BY rowid"):  # noqa: S608 - our own names
-            for column, value in zip(wanted, row, strict=True):
+            for column, value in zip(requested, row, strict=True):
                 right = value is None and column not in columns
                 right = right or column == blob or isinstance(value, str if column in text else int)
                 if not right:

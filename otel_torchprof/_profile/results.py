@@ -21,7 +21,7 @@ from otel_torchprof._export import file, sdk
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._sampling.bounded import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._spans.frame_spans import DETAILS, shown
+from otel_torchprof._spans.frame_spans import DETAILS, displayed
 from otel_torchprof._spans.live_table import Flows
 from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.steps import RecordedStep
@@ -442,7 +442,7 @@ class ProfileResults:
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
         """Every span with its attributes, and the id of the synthetic root of each."""
         whole = self._batch()
-        batch, callers = shown(without(whole, self._step_labels()), detail)
+        batch, callers = displayed(without(whole, self._step_labels()), detail)
         new_trace_id, new_span_id = self._ids.again()
         placed, roots = placed_recording(
             batch,

@@ -59,9 +59,9 @@ def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: 
     recorded = np.zeros(len(keys), dtype=np.int64)
     np.add.at(recorded, which, (counts_of(table) + collapsed_of(table))[rows])
     texts = _averages(table, rows[~is_root], which[~is_root], len(keys))
-    told = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
+    reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
     found = {row: {AVERAGES: text} for row, text in zip(roots.tolist(), texts, strict=True)}
-    return without_hidden(with_attributes(told, found))
+    return without_hidden(with_attributes(reported, found))
 
 
 def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) -> list[str]:
@@ -94,5 +94,5 @@ def _self_seconds(table: SpanTable) -> npt.NDArray[np.float64]:
     child = np.flatnonzero(parent >= 0)
     np.subtract.at(own, parent[child], (table.end - table.start)[child])
     found: npt.NDArray[np.float64] = np.maximum(own, 0) / 1e9
-    told = column_of(table, "torch.self_duration")
-    return found if told is None else np.where(told[1], told[0], found)
+    reported = column_of(table, "torch.self_duration")
+    return found if reported is None else np.where(reported[1], reported[0], found)

@@ -223,11 +223,11 @@ class SpanBuffer:
         if not goes.any():
             return pieces, ready
         self._figures["detail_dropped"] += int(counts[goes].sum() - goes.sum())
-        told = without_detail(table, trace_group, ready[goes[which]])
+        reported = without_detail(table, trace_group, ready[goes[which]])
         left = ready[~goes[which] | is_root]
         traces = distinct(table.trace[left])[0]
         less = pieces._replace(
-            table=taken(told, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
+            table=taken(reported, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
         )
         return less, np.arange(len(left))
 

@@ -69,8 +69,8 @@ class CollectiveSource(Source):
         # What began after the names were copied is open, and told with the next drain.
         here = ((row >= 0) | is_open) & (np.stack([known[name] for name in _NAMES]).max(axis=0) < len(batch.names))
         self._keep(known, row < 0)
-        shown = _chosen(known, here & _is_collective(batch, known["event"], row))
-        return replace(batch, collectives=shown)
+        displayed = _chosen(known, here & _is_collective(batch, known["event"], row))
+        return replace(batch, collectives=displayed)
 
     def notes(self) -> list[str]:
         """What a reader of the recording should know, a sentence each."""

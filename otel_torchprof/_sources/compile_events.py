@@ -86,10 +86,12 @@ class _SharedCallbacks:
             if callback not in callbacks:
                 callbacks.append(callback)
 
-    def _begin(self, *told: Any) -> None:
+    def _begin(self, *reported: Any) -> None:
         """Dynamo calls at the beginning of a compilation, and not for one inside another; older ones tell no number."""
         self._breaks = len(_reasons())
-        self._open = record_function(f"{COMPILATION_PREFIX}{getattr(told[0], 'compile_id', '?') if told else '?'}")
+        self._open = record_function(
+            f"{COMPILATION_PREFIX}{getattr(reported[0], 'compile_id', '?') if reported else '?'}"
+        )
         self._open.__enter__()
         frames.pause()  # the calls of a compilation are thousands, and none is the program's
 

@@ -39,10 +39,10 @@ class EnergyCounters:
         except RefusedError as refusal:
             self._off = str(refusal)
             return
-        shown = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
-        self._gpus, self._ordered = shown.gpus, shown.ordered
-        if not shown.gpus:
-            self._off = shown.reason or "; ".join(silent) or "there is no GPU"
+        displayed = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+        self._gpus, self._ordered = displayed.gpus, displayed.ordered
+        if not displayed.gpus:
+            self._off = displayed.reason or "; ".join(silent) or "there is no GPU"
         self.read()
 
     @property

@@ -114,9 +114,9 @@ class Operators(Source):
         wants: what is to be known of each.
     """
 
-    def __init__(self, library: TorchLibrary, wants: Requested) -> None:
+    def __init__(self, library: TorchLibrary, requested: Requested) -> None:
         self._library = library
-        self._wants = wants
+        self._requested = requested
         self._observation: Observation | None = None
 
     def start(self, session: Session) -> None:
@@ -125,7 +125,7 @@ class Operators(Source):
         Raises:
             TorchLibraryError: torch refuses.
         """
-        self._observation = self._library.observe(session, self._wants)
+        self._observation = self._library.observe(session, self._requested)
 
     def stop(self) -> None:
         """Takes it away, 2 us (measured)."""

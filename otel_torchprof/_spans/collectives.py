@@ -94,9 +94,9 @@ class _Entry(NamedTuple):
         return f"{source}>{target}#{self.tag}"
 
 
-def _entry(batch: Batch, told: Mapping[str, npt.NDArray[Any]], at: int, operator: str) -> _Entry:
+def _entry(batch: Batch, reported: Mapping[str, npt.NDArray[Any]], at: int, operator: str) -> _Entry:
     def number(name: str) -> int:
-        return int(told[name][at])
+        return int(reported[name][at])
 
     names = batch.names
     return _Entry(
@@ -150,16 +150,16 @@ class LiveCollectives:
 
         ``trace_groups`` and ``trace_group``: where the nodes of ``trees`` belong. Some 20 us per collective.
         """
-        told = batch.collectives
-        if told is None or not len(told["event"]):
+        reported = batch.collectives
+        if reported is None or not len(reported["event"]):
             return batch
-        node_of = _nodes_of(trees, told["event"])
-        numbers = told["sequence_nr"].copy()
-        for at in np.lexsort((told["event"], trees.start[node_of])).tolist():
+        node_of = _nodes_of(trees, reported["event"])
+        numbers = reported["sequence_nr"].copy()
+        for at in np.lexsort((reported["event"], trees.start[node_of])).tolist():
             node = int(node_of[at])
             found = trace_groups[trace_group[node]].step
             step = -1 if found is None else found.number
-            entry = _entry(batch, told, at, batch.names[int(trees.name[node])])
+            entry = _entry(batch, reported, at, batch.names[int(trees.name[node])])
             if entry.is_transfer:
                 entry = entry._replace(number=-1 if step < 0 else self._transfer(entry, step))
                 numbers[at] = entry.number
@@ -169,7 +169,7 @@ class LiveCollectives:
                     self._parts[entry.event] = part
         _forget_oldest(self._parts)
         _forget_oldest(self._numbers)
-        return replace(batch, collectives={**told, "sequence_nr": numbers})
+        return replace(batch, collectives={**reported, "sequence_nr": numbers})
 
     def span_ids(self, events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The span ids of events: those that other ranks know, of collectives; ``own`` of all others."""
@@ -185,8 +185,8 @@ class LiveCollectives:
 
     def links(self, placed: Placed) -> _Links:
         """From the collectives of a placed batch to the parts of other ranks."""
-        told = placed.batch.collectives
-        rows = np.empty(0, np.int64) if told is None else rows_of(placed.batch, told["event"])
+        reported = placed.batch.collectives
+        rows = np.empty(0, np.int64) if reported is None else rows_of(placed.batch, reported["event"])
         found = []
         for row in np.sort(rows[rows >= 0]).tolist():
             part = self._parts.get(int(placed.batch["id"][row]))

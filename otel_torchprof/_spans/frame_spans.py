@@ -28,7 +28,7 @@ DETAILS = ("modules", "ops", "frames")
 _ADDRESS = re.compile(rb" at 0x[0-9a-fA-F]+")
 
 
-class Shown(NamedTuple):
+class Displayed(NamedTuple):
     """The events that become spans."""
 
     batch: Batch
@@ -37,7 +37,7 @@ class Shown(NamedTuple):
     themselves, and where none are known."""
 
 
-def shown(batch: Batch, detail: str) -> Shown:
+def displayed(batch: Batch, detail: str) -> Displayed:
     """The events of a batch that become spans at a detail, each under the nearest of them that was open around it.
 
     Where the hooks of modules tell of a thread, calls of modules are theirs, which have the full names; the tracer's are left out.
@@ -46,9 +46,9 @@ def shown(batch: Batch, detail: str) -> Shown:
     is_frame = frames_of(batch)
     left_out = _left_out(batch, is_frame, detail)
     if left_out is None:
-        return Shown(batch, None)
+        return Displayed(batch, None)
     callers = None if is_frame is None or detail == "frames" else _callers(batch, is_frame)
-    return Shown(without(batch, left_out), None if callers is None else callers[~left_out])
+    return Displayed(without(batch, left_out), None if callers is None else callers[~left_out])
 
 
 def module_calls(names: Names, of: Array) -> Mask:

@@ -101,7 +101,7 @@ class LiveTrees:
         trees = forest(batch, self._decided, self._lasting_in(steps, batch))
         rows = trees.rows
         trace_groups, trace_group = self._trace_groups(trees, batch, steps)
-        inside = self._times(trees, batch)
+        child_time = self._times(trees, batch)
         self._remember(trees, trace_groups, trace_group)
         if self._collectives is not None:
             batch = self._collectives.place(batch, trees, trace_groups, trace_group)
@@ -116,7 +116,7 @@ class LiveTrees:
             ids[:rows],
             self._parent_ids(trees, ids, trace_groups, trace_group),
             is_root,
-            inside,
+            child_time,
             *self._roots(trees, ids, trace_groups, trace_group),
             self._devices.times(own, trees) if device_times is None else device_times,
         )
@@ -183,16 +183,16 @@ class LiveTrees:
         batch, count = placed.batch, len(spans)
         starts = _grouped(np.minimum, np.full(count, NEVER), trace_group, start)
         ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
-        own_ends, inside, longest = np.zeros((3, count), dtype=np.int64)
+        own_ends, child_time, longest = np.zeros((3, count), dtype=np.int64)
         if self._steps.threads:
             own = np.flatnonzero(self._is_loops(batch))
             _grouped(np.maximum, own_ends, placed.trace_group[own], batch["end"][own])
         below = np.flatnonzero(placed.is_root)
         durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
-        _grouped(np.add, inside, of_below, durations)
+        _grouped(np.add, child_time, of_below, durations)
         _grouped(np.maximum, longest, of_below, durations)
         for number, (span, *found) in enumerate(
-            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, inside, longest)), strict=True)
+            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, child_time, longest)), strict=True)
         ):
             if span is not None and starts[number] != NEVER:
                 span.widen(*found)

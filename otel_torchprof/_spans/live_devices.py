@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 _STREAM = ("device_type", "device_index", "stream")
 
 
-class _Inside(NamedTuple):
+class _ChildTimes(NamedTuple):
     """What a stream did inside of an event, in drains before that of its end."""
 
     event: int
@@ -41,7 +41,7 @@ class LiveDevices:
     """
 
     def __init__(self) -> None:
-        self._inside: dict[_Inside, int] = {}
+        self._inside: dict[_ChildTimes, int] = {}
 
     def times(self, batch: Batch, trees: Forest) -> DeviceTimes | None:
         """The times of the rows of a batch whose parents are those of ``trees``; None where no device's time is known.
@@ -56,7 +56,7 @@ class LiveDevices:
         if timed is not None:
             self._remember(whole, timed, trees)
         still_open = set(trees.id[trees.rows :].tolist())
-        self._inside = {inside: time for inside, time in self._inside.items() if inside.event in still_open}
+        self._inside = {child_time: time for child_time, time in self._inside.items() if child_time.event in still_open}
         if timed is None or whole.devices is None:
             return None
         found = times_of(whole, timed, whole.devices["duration"])
@@ -65,12 +65,12 @@ class LiveDevices:
 
     def _with_children(self, batch: Batch) -> Batch:
         """The batch, with a row and a pair more for each stream that worked before inside of an event that has ended now."""
-        ids = np.fromiter((inside.event for inside in self._inside), np.uint64, len(self._inside))
+        ids = np.fromiter((child_time.event for child_time in self._inside), np.uint64, len(self._inside))
         ended = np.flatnonzero(np.isin(batch["id"], ids))
         row_of = dict(zip(batch["id"][ended].tolist(), ended.tolist(), strict=True))
-        known = [(inside, time) for inside, time in self._inside.items() if inside.event in row_of]
-        for inside, _ in known:
-            del self._inside[inside]
+        known = [(child_time, time) for child_time, time in self._inside.items() if child_time.event in row_of]
+        for child_time, _ in known:
+            del self._inside[child_time]
         if not known and batch.devices is not None:
             return batch
         new = np.arange(len(known), dtype=np.uint64) + np.uint64(2**64 - 1 - len(known))
@@ -78,9 +78,9 @@ class LiveDevices:
             "event": new,
             "start": np.zeros(len(known)),
             "duration": [time for _, time in known],
-            **{name: [getattr(inside, name) for inside, _ in known] for name in _STREAM},
+            **{name: [getattr(child_time, name) for child_time, _ in known] for name in _STREAM},
         }
-        parent = np.array([row_of[inside.event] for inside, _ in known], dtype=np.int32)
+        parent = np.array([row_of[child_time.event] for child_time, _ in known], dtype=np.int32)
         columns = {
             "id": np.concatenate((batch["id"], new)),
             "start": np.concatenate((batch["start"], np.zeros(len(known), np.int64))),
@@ -102,8 +102,8 @@ class LiveDevices:
             np.add.at(sums, place.reshape(-1), devices["duration"][pair])
             keys = [trees.id[node[chosen[first]]], *(devices[name][pair[first]] for name in _STREAM)]
             for *key, time in zip(*(column.tolist() for column in keys), sums.tolist(), strict=True):
-                inside = _Inside(*key)
-                self._inside[inside] = self._inside.get(inside, 0) + time
+                child_time = _ChildTimes(*key)
+                self._inside[child_time] = self._inside.get(child_time, 0) + time
 
 
 def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> dict[str, Array]:

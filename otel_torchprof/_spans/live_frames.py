@@ -46,7 +46,7 @@ class CallRules(NamedTuple):
 
 def without_loose_calls(
     batch: Batch,
-    told: npt.NDArray[np.uint64],
+    reported: npt.NDArray[np.uint64],
     rules: CallRules,
     *,
     lasting: Callable[[Array, Array | None], Array],
@@ -58,7 +58,7 @@ def without_loose_calls(
 
     Args:
         batch: the drain.
-        told: ids of what was open, and kept, in the drain before.
+        reported: ids of what was open, and kept, in the drain before.
         rules: which of them are wanted.
         lasting: the number of the step for times and contexts: 0 in the first one that there is, -1 before those that are known, one
             more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
@@ -79,7 +79,7 @@ def without_loose_calls(
     if bare.any() and not rules.keeps_bare:
         loose |= bare & ~_inside_of_others(enclosing, is_frame, context, start, end)
     loose |= (end - start < rules.shortest_ns) | module_calls(batch.names, name)
-    return without_nodes(batch, ids, enclosing, loose & is_frame & ~np.isin(ids, told))
+    return without_nodes(batch, ids, enclosing, loose & is_frame & ~np.isin(ids, reported))
 
 
 def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, dropped: Mask) -> Batch:

@@ -151,10 +151,10 @@ def live_table(
 def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array], Array]:
     """Where in the table the spans of rows are, -1 for those that have none. ``rows``: those that have, None for all."""
     if rows is None:
-        return lambda wanted: wanted + before
+        return lambda requested: requested + before
     position = np.full(events, -1, dtype=np.int64)
     position[rows] = np.arange(len(rows)) + before
-    return lambda wanted: position[wanted]
+    return lambda requested: position[requested]
 
 
 def _remote(
@@ -216,12 +216,12 @@ def _own_attributes(
             found[i]["torch.unfinished"] = True
         if step.shares is not None and step.shares.regions.any():
             found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
-    told = np.array(
+    reported = np.array(
         [trace_group.step is None and bool(trace_group.trace.attributes) for trace_group in placed.trace_groups],
         dtype=np.bool_,
     )
-    if told.any():
-        rows = np.flatnonzero(told[placed.trace_group] & placed.is_root)
+    if reported.any():
+        rows = np.flatnonzero(reported[placed.trace_group] & placed.is_root)
         for at, trace_group in zip(position(rows).tolist(), placed.trace_group[rows].tolist(), strict=True):
             if at >= 0:
                 found[at] = dict(placed.trace_groups[trace_group].trace.attributes)

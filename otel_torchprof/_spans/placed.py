@@ -39,7 +39,7 @@ class Placed(NamedTuple):
     span_id: npt.NDArray[np.uint64]
     parent_span_id: npt.NDArray[np.uint64]
     is_root: npt.NDArray[np.bool_]
-    inside: npt.NDArray[np.int64] | None
+    child_time: npt.NDArray[np.int64] | None
     """Time of direct children that came in earlier drains, ns; None where none did."""
     root: npt.NDArray[np.uint64]
     """Span id of the trace group's root: synthetic, or that of the top-level event."""
@@ -52,7 +52,7 @@ class Placed(NamedTuple):
         """Time that each event did not spend in others, ns."""
         batch = self.batch
         duration = batch["end"] - batch["start"]
-        own: npt.NDArray[np.int64] = duration.copy() if self.inside is None else duration - self.inside
+        own: npt.NDArray[np.int64] = duration.copy() if self.child_time is None else duration - self.child_time
         child = np.flatnonzero(batch["parent"] >= 0)
         np.subtract.at(own, batch["parent"][child], duration[child])
         return np.maximum(own, 0)

@@ -73,7 +73,7 @@ class StepSpan:
     """Whether what happened in it becomes spans."""
     thread: int | None = None
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
-    inside: int = 0
+    child_time: int = 0
     """Time of its top-level events, ns."""
     longest: int = 0
     """Time of the longest of these."""
@@ -99,12 +99,12 @@ class StepSpan:
         """Whether it is in a span of the application; below another rank's step it is in none."""
         return self.parent is not self.trace.parent
 
-    def widen(self, start: int, end: int, own_end: int, inside: int, longest: int) -> None:
+    def widen(self, start: int, end: int, own_end: int, child_time: int, longest: int) -> None:
         """Takes in events."""
         self.start, self.end = min(self.start, start), max(self.end, end)
         self.first = start if self.first is None else min(self.first, start)
         self.own_end = max(self.own_end, own_end)
-        self.inside += inside
+        self.child_time += child_time
         self.longest = max(self.longest, longest)
 
 

@@ -140,12 +140,12 @@ def legacy_events(
     An event that has not ended has a begin only. ``until`` has a Unix time in ns for threads of which nothing counts that
     began later. Two threads of one id, of which the system used it again, share a list. Costs some 5 us per event.
     """
-    wanted = np.isin(batch["kind"], (Kind.OPERATOR, Kind.LABEL)) & ~left_out.rows(batch)
+    requested = np.isin(batch["kind"], (Kind.OPERATOR, Kind.LABEL)) & ~left_out.rows(batch)
     rows, last = _Rows(batch), _last_inside(batch)
     memory = _memory_by_thread(batch, left_out.memory)
     found: dict[int, list[LegacyEvent]] = {}
     for index, thread in enumerate(batch.threads):
-        own = wanted & (batch["thread"] == index)
+        own = requested & (batch["thread"] == index)
         limit = until.get(thread.os_tid)
         if limit is not None:
             own &= batch["start"] <= limit

@@ -55,10 +55,10 @@ def displayed_times(view: TreeView, times: DeviceTimes | None = None) -> Display
     found = device_times(view.batch) if times is None else times
     if found is None:
         return None
-    shown = _shown(view, found.own)
+    displayed = _displayed(view, found.own)
     # Only times that are given know of children that are in no row.
-    before = 0 if times is None else _shown(view, _left_over(view.batch, times))
-    return DisplayedTimes(shown, add_to_parents(view.parent, shown + before))
+    before = 0 if times is None else _displayed(view, _left_over(view.batch, times))
+    return DisplayedTimes(displayed, add_to_parents(view.parent, displayed + before))
 
 
 def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:
@@ -74,7 +74,7 @@ def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:
     return DeviceTimes(times.pair[rows], own, total)
 
 
-def _shown(view: TreeView, values: Array) -> npt.NDArray[np.int64]:
+def _displayed(view: TreeView, values: Array) -> npt.NDArray[np.int64]:
     """Values of rows as those of the events of a view that they belong to."""
     moved = np.flatnonzero(values)
     place = places(view, moved)

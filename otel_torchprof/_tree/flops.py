@@ -198,8 +198,8 @@ def _convolution_backward(inputs: Sequence[Input]) -> int:
     """
     batch, sizes, weight = _split(inputs, 1)
     outputs = _shape(inputs, 0)[2:]
-    wanted = inputs[10].elements[:2] if len(inputs) > 10 else []  # noqa: PLR2004 - the mask's place
-    passes = sum(bool(element.value) for element in wanted)
+    requested = inputs[10].elements[:2] if len(inputs) > 10 else []  # noqa: PLR2004 - the mask's place
+    passes = sum(bool(element.value) for element in requested)
     return passes * 2 * batch * prod(sizes if _flag(inputs, 7) else outputs) * prod(weight)
 
 

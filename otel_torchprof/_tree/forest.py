@@ -176,14 +176,14 @@ def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> 
     )
 
 
-def _nodes(ids: Ids, rows: int, wanted: Ids) -> npt.NDArray[np.int64]:
+def _nodes(ids: Ids, rows: int, requested: Ids) -> npt.NDArray[np.int64]:
     """Where each wanted id is among ``ids``, most of them behind the first ``rows``; -1 where it is not, and for 0."""
-    found = _positions(ids[rows:], wanted)
+    found = _positions(ids[rows:], requested)
     found[found >= 0] += rows
     # Sorting the ids of a whole batch would cost more than all else together, and few are looked for there.
-    lost = np.flatnonzero((found < 0) & (wanted != 0))
+    lost = np.flatnonzero((found < 0) & (requested != 0))
     if lost.size:
-        some, of_lost = np.unique(wanted[lost], return_inverse=True)
+        some, of_lost = np.unique(requested[lost], return_inverse=True)
         at = np.minimum(np.searchsorted(some, ids[:rows]), len(some) - 1)
         match = np.flatnonzero(some[at] == ids[:rows])
         row = np.full(len(some), -1, dtype=np.int64)
@@ -192,9 +192,9 @@ def _nodes(ids: Ids, rows: int, wanted: Ids) -> npt.NDArray[np.int64]:
     return found
 
 
-def _positions(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
+def _positions(ids: Ids, requested: Ids) -> npt.NDArray[np.int64]:
     if not len(ids):
-        return np.full(len(wanted), -1, dtype=np.int64)
+        return np.full(len(requested), -1, dtype=np.int64)
     order = np.argsort(ids)
-    place = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
-    return np.where(ids[place] == wanted, place, -1)
+    place = order[np.minimum(np.searchsorted(ids, requested, sorter=order), len(ids) - 1)]
+    return np.where(ids[place] == requested, place, -1)

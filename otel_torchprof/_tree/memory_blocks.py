@@ -94,21 +94,23 @@ def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
     places = _Places(np.concatenate((*devices, np.array([one.device for one in known], dtype=np.int64))))
     key = (places.keys(seen["address"], devices[0]), places.keys(memory["address"], devices[1]))
     placed = _with_places(known, places, np.concatenate(key))
-    shown = [(one, place) for one, place, is_shown in placed if is_shown]
+    displayed = [(one, place) for one, place, is_displayed in placed if is_displayed]
     lives = _Lives(
-        key=np.concatenate((*key, np.array([place for _, place in shown], dtype=np.uint64))),
+        key=np.concatenate((*key, np.array([place for _, place in displayed], dtype=np.uint64))),
         time=np.concatenate(
-            (batch["start"][seen["row"]], memory["time"], np.array([one.time for one, _ in shown], dtype=np.int64))
+            (batch["start"][seen["row"]], memory["time"], np.array([one.time for one, _ in displayed], dtype=np.int64))
         ),
-        change=np.concatenate((np.zeros(len(seen), np.int64), memory["bytes"], np.zeros(len(shown), dtype=np.int64))),
+        change=np.concatenate(
+            (np.zeros(len(seen), np.int64), memory["bytes"], np.zeros(len(displayed), dtype=np.int64))
+        ),
     )
-    of_storage, of_record, of_shown = np.split(lives.block, np.cumsum((len(seen), len(memory["time"]))))
+    of_storage, of_record, of_displayed = np.split(lives.block, np.cumsum((len(seen), len(memory["time"]))))
     is_known = _found(lives, placed)
     is_tensor = np.zeros(lives.count, dtype=bool)
-    for found in (of_storage, of_shown, *(np.flatnonzero(blocks) for blocks in is_known.values())):
+    for found in (of_storage, of_displayed, *(np.flatnonzero(blocks) for blocks in is_known.values())):
         is_tensor[found] = True
     size = np.zeros(lives.count, dtype=np.int64)
-    np.maximum.at(size, of_shown, np.array([one.bytes for one, _ in shown], dtype=np.int64))
+    np.maximum.at(size, of_displayed, np.array([one.bytes for one, _ in displayed], dtype=np.int64))
     np.maximum.at(size, of_storage, seen["bytes"].astype(np.int64))
     size[of_record[::-1]] = np.abs(memory["bytes"][::-1])
     device = places.numbers[(lives.first_key >> _DEVICE_SHIFT).astype(np.int64)]
@@ -160,7 +162,7 @@ class _Lives:
         return -1 if is_over else block
 
 
-def _with_places(known: list[Known], places: _Places, told: Array) -> list[tuple[Known, int, bool]]:
+def _with_places(known: list[Known], places: _Places, reported: Array) -> list[tuple[Known, int, bool]]:
     """Each with its place, and whether it is one more occurrence of it.
 
     What was there at the first call is; of what an optimizer keeps it is not known whether it was, so only where nothing
@@ -172,10 +174,10 @@ def _with_places(known: list[Known], places: _Places, told: Array) -> list[tuple
         else ([], [])
     )
     keys = places.keys(np.asarray(address, dtype=np.uint64), np.asarray(device, dtype=np.int64))
-    is_reported = np.isin(keys, told)
+    is_reported = np.isin(keys, reported)
     return [
-        (one, int(key), not one.is_late or (one.role == STATE and not told))
-        for one, key, told in zip(known, keys.tolist(), is_reported.tolist(), strict=True)
+        (one, int(key), not one.is_late or (one.role == STATE and not reported))
+        for one, key, reported in zip(known, keys.tolist(), is_reported.tolist(), strict=True)
     ]
 
 

@@ -129,10 +129,10 @@ class _Edges(NamedTuple):
 
 def _edges(blocks: Blocks, nodes: _Nodes, operators: _Operators) -> _Edges:
     inside = nodes.of_storage >= 0
-    seen, told = blocks.storages[inside], blocks.is_tensor[blocks.of_record]
-    happens = np.where(blocks.memory["bytes"][told] > 0, _ALLOCATED, _RELEASED).astype(np.uint8)
-    pair = np.concatenate((nodes.of_storage[inside], nodes.of_record[told])) * blocks.count
-    pair += np.concatenate((blocks.of_storage[inside], blocks.of_record[told]))
+    seen, reported = blocks.storages[inside], blocks.is_tensor[blocks.of_record]
+    happens = np.where(blocks.memory["bytes"][reported] > 0, _ALLOCATED, _RELEASED).astype(np.uint8)
+    pair = np.concatenate((nodes.of_storage[inside], nodes.of_record[reported])) * blocks.count
+    pair += np.concatenate((blocks.of_storage[inside], blocks.of_record[reported]))
     happens = np.concatenate((operators.does(seen["row"], seen["input"]), happens))
     order = np.argsort(pair, kind="stable")
     pair = pair[order]

@@ -45,12 +45,12 @@ def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> I
         if (time[1:] < time[:-1]).any():
             rows = rows[np.argsort(time, kind="stable")]
         for quantity in ("allocated", "reserved"):
-            told = memory[f"total_{quantity}"][rows]
-            known = told >= 0
-            if not known.any() or (quantity == "reserved" and told.max() == 0):
+            reported = memory[f"total_{quantity}"][rows]
+            known = reported >= 0
+            if not known.any() or (quantity == "reserved" and reported.max() == 0):
                 continue
             first = rows[np.flatnonzero(known)[0]]
-            kept = thinned(*_changes(memory["time"][rows[known]], told[known]), most)
+            kept = thinned(*_changes(memory["time"][rows[known]], reported[known]), most)
             yield Total(int(memory["device_type"][first]), int(memory["device_index"][first]), quantity, *kept)
 
 

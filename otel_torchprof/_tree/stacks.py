@@ -108,10 +108,10 @@ def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
         codes, stacks = _own_codes(batch, listed)
     if has_scripts:
         codes, stacks = _with_script(codes, stacks, text_ids(batch, InputKind.CALL_STACK))
-    shown = codes[view.rows]
+    displayed = codes[view.rows]
     if (batch["scope"] == Scope.BACKWARD_FUNCTION).any():
-        shown = _with_forward(view, shown)
-    return shown, stacks
+        displayed = _with_forward(view, displayed)
+    return displayed, stacks
 
 
 def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
@@ -204,9 +204,9 @@ def _with_forward(view: TreeView, codes: Codes) -> Codes:
     used, first = np.unique(keys, return_index=True)
     within = np.flatnonzero(backward >= 0)
     above = rows[backward[within]]
-    wanted = _pairs(batch["sequence_nr"][above], batch["fwd_thread"][above].astype(np.int64))
-    at = np.minimum(np.searchsorted(used, wanted), max(len(used) - 1, 0))
-    found = used[at] == wanted if len(used) else np.zeros(len(wanted), dtype=np.bool_)
+    requested = _pairs(batch["sequence_nr"][above], batch["fwd_thread"][above].astype(np.int64))
+    at = np.minimum(np.searchsorted(used, requested), max(len(used) - 1, 0))
+    found = used[at] == requested if len(used) else np.zeros(len(requested), dtype=np.bool_)
     result = codes.copy()
     result[within] = 0
     result[within[found]] = codes[forward[first[at[found]]]]

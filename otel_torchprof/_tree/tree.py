@@ -70,9 +70,9 @@ class TreeView:
 
     def children_of(self, event: int) -> list[int]:
         """Positions of the direct children of one event, in order; looks only as far as its last child."""
-        wanted, found = int(self.children[event]), list[int]()
+        requested, found = int(self.children[event]), list[int]()
         begin, width = event + 1, 64
-        while len(found) < wanted:
+        while len(found) < requested:
             found += (np.flatnonzero(self.parent[begin : begin + width] == event) + begin).tolist()
             begin, width = begin + width, width * 2
         return found
@@ -85,7 +85,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
     times only, would put it beside.
     """
-    listed = listed_names(batch)
+    listed = display_names(batch)
     hidden, parent = hidden_rows(batch, modules), batch["parent"]
     is_async = (batch["flags"] & Flag.ASYNC) != 0
     any_async = bool(is_async.any())
@@ -104,17 +104,17 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     return _measured(batch, rows, parent, is_async if any_async else None, listed)
 
 
-def listed_names(batch: Batch) -> npt.NDArray[np.uint32]:
+def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
     """By row the name that it is listed under.
 
-    All numbered profiler steps share the entry of the first of them in the process; :func:`listed_name` gives its text.
+    All numbered profiler steps share the entry of the first of them in the process; :func:`display_name` gives its text.
     """
     own: npt.NDArray[np.uint32] = batch["name"]
     steps = batch.names.matching((STEP_KEY,), (STEP_PREFIX,))
     return own if steps is None else np.where(steps[own], np.uint32(steps.argmax()), own)
 
 
-def listed_name(name: str) -> str:
+def display_name(name: str) -> str:
     """The name under which torch lists an event: its own, save for numbered steps."""
     return STEP_KEY if name.startswith(STEP_PREFIX) else name
 
@@ -183,8 +183,8 @@ def _duplicates(listed: Array, parent: Array, hidden: Array | None) -> Array | N
     suspects = _find(len(parent), namesakes)
     if not suspects.size:
         return None
-    shown = parent if hidden is None else parent[~hidden]
-    only = suspects[_counts(shown, len(parent))[parent[suspects]] == 1]
+    displayed = parent if hidden is None else parent[~hidden]
+    only = suspects[_counts(displayed, len(parent))[parent[suspects]] == 1]
     if not only.size:
         return None
     duplicates = np.zeros(len(parent), dtype=np.bool_)
@@ -255,16 +255,16 @@ def _renumbered(rows: Array, parent: Array, total: int) -> npt.NDArray[np.int32]
 
 def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, listed: Array) -> TreeView:
     """Adds the times. Sums are integers, hence exact, and do not depend on the order of events."""
-    start, end, shown = batch["start"], batch["end"], len(rows)
-    duration = np.empty(shown, dtype=np.int64)
-    for begin in range(0, shown, BLOCK):
+    start, end, displayed = batch["start"], batch["end"], len(rows)
+    duration = np.empty(displayed, dtype=np.int64)
+    for begin in range(0, displayed, BLOCK):
         block = rows[begin : begin + BLOCK]
         np.subtract(end[block], start[block], out=duration[begin : begin + BLOCK])
-    self_time = np.zeros(shown + 1, dtype=np.int64)
-    self_time[:shown] = duration
-    for begin in range(0, shown, BLOCK):
+    self_time = np.zeros(displayed + 1, dtype=np.int64)
+    self_time[:displayed] = duration
+    for begin in range(0, displayed, BLOCK):
         np.subtract.at(self_time, parent[begin : begin + BLOCK], duration[begin : begin + BLOCK])
-    self_time = self_time[:shown]
+    self_time = self_time[:displayed]
     if is_async is not None:
         self_time[is_async[rows]] = 0
-    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, shown), listed)
+    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, displayed), listed)

@@ -41,8 +41,8 @@ def prometheus() -> str | None:
     found = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
     if found is None:
         return None
-    told = subprocess.run([found, "--help"], capture_output=True, text=True, check=False)
-    return found if _OPTION.removeprefix("--") in told.stdout + told.stderr else None
+    reported = subprocess.run([found, "--help"], capture_output=True, text=True, check=False)
+    return found if _OPTION.removeprefix("--") in reported.stdout + reported.stderr else None
 
 
 def until(found: Callable[[], Any], why: Callable[[], str]) -> Any:

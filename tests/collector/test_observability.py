@@ -231,8 +231,8 @@ def test_every_expression_of_the_dashboards_returns_data(store, nvml, simulated)
     assert max(found.values(panels["Self time by operator A"])) > 0
     assert {panel for panel, query in panels.items() if "Lost" in panel and any(found.values(query))} == set()
 
-    told = found.ask("query_exemplars", query=panels["Step time, all ranks A"], start="0", end="9999999999")
-    traces = {exemplar["labels"]["trace_id"] for series in told for exemplar in series["exemplars"]}
+    reported = found.ask("query_exemplars", query=panels["Step time, all ranks A"], start="0", end="9999999999")
+    traces = {exemplar["labels"]["trace_id"] for series in reported for exemplar in series["exemplars"]}
     assert traces
     prometheus_process.until(lambda: traces <= sent_to(collector.stores[0]), collector.log.read_text)
 

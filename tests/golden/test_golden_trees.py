@@ -133,10 +133,10 @@ def as_text(prof, *, shapes=False):
     lines = []
 
     def add(event, depth):
-        told = f" {event.input_shapes}" if shapes and event.input_shapes else ""
+        reported = f" {event.input_shapes}" if shapes and event.input_shapes else ""
         flags = " (label)" if event.is_user_annotation else ""
         flags += " (async)" if event.is_async else ""
-        lines.append("  " * depth + normal(event.name) + told + flags)
+        lines.append("  " * depth + normal(event.name) + reported + flags)
         for child in event.cpu_children:
             add(child, depth + 1)
 

@@ -48,10 +48,10 @@ def nvidia_smi():
     command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rows = csv.reader(printed.splitlines(), skipinitialspace=True)
-    return {row[0]: {field: told(text) for field, text in zip(FIELDS, row, strict=True)} for row in rows}
+    return {row[0]: {field: reported(text) for field, text in zip(FIELDS, row, strict=True)} for row in rows}
 
 
-def told(text):
+def reported(text):
     return None if text.startswith("[") or text == "N/A" else text
 
 

@@ -52,8 +52,8 @@ def _reports_of(item: pytest.Item) -> list[Any]:
     files = item.config.stash.setdefault(_FOUND, {})
     file = str(item.path)
     if file not in files:
-        wanted = [one for one in item.session.items if one.path == item.path and _is_marked(one)]
-        files[file] = _run(wanted, item.config)
+        requested = [one for one in item.session.items if one.path == item.path and _is_marked(one)]
+        files[file] = _run(requested, item.config)
     return files[file][item.nodeid]
 
 

@@ -41,9 +41,9 @@ def no_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording(**wanted: Any) -> Iterator[Recording]:
+def recording(**requested: Any) -> Iterator[Recording]:
     """A recording of calls, without operators."""
-    record = Recording(RecordingOptions(operators=False, frames=True, **wanted))
+    record = Recording(RecordingOptions(operators=False, frames=True, **requested))
     with no_collections():
         record.start()
         try:
@@ -52,10 +52,10 @@ def recording(**wanted: Any) -> Iterator[Recording]:
             record.stop()
 
 
-def recorded(program: Callable[[], object], **wanted: Any) -> Batch:
+def recorded(program: Callable[[], object], **requested: Any) -> Batch:
     """What a program called."""
     with no_collections():
-        record = Recording(RecordingOptions(operators=False, frames=True, **wanted))
+        record = Recording(RecordingOptions(operators=False, frames=True, **requested))
         record.start()
         program()
         record.stop()

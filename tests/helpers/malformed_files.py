@@ -249,10 +249,10 @@ def _values_changed(
         return b"".join(pieces), sum(map(count, pieces[:at]))
     texts = re.findall(rb'"(?:[^"\\]|\\.)*"|-?[\d.]+|\{\}|\[\]', pieces[at])
     if texts:
-        wanted = number.choice(texts)
+        requested = number.choice(texts)
         weird = number.choice(VALUES)
         new = number.choice(DEEP) if number.random() < 0.02 else json.dumps(weird)
-        pieces[at] = pieces[at].replace(wanted, new.encode("utf-8", "surrogatepass"), number.choice((1, 1, -1)))
+        pieces[at] = pieces[at].replace(requested, new.encode("utf-8", "surrogatepass"), number.choice((1, 1, -1)))
     return b"".join(pieces), sum(map(count, pieces[:at]))
 
 

@@ -72,12 +72,12 @@ def check_fields(event: dict[str, Any]) -> None:
 
 def check_metadata(events: list[dict[str, Any]]) -> None:
     """Each track has one name and one place; its process has a name."""
-    told = [(e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M"]
-    assert len(set(told)) == len(told), "metadata stands twice"
+    reported = [(e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M"]
+    assert len(set(reported)) == len(reported), "metadata stands twice"
     for pid, tid in {(e["pid"], e["tid"]) for e in events if e["ph"] not in "MC"}:
-        assert ("thread_name", pid, tid) in told, f"no thread_name for tid {tid}"
-        assert ("thread_sort_index", pid, tid) in told, f"no thread_sort_index for tid {tid}"
-        assert ("process_name", pid, 0) in told, f"no process_name for pid {pid}"
+        assert ("thread_name", pid, tid) in reported, f"no thread_name for tid {tid}"
+        assert ("thread_sort_index", pid, tid) in reported, f"no thread_sort_index for tid {tid}"
+        assert ("process_name", pid, 0) in reported, f"no process_name for pid {pid}"
 
 
 def slices_by_track(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -63,7 +63,7 @@ def train(model: torch.nn.Module) -> None:
     model(torch.ones(2, 8)).sum().backward()
 
 
-def told(prof: Any) -> list[dict[str, Any]]:
+def reported(prof: Any) -> list[dict[str, Any]]:
     """The collectives of a profile, as they began."""
     events, columns = prof.columns, prof.collectives
     batch = prof._batch()
@@ -84,7 +84,7 @@ def recorded(step: Callable[[], None], *, on: bool) -> list[dict[str, Any]]:
     with otp.profile() as prof:
         step()
     operators = sum(prof._batch().names[name].startswith("c10d::") for name in prof.columns["name"].tolist())
-    entries = told(prof)
+    entries = reported(prof)
     assert operators == len(entries), (operators, entries)  # each has an entry, and nothing else has
     return entries
 

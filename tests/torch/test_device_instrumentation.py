@@ -148,10 +148,10 @@ def test_steps_have_energy(simulated, nvml, monkeypatch):
 
 def test_gpu_metrics_come_with_a_meter_provider(simulated, nvml):
     """A meter provider gets the GPUs' metrics too, until the program is no longer instrumented, unless they are not wanted."""
-    for wanted, expected in ((None, 1), (False, 0)):
+    for requested, expected in ((None, 1), (False, 0)):
         reader = InMemoryMetricReader()
         provider = MeterProvider([reader], shutdown_on_exit=False)
-        otp.TorchInstrumentor().instrument(meter_provider=provider, detail="metrics", gpu_metrics=wanted)
+        otp.TorchInstrumentor().instrument(meter_provider=provider, detail="metrics", gpu_metrics=requested)
         try:
             assert len(points(reader, "hw.power")) == expected
         finally:

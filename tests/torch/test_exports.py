@@ -183,11 +183,11 @@ def test_a_small_memory_limit():
 
 
 @pytest.mark.parametrize(
-    "wanted", [["CPU_OP", "USER_ANNOTATION", "PYTHON_FUNCTION"], ["USER_ANNOTATION", "PYTHON_FUNCTION"]]
+    "requested", [["CPU_OP", "USER_ANNOTATION", "PYTHON_FUNCTION"], ["USER_ANNOTATION", "PYTHON_FUNCTION"]]
 )
-def test_torchs_labels_stay_on_their_thread(tmp_path, wanted):
+def test_torchs_labels_stay_on_their_thread(tmp_path, requested):
     """Beside calls, a label of torch's is a slice of its thread; the calls that begin it, and end before it, are asynchronous."""
-    with otp.profile(with_stack=True, activities=[{otp.ProfilerActivity.CPU: wanted}]) as prof:
+    with otp.profile(with_stack=True, activities=[{otp.ProfilerActivity.CPU: requested}]) as prof:
         torch.ones(2)
         for _ in range(2):
             with torch.profiler.record_function("torch's label"):
@@ -198,4 +198,4 @@ def test_torchs_labels_stay_on_their_thread(tmp_path, wanted):
         phases.setdefault(event["name"].rpartition(": ")[2], []).append(event["ph"])
     assert phases["torch's label"] == ["X", "X"]
     assert phases["__enter__"].count("b") == 2
-    assert ("aten::ones" in phases) == ("CPU_OP" in wanted)
+    assert ("aten::ones" in phases) == ("CPU_OP" in requested)

@@ -196,11 +196,11 @@ BODIES = [
 ALL = RecordingOptions(operators=True, inputs=True, overloads=True, modules=True)
 
 
-def recorded(body, wanted=ALL, **torchs_options):
+def recorded(body, requested=ALL, **torchs_options):
     """The body under both: our batch and torch's profile."""
     for _ in range(3):
         body()
-    recording = Recording(wanted)
+    recording = Recording(requested)
     with torchs(**torchs_options) as theirs:
         recording.start()
         run(body)
@@ -290,7 +290,7 @@ def test_call_stacks_of_torchscript():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "has"),
+    ("requested", "has"),
     [
         (RecordingOptions(operators=True), set()),
         (RecordingOptions(operators=True, inputs=True), {"input_shapes"}),
@@ -298,9 +298,9 @@ def test_call_stacks_of_torchscript():
         (RecordingOptions(operators=True, inputs=True, overloads=True), {"input_shapes", "overload_name"}),
     ],
 )
-def test_a_recording_has_what_it_asked_for_only(wanted, has):
+def test_a_recording_has_what_it_asked_for_only(requested, has):
     """What another one that runs at the same time wants to know is not shown."""
-    everything, own = Recording(ALL), Recording(wanted)
+    everything, own = Recording(ALL), Recording(requested)
     everything.start()
     own.start()
     torch.mul(X, X)

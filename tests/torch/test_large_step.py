@@ -74,9 +74,9 @@ def test_a_step_of_a_hundred_thousand_operators():
     assert sum(map(len, messages)) <= 4_000_000
     found = Counter()
     for span in spans:
-        told = attributes(span)
-        found[span.name] += told.get("torch.aggregated.count", 1)
-        found["collapsed"] += told.get("torch.collapsed.count", 0)
+        reported = attributes(span)
+        found[span.name] += reported.get("torch.aggregated.count", 1)
+        found["collapsed"] += reported.get("torch.collapsed.count", 0)
     collapsed = found.pop("collapsed")
     assert sum(found.values()) + collapsed == sum(whole.counts.values()) == attributes(root)["torch.recorded_spans"]
     assert all(count <= whole.counts[name] for name, count in found.items())

@@ -73,13 +73,13 @@ def test_peaks_are_what_torchs_trace_says(tmp_path):
     with otp.profile(profile_memory=True) as ours:
         train()
     events = exported(theirs, tmp_path, json.loads)
-    told = [(e["ts"], e["args"]["Total Allocated"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
-    _, total, size = min(told)
+    reported = [(e["ts"], e["args"]["Total Allocated"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
+    _, total, size = min(reported)
     before = total - size
     expected = []
     slices = [event for event in events if event.get("cat") == "cpu_op"]
     for op in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
-        inside = [t - before for ts, t, b in told if b > 0 and op["ts"] <= ts <= op["ts"] + op["dur"]]
+        inside = [t - before for ts, t, b in reported if b > 0 and op["ts"] <= ts <= op["ts"] + op["dur"]]
         expected.append((op["name"], max(inside, default=None)))
     before = in_use_before(ours)
     found = [
@@ -114,8 +114,8 @@ def test_the_counter_says_what_the_instants_say(tmp_path):
     with otp.profile(profile_memory=True) as prof:
         train()
     events = exported(prof, tmp_path, validate)
-    told = [(e["ts"], e["args"]["Total Allocated"]) for e in events if e["name"] == "[memory]"]
-    changes = told[:1] + [new for old, new in pairwise(told) if new[1] != old[1]]
+    reported = [(e["ts"], e["args"]["Total Allocated"]) for e in events if e["name"] == "[memory]"]
+    changes = reported[:1] + [new for old, new in pairwise(reported) if new[1] != old[1]]
     found = [(e["name"], e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
     assert found == [("CPU memory allocated", *sample) for sample in changes]
     assert len(found) > 50

@@ -148,15 +148,15 @@ def test_an_exception_in_a_compiled_model(hooks):
 def test_torch_does_not_warn_of_the_hooks(hooks):
     """Torch's warning that hooks are called twice for a compiled module is not shown: here they are one event."""
     compiled = compiled_module(Net())
-    shown = []
-    warnings.showwarning, show = lambda message, *_, **__: shown.append(str(message)), warnings.showwarning
+    displayed = []
+    warnings.showwarning, show = lambda message, *_, **__: displayed.append(str(message)), warnings.showwarning
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("default", append=True)
             compiled(X)
     finally:
         warnings.showwarning = show
-    assert not [message for message in shown if "hooks" in message]
+    assert not [message for message in displayed if "hooks" in message]
 
 
 def test_a_compiled_part(hooks):

@@ -139,10 +139,10 @@ def test_the_same_events(options):
 def test_the_experimental_configuration():
     """What torch's configuration hides but pickles is found: other threads and overloads are recorded."""
     config = _ExperimentalConfig(profile_all_threads=True, capture_overload_names=True)
-    wanted = otp.profile(experimental_config=config)._segments._options
-    assert (wanted.all_threads, wanted.overloads) == (True, True)
-    wanted = otp.profile(experimental_config=_ExperimentalConfig(verbose=True))._segments._options
-    assert (wanted.all_threads, wanted.overloads) == (False, False)
+    requested = otp.profile(experimental_config=config)._segments._options
+    assert (requested.all_threads, requested.overloads) == (True, True)
+    requested = otp.profile(experimental_config=_ExperimentalConfig(verbose=True))._segments._options
+    assert (requested.all_threads, requested.overloads) == (False, False)
 
 
 def test_trace_only():

@@ -47,7 +47,7 @@ def made(module, name):
     return module.schedule(**how) if isinstance(how, dict) else listed(*how)
 
 
-def told(profiler, schedule, **options):
+def reported(profiler, schedule, **options):
     """What the callback of a profile found, and what is there at the end."""
     found = []
 
@@ -69,7 +69,7 @@ def with_warnings(*arguments, **options):
     """The same, and what was warned of the schedule."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = told(*arguments, **options)
+        found = reported(*arguments, **options)
     texts = {str(warning.message) for warning in said}
     return found, {text for text in texts if text.startswith("Incorrect schedule")}
 
@@ -127,7 +127,7 @@ def test_events_of_earlier_cycles_go_with_a_warning(monkeypatch):
     for module in (otp, torch_profiler):
         schedule = module.schedule(wait=0, warmup=1, active=1)
         with pytest.warns(UserWarning, match="clears events") as said:
-            told(module.profile, schedule)
+            reported(module.profile, schedule)
         texts.append([str(warning.message) for warning in said])
     assert texts[0] == texts[1]
     assert len(texts[0]) == 1
@@ -135,7 +135,7 @@ def test_events_of_earlier_cycles_go_with_a_warning(monkeypatch):
 
 def test_the_trace_of_a_cycle(tmp_path):
     """The trace has each recorded step once, on the thread of the loop, with its operators inside, as torch's."""
-    shown = []
+    displayed = []
     for module in (otp, torch_profiler):
         schedule = module.schedule(wait=1, warmup=1, active=2, repeat=1)
         handler = module.tensorboard_trace_handler(str(tmp_path / module.__name__), "worker")
@@ -147,10 +147,10 @@ def test_the_trace_of_a_cycle(tmp_path):
         assert len(files) == 1
         events = [event for event in json.loads(files[0].read_text())["traceEvents"] if event["ph"] == "X"]
         named = [event for event in events if event["name"].startswith(("ProfilerStep", "aten::"))]
-        shown.append([(event["name"], event["cat"]) for event in sorted(named, key=lambda event: event["ts"])])
+        displayed.append([(event["name"], event["cat"]) for event in sorted(named, key=lambda event: event["ts"])])
         assert len({event["tid"] for event in named}) == 1
-    assert shown[0] == shown[1]
-    assert [name for name, _ in shown[0]] == ["ProfilerStep#2", "aten::neg", "ProfilerStep#3", "aten::neg"]
+    assert displayed[0] == displayed[1]
+    assert [name for name, _ in displayed[0]] == ["ProfilerStep#2", "aten::neg", "ProfilerStep#3", "aten::neg"]
 
 
 def test_nothing_is_registered_between_cycles():

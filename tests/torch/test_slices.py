@@ -37,7 +37,7 @@ class Streamed:
         self.slices += not batch.is_last
         return batch
 
-    def told(self) -> dict[Any, Any]:
+    def reported(self) -> dict[Any, Any]:
         """What is said of each span, by what it is in both."""
         spans = self.exporter.spans
         steps = [s for s in spans if s.name == "torch.step"]
@@ -112,10 +112,10 @@ def test_slices_tell_what_one_drain_tells():
     finally:
         sliced.stream.stop()
         whole.stream.stop()
-    told, expected = sliced.told(), whole.told()
-    assert told.keys() == expected.keys()
-    assert {key: told[key] for key in told if told[key] != expected[key]} == {
-        key: expected[key] for key in told if told[key] != expected[key]
+    reported, expected = sliced.reported(), whole.reported()
+    assert reported.keys() == expected.keys()
+    assert {key: reported[key] for key in reported if reported[key] != expected[key]} == {
+        key: expected[key] for key in reported if reported[key] != expected[key]
     }
     averages, expected = sliced.averages(), whole.averages()
     assert averages.keys() == expected.keys()

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(folder):
+def reported(folder):
     """By rank and step, the collectives."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in RANKS]
 
@@ -41,11 +41,11 @@ def numbered(entries):
     return [(e["group"], e["sequence_nr"], e["name"]) for e in entries if e["sequence_nr"] >= 0]
 
 
-def test_numbers_are_the_same_on_every_rank(told):
+def test_numbers_are_the_same_on_every_rank(reported):
     """Whoever records a step has the same numbers in it, whatever only some ranks sent or received before."""
     for step in range(STEPS):
         whole = [
-            [entry for entry in numbered(told[rank][step]) if entry[0] == "0"]
+            [entry for entry in numbered(reported[rank][step]) if entry[0] == "0"]
             for rank in RANKS
             if rank != LATE_RANK or step >= LATE_STEP
         ]
@@ -53,33 +53,33 @@ def test_numbers_are_the_same_on_every_rank(told):
         assert all(entries == whole[0] for entries in whole)
 
 
-def test_numbers_rise_and_none_comes_twice(told):
+def test_numbers_rise_and_none_comes_twice(reported):
     """Each collective of a group has a number of its own, and a later one a higher one."""
     for rank in RANKS:
-        numbers = [entry[1] for step in told[rank] for entry in numbered(step) if entry[0] == "0"]
+        numbers = [entry[1] for step in reported[rank] for entry in numbered(step) if entry[0] == "0"]
         assert numbers == sorted(set(numbers))
 
 
-def test_every_kind_is_there(told):
+def test_every_kind_is_there(reported):
     """A step has the collectives that the program has made, DistributedDataParallel's on autograd's thread among them."""
-    names = Counter(entry["name"] for entry in told[0][STEPS - 1])
+    names = Counter(entry["name"] for entry in reported[0][STEPS - 1])
     expected = ["broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "scatter", "gather", "send"]
     assert names == {**dict.fromkeys(expected, 1), "all_reduce": 4, "barrier": 2}
 
 
-def test_a_sub_group_has_numbers_and_ranks_of_its_own(told):
+def test_a_sub_group_has_numbers_and_ranks_of_its_own(reported):
     """Its members agree on its numbers, and know which ranks of the world they are."""
-    of_pair = {rank: [e for e in told[rank][LATE_STEP] if e["group"] != "0"] for rank in RANKS}
+    of_pair = {rank: [e for e in reported[rank][LATE_STEP] if e["group"] != "0"] for rank in RANKS}
     assert [len(entries) for entries in of_pair.values()] == [0, 1, 0, 1]
     (one,), (other,) = of_pair[1], of_pair[LATE_RANK]
     assert (one["sequence_nr"], one["group"]) == (other["sequence_nr"], other["group"])
     assert (one["ranks"], one["group_size"], one["rank"], other["rank"]) == (f"1,{LATE_RANK}", 2, 0, 1)
 
 
-def test_info_of_a_collective(told):
+def test_info_of_a_collective(reported):
     """Bytes, types, the operation that reduces, the root and the peer are those of the call."""
     by_name = {}
-    for entry in told[1][0]:
+    for entry in reported[1][0]:
         by_name.setdefault(entry["name"], entry)
     keys = ("bytes_in", "bytes_out", "dtype", "reduce_op", "root", "peer", "tag", "flags", "backend")
     assert {name: tuple(by_name[name][key] for key in keys) for name in ("all_reduce", "broadcast", "all_gather")} == {
@@ -89,7 +89,7 @@ def test_info_of_a_collective(told):
     }
     assert tuple(by_name["recv"][key] for key in keys) == (0, 12, "float", "", -1, 0, 5, 1, "gloo")
     assert tuple(by_name["barrier"][key] for key in keys) == (0, 0, "", "", -1, -1, -1, 0, "gloo")
-    assert [entry["flags"] for entry in told[1][0] if entry["dtype"] == "double"] == [2]
+    assert [entry["flags"] for entry in reported[1][0] if entry["dtype"] == "double"] == [2]
 
 
 def what(step, span):

@@ -65,8 +65,8 @@ def slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def names_by_track(events: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The names of the slices of each track, as they begin, by the name of the track."""
-    told = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    return {told[tid]: [e["name"] for e in track] for (_, tid), track in slices_by_track(events).items()}
+    reported = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    return {reported[tid]: [e["name"] for e in track] for (_, tid), track in slices_by_track(events).items()}
 
 
 def metadata(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

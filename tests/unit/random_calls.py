@@ -179,8 +179,8 @@ class Program:
             what = "c"
         if what == "return" and number == 0:  # it has to see to the end of what is in the slots
             what = "c"
-        wanted = {"call": FUNCTION, "keyed": FUNCTION, "delegate": sort}.get(what)
-        callee = 0 if wanted is None else self._callee(number, wanted, step.choice)
+        requested = {"call": FUNCTION, "keyed": FUNCTION, "delegate": sort}.get(what)
+        callee = 0 if requested is None else self._callee(number, requested, step.choice)
         if callee is None:
             what, callee = "c", 0
         texts = {

@@ -217,9 +217,9 @@ def test_a_thread_without_a_name_has_none():
 def test_memory_of_events():
     """Bytes allocated and freed, apart for the CPU and devices, with those of children; nothing where there are none."""
     size, event, device = [64, -32, 1 << 40, -8, 5], [2, 2, 2, 1, 0], [0, 0, 1, 1, 0]
-    told = {"time": [1] * 5, "bytes": size, "event": event, "device_type": device}
+    reported = {"time": [1] * 5, "bytes": size, "event": event, "device_type": device}
     rest = ("address", "total_allocated", "total_reserved", "thread", "device_index", "flags")
-    memory = {**told, **{name: [0] * 5 for name in rest}}
+    memory = {**reported, **{name: [0] * 5 for name in rest}}
     columns = {"start": [0, 1, 2], "end": [9, 8, 3], "parent": [-1, 0, 1]}
     found = attributes(Batch.of(columns, [""], memory=memory))
     keys = [f"torch.{device}memory.{way}" for device in ("", "device.") for way in ("allocated", "released")]
@@ -253,7 +253,7 @@ def test_no_recorded_inputs_at_all():
     assert "torch.op.input_shapes" not in attributes(batch)[1]
 
 
-def shown(words):
+def displayed(words):
     """The attribute of an event with these inputs."""
     batch = Batch.of({"start": [1], "end": [2], "inputs": [0]}, ["", "op"], inputs=inputs_array(words))
     return attributes(batch)[1]["torch.op.input_shapes"]
@@ -273,14 +273,14 @@ def test_input_shapes_read_as_torch_prints_them():
         torch.cat([matrix, scalar.expand(1, 3)])
     theirs = {event.name: str(event.input_shapes) for event in profile.function_events}
     tensor = [TENSOR | FLOAT | 2 << 32, 2, 3]
-    assert shown([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
-    assert shown([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
+    assert displayed([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
+    assert displayed([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
 
 
 def test_what_follows_a_list_of_tensors_is_found():
     """The tensors of a list are skipped with all their dimensions."""
     tensor = [TENSOR | FLOAT | 1 << 32, 4]
-    assert shown([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
+    assert displayed([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
 
 
 def test_an_empty_batch_has_roots_only():

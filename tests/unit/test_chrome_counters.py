@@ -15,8 +15,8 @@ THREADS = (Thread(11, 1, 1, "one"), Thread(12, 2, 2, "two"))
 
 def counters(pid=7, **columns):
     count = len(columns["time"])
-    told = {c.name: columns.get(c.name, np.zeros(count, dtype=c.dtype)) for c in MEMORY_COLUMNS}
-    batch = Batch.of({"start": [], "end": []}, [""], THREADS, memory=told)
+    reported = {c.name: columns.get(c.name, np.zeros(count, dtype=c.dtype)) for c in MEMORY_COLUMNS}
+    batch = Batch.of({"start": [], "end": []}, [""], THREADS, memory=reported)
     parsed = validate(b"".join(chrome.encode(batch, base_ns=0, pid=pid)))
     return [event for event in parsed["traceEvents"] if event["ph"] == "C"]
 
@@ -65,11 +65,11 @@ def test_none_without_memory():
 def test_many_come_in_pieces():
     """A quarter of a million records have at most the bounded number of samples, in pieces of about a MiB, with the peak."""
     count = 250_000
-    told = {c.name: np.zeros(count, dtype=c.dtype) for c in MEMORY_COLUMNS}
+    reported = {c.name: np.zeros(count, dtype=c.dtype) for c in MEMORY_COLUMNS}
     total = np.arange(count) * 7919 % 10_007
     total[123_457] = 1 << 40
-    told |= {"time": np.arange(count) * 1000, "total_allocated": total}
-    pieces = list(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=told), base_ns=0))
+    reported |= {"time": np.arange(count) * 1000, "total_allocated": total}
+    pieces = list(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=reported), base_ns=0))
     assert max(map(len, pieces)) < (1 << 20) + 4096
     found = [event for event in validate(b"".join(pieces))["traceEvents"] if event["ph"] == "C"]
     assert MOST_SAMPLES // 2 < len(found) <= MOST_SAMPLES

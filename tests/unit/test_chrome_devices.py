@@ -80,8 +80,8 @@ def test_each_stream_and_device_has_a_track():
         (1, 0): "stream 0",
         (1, 20): "stream 20",
     }
-    told = {e["args"]["External id"]: (e["pid"], e["tid"]) for e in device_slices(events)}
-    assert told == {1: (1, 20), 2: (1, 0), 3: (0, 20)}
+    reported = {e["args"]["External id"]: (e["pid"], e["tid"]) for e in device_slices(events)}
+    assert reported == {1: (1, 20), 2: (1, 0), 3: (0, 20)}
 
 
 def test_ids_that_are_taken():
@@ -124,10 +124,10 @@ def test_arrows_are_numbered_behind_those_to_backward():
 def test_the_base_is_before_events_that_are_not_shown():
     """Times count from before the first launch, also where the event that launched is left out of the trace."""
     batch = batch_of([(0, 9), (2 * WEEK_NS, 3 * WEEK_NS)], [Pair(1, 5, 5)])
-    shown = displayed_events(
+    displayed = displayed_events(
         replace(batch, columns={**batch.columns, "scope": np.array([0, 7], dtype=np.uint8)}), LABELS
     )
-    (event,) = device_slices(trace_of(shown, devices_of=batch))
+    (event,) = device_slices(trace_of(displayed, devices_of=batch))
     assert event["ts"] == Decimal("0.005")
 
 

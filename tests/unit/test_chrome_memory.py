@@ -38,7 +38,7 @@ def instants(parsed):
 
 def test_fields():
     """Each record is an instant of its thread with Kineto's arguments; a failure has another name and no address."""
-    told = memory(
+    reported = memory(
         2,
         time=[1500, 2500],
         bytes=[64, 1 << 60],
@@ -50,7 +50,7 @@ def test_fields():
         device_index=[-1, 3],
         flags=[0, 1],
     )
-    batch = Batch.of({"start": [1000], "end": [3000], "name": [1]}, ["", "op"], THREADS, memory=told)
+    batch = Batch.of({"start": [1000], "end": [3000], "name": [1]}, ["", "op"], THREADS, memory=reported)
     first, second = instants(trace(batch))
     assert (first["name"], first["cat"], first["s"], first["tid"], str(first["ts"])) == (
         "[memory]",
@@ -83,8 +83,8 @@ def test_fields():
 
 def test_memory_alone():
     """A batch without events writes its memory, counted from its first moment's week."""
-    told = memory(1, time=[8 * 24 * 3600 * 10**9])
-    parsed = validate(b"".join(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=told))))
+    reported = memory(1, time=[8 * 24 * 3600 * 10**9])
+    parsed = validate(b"".join(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=reported))))
     assert parsed["baseTimeNanoseconds"] == 7 * 24 * 3600 * 10**9
     assert len(instants(parsed)) == 1
 
@@ -92,8 +92,8 @@ def test_memory_alone():
 def test_many_come_in_pieces():
     """A hundred thousand records are written in pieces of about a MiB, all of them, in their order."""
     count = 100_000
-    told = memory(count, time=np.arange(count) * 1000)
-    pieces = list(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=told), base_ns=0))
+    reported = memory(count, time=np.arange(count) * 1000)
+    pieces = list(chrome.encode(Batch.of({"start": [], "end": []}, [""], THREADS, memory=reported), base_ns=0))
     assert max(map(len, pieces)) < (1 << 20) + 4096
     assert len(pieces) > 10
     found = instants(validate(b"".join(pieces)))

@@ -267,8 +267,8 @@ def test_what_was_lost_is_told_again():
     lost = list(encoder.encode([span("lost", 5, 6), span("too", 5, 6, resource=Resource({}))], begin=False))
     encoder.report_again()
     again = list(encoder.encode([span("kept", 7, 8)], begin=False))
-    told = [piece.decode().count(word) for piece in (*lost, *again) for word in ("thread_name", "process_labels")]
-    assert told == [1, 1, 2, 1]
+    reported = [piece.decode().count(word) for piece in (*lost, *again) for word in ("thread_name", "process_labels")]
+    assert reported == [1, 1, 2, 1]
 
 
 @given(st.lists(st.floats(allow_nan=False) | st.integers(-(10**17), 10**17).map(lambda ns: ns / 1e9), min_size=1))

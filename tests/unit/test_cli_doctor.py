@@ -137,10 +137,10 @@ def test_exporters_and_instrumentations(capsys, monkeypatch, tmp_path):
     status, found, _ = doctor(capsys)
     assert status == 1
     assert "receiver" not in found
-    told = problems(found)
-    assert "create the folder first" in told[0]
-    assert "names 'nonsense', which no installed package has" in told[1]
-    assert "leaves torch out" in told[2]
+    reported = problems(found)
+    assert "create the folder first" in reported[0]
+    assert "names 'nonsense', which no installed package has" in reported[1]
+    assert "leaves torch out" in reported[2]
 
 
 class Torch:

@@ -206,12 +206,12 @@ def test_progress_on_a_terminal():
 
 def test_progress_in_a_log():
     """Elsewhere lines come more and more seldom, and a stream that is closed ends it quietly."""
-    now, log, told = [0.0], io.StringIO(), []
-    progress = Progress(lambda: told.append(now[0]) or "so far", log, lambda: now[0])
+    now, log, reported = [0.0], io.StringIO(), []
+    progress = Progress(lambda: reported.append(now[0]) or "so far", log, lambda: now[0])
     for now[0] in map(float, range(4_000)):
         progress.report_if_due()
-    assert told == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
-    assert log.getvalue() == "so far\n" * len(told)
+    assert reported == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
+    assert log.getvalue() == "so far\n" * len(reported)
     log.close()
     now[0] += 1_000
     progress.report_if_due()

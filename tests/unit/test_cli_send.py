@@ -175,13 +175,13 @@ def test_refused_and_rejected(tmp_path, capsys):
         with GrpcReceiver(turns=[turn]) as receiver:
             arguments = ("--max-request-bytes", 1, "--headers", "x=secret-token", tmp_path / "a.otlp")
             assert send(receiver, *arguments) == (turn is not None)
-            shown = capsys.readouterr().err
-            assert re.search(counts, shown)
-            assert "secret" not in shown
+            displayed = capsys.readouterr().err
+            assert re.search(counts, displayed)
+            assert "secret" not in displayed
     with HttpReceiver(turns=[status(200, body=partial_success(1, "too old"))]) as receiver:
         assert send(receiver, tmp_path / "a.otlp") == 1
-    assert "1 spans sent" in (shown := capsys.readouterr().err)
-    assert "1 rejected" in shown
+    assert "1 spans sent" in (displayed := capsys.readouterr().err)
+    assert "1 rejected" in displayed
 
 
 def test_too_large_for_the_receiver(tmp_path):

@@ -17,7 +17,7 @@ class Library:
     """Tells of collectives what a test says, once."""
 
     def __init__(self):
-        self.told = []
+        self.reported = []
         self.lost = 0
         self.ended = False
 
@@ -25,8 +25,8 @@ class Library:
         return self
 
     def take(self):
-        told, self.told = ([] if self.ended else self.told), []
-        rows = {c.name: [entry.get(c.name, 0) for entry in told] for c in COLLECTIVE_COLUMNS}
+        reported, self.reported = ([] if self.ended else self.reported), []
+        rows = {c.name: [entry.get(c.name, 0) for entry in reported] for c in COLLECTIVE_COLUMNS}
         return {c.name: np.array(rows[c.name], dtype=c.dtype) for c in COLLECTIVE_COLUMNS}
 
     def stop(self):
@@ -61,7 +61,7 @@ def test_an_open_collective_is_told_with_each_drain_until_it_has_ended(library, 
     """Its children may come in any of them; after its end it is told no more."""
     source = started(library)
     event = recorder.id_of("c10d::barrier")
-    library.told = [{"event": event}]
+    library.reported = [{"event": event}]
     assert drained(source, recorder, Event("c10d::barrier", 1)) == [event]
     assert drained(source, recorder, Event("c10d::barrier", 1)) == [event]
     assert drained(source, recorder, Event("c10d::barrier", 1, 9)) == [event]
@@ -72,7 +72,7 @@ def test_what_is_told_before_its_event_waits_for_it(library, recorder):
     """Also over the stop, and where a name of it is younger than the copy of the names."""
     source = started(library)
     event = recorder.id_of("c10d::barrier")
-    library.told = [{"event": event, "group": 2}]
+    library.reported = [{"event": event, "group": 2}]
     assert drained(source, recorder, Event("mm", 1, 2)) == []
     assert drained(source, recorder) == []
     source.stop()
@@ -84,7 +84,7 @@ def test_what_is_told_before_its_event_waits_for_it(library, recorder):
 def test_only_operators_of_c10d_are_collectives(library, recorder):
     """Where torch did not record the operator itself, what was found open is the event around it."""
     source = started(library)
-    library.told = [{"event": recorder.id_of(name)} for name in ("my label", "open label")]
+    library.reported = [{"event": recorder.id_of(name)} for name in ("my label", "open label")]
     assert drained(source, recorder, Event("my label", 1, 9), Event("open label", 2)) == []
 
 
@@ -93,7 +93,7 @@ def test_what_there_was_no_room_for_is_counted(library, recorder, monkeypatch):
     monkeypatch.setattr(collective_source, "MOST", 2)
     source = started(library)
     assert source.notes() == []
-    library.lost, library.told = 3, [{"event": 1000 + number} for number in range(5)]
+    library.lost, library.reported = 3, [{"event": 1000 + number} for number in range(5)]
     drained(source, recorder, Event("mm", 1, 2))
     assert source.notes()[0].startswith("collectives without group, number and size: 6;")
 

@@ -163,8 +163,8 @@ def test_steps_are_shown_once(tmp_path):
         prof, _ = looped(2, **arguments)
         prof.export_chrome_trace(tmp_path / "trace.json")
         events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        shown = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
-        return shown, [event.name for event in prof.events() if event.name.startswith("ProfilerStep")]
+        displayed = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+        return displayed, [event.name for event in prof.events() if event.name.startswith("ProfilerStep")]
 
     steps = ["ProfilerStep#0", "ProfilerStep#1"]
     assert slices(schedule=otp.schedule(wait=0, warmup=1, active=1, repeat=1)) == (steps[1:], ["ProfilerStep*"])

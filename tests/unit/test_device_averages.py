@@ -88,8 +88,8 @@ def service() -> Service:
 def placed(service, *events, pairs=()):
     """One drain, with pairs of (name, stream, duration)."""
     batch = service.recorder.drain(*events)
-    told = [(service.recorder.id_of(name), stream, duration) for name, stream, duration in pairs]
-    return service.trees.place(replace(batch, devices=devices(*told) if told else None))
+    reported = [(service.recorder.id_of(name), stream, duration) for name, stream, duration in pairs]
+    return service.trees.place(replace(batch, devices=devices(*reported) if reported else None))
 
 
 def times(found):

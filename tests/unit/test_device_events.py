@@ -145,11 +145,11 @@ def test_no_time_is_lost_or_counted_twice(batch):
     assert [event.device_time_total for event in found] == [below(event) for event in found]
     if times is None:
         return
-    shown = {event.id for event in found if not event.is_async}
+    displayed = {event.id for event in found if not event.is_async}
     kept = 0
     for row, own in enumerate(times.own.tolist()):
         above = row
-        while above >= 0 and batch["id"][above] not in shown:
+        while above >= 0 and batch["id"][above] not in displayed:
             above = batch["parent"][above]
         kept += own if above >= 0 else 0
     assert sum(event.self_device_time_total for event in found) * US == kept

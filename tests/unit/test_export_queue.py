@@ -130,13 +130,13 @@ def test_the_exporters_timeout(made):
 
     class Told(Exporter):
         def export(self, spans, timeout_millis=None):
-            self.told = timeout_millis
+            self.reported = timeout_millis
             return super().export(spans)
 
     queue = made(Told(), export_timeout_millis=1234)
     queue.put(["a"], 1)
     assert queue.force_flush(in_time())
-    assert queue.exporter.told == 1234
+    assert queue.exporter.reported == 1234
 
 
 def test_what_waits_is_counted(made):
@@ -291,15 +291,15 @@ def test_shutdown_of_an_unused_queue(made):
 def test_shutdown_keeps_its_deadline(made, caplog):
     """At the deadline all spans are counted as dropped, also those with an exporter that hangs, whatever it answers later."""
     exporter = Exporter()
-    told = threading.Event()
-    exporter.shutdown = lambda: (exporter.calls.append("shutdown"), told.set())
+    reported = threading.Event()
+    exporter.shutdown = lambda: (exporter.calls.append("shutdown"), reported.set())
     queue = made(exporter, max_export_batch_size=1)
     exporter.held()
     queue.put(["busy", "cut off"], 2)
     assert exporter.began.wait(LONG)
     queue.put(["a", "b"], 1)
     assert not queue.shutdown(soon())
-    assert told.wait(LONG)
+    assert reported.wait(LONG)
     assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_response": 1})
     assert (
         "4 waiting spans were dropped: the shutdown's time was over (1 of them were sent and had no response"

@@ -125,7 +125,7 @@ def test_protocol():
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "reported"),
     [
         (otlp(protocol="http/json"), "'http/json' is ignored: allowed are 'grpc' and 'http/protobuf'"),
         (otlp(endpoint="http://user:secret@host:port/?key=secret"), "'http://***@host:port/?***' is ignored"),
@@ -141,11 +141,11 @@ def test_protocol():
     ],
     ids=str,
 )
-def test_a_bad_variable(environ, told, caplog):
+def test_a_bad_variable(environ, reported, caplog):
     """It is warned of once, without what may be secret, and everything is as if it were not set."""
     settings = [Settings.from_environment(environ) for _ in range(3)]
     assert len(caplog.messages) == 1
-    assert told in caplog.text
+    assert reported in caplog.text
     assert next(iter(environ)) in caplog.text
     assert "secret" not in caplog.text
     kept = {name: value for name, value in environ.items() if name.endswith("ENDPOINT") and len(environ) > 1}
@@ -167,7 +167,7 @@ def test_a_key_without_certificate(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("keywords", "told"),
+    ("keywords", "reported"),
     [
         ({"protocol": "http"}, "protocol is 'http'; allowed are 'grpc' and 'http/protobuf'"),
         ({"endpoint": "http://user:secret@"}, "endpoint is 'http://***@'; allowed is http://host:port, "),
@@ -187,11 +187,11 @@ def test_a_key_without_certificate(tmp_path, caplog):
     ],
     ids=str,
 )
-def test_a_bad_keyword(keywords, told):
+def test_a_bad_keyword(keywords, reported):
     """It raises with its name, its value unless that may be secret, and what is allowed."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the texts are what is tested)
         Settings.from_environment({}, **keywords)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -246,10 +246,10 @@ def test_nothing_secret_is_shown():
     """Neither repr nor str has a header's value, a password or what stands in the query; text from outside is cleaned."""
     url = "https://user:password@host/v1/traces?token=query"
     settings = Settings.from_environment(HTTP, endpoint=url, headers={"authorization": "Bearer token-1", "x": "no"})
-    shown = f"{settings!r} {settings} {settings.displayed_endpoint}"
-    assert "https://***@host/v1/traces?***" in shown
-    assert "authorization" in shown
-    assert not [secret for secret in ("password", "query", "token-1") if secret in shown]
+    displayed = f"{settings!r} {settings} {settings.displayed_endpoint}"
+    assert "https://***@host/v1/traces?***" in displayed
+    assert "authorization" in displayed
+    assert not [secret for secret in ("password", "query", "token-1") if secret in displayed]
     assert settings.redacted("no: token-1 is not known") == "no: *** is not known"
 
 

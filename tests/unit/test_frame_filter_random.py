@@ -46,10 +46,12 @@ def _filtered(calls, *, included, excluded, max_depth, c_functions, modules_only
     for call in calls:
         del enclosing[call.depth :]
         is_c = call.name.startswith("<")
-        wanted = enclosing[-1][0] if is_c else _is_wanted(_part_of(call.name), included, excluded)
+        requested = enclosing[-1][0] if is_c else _is_wanted(_part_of(call.name), included, excluded)
         depth = sum(is_kept for _, is_kept in enclosing)
-        is_kept = wanted and not modules_only and (c_functions or not is_c) and (max_depth is None or depth < max_depth)
-        enclosing.append((wanted, is_kept))
+        is_kept = (
+            requested and not modules_only and (c_functions or not is_c) and (max_depth is None or depth < max_depth)
+        )
+        enclosing.append((requested, is_kept))
         if is_kept:
             kept.append((depth, call.name, call.error is not None))
     return kept

@@ -13,7 +13,7 @@ from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.frame_spans import shown, with_plain_names
+from otel_torchprof._spans.frame_spans import displayed, with_plain_names
 
 NAMES = [
     "",
@@ -42,7 +42,7 @@ def batch_of(*rows, info=INFO_FIELDS, threads=(), **columns):
 
 def spans_of(batch, detail):
     """Name and attributes of each span below the root."""
-    events, callers = shown(batch, detail)
+    events, callers = displayed(batch, detail)
     ids = itertools.count(1)
     table = recorded_table(events, start=0, end=100, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
     table = add_attributes(with_plain_names(table, events), events, callers=callers)

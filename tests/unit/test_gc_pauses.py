@@ -87,11 +87,11 @@ def test_where_they_happen():
 
 def test_automatic_ones():
     """Collections that the interpreter begins by itself are there, each with its own generation."""
-    told = []
+    reported = []
 
     def callback(phase, info):
         if phase == "stop":
-            told.append(info["generation"])
+            reported.append(info["generation"])
 
     def program():
         gc.callbacks.append(callback)
@@ -102,8 +102,8 @@ def test_automatic_ones():
         return kept
 
     batch = recorded(program)
-    assert len(told) > 1
-    assert [collection_generation(name) for name in pauses(batch)] == told
+    assert len(reported) > 1
+    assert [collection_generation(name) for name in pauses(batch)] == reported
 
 
 def test_only_where_calls_are_wanted():
@@ -222,10 +222,10 @@ def test_a_recording_that_another_thread_ends_in_a_collection():
 
 def test_what_others_do_to_the_list():
     """Callbacks of others stay, and one who empties the list loses the pauses and nothing else."""
-    told = []
+    reported = []
 
     def others(phase, _info):
-        told.append(phase)
+        reported.append(phase)
 
     gc.callbacks.append(others)
     try:
@@ -238,7 +238,7 @@ def test_what_others_do_to_the_list():
     finally:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(others)
-    assert told == ["start", "stop"]
+    assert reported == ["start", "stop"]
     assert python_sources.on_collection(3, {}) is python_sources.on_collection() is None
     with recording() as record:
         python_sources.on_collection("start", {})

@@ -147,15 +147,15 @@ def test_one_collection_is_one_pass(nvml, collector, watch):
 )
 def test_which_cards_are_watched(nvml, collector, watch, monkeypatch, choice):
     """Those that CUDA shows, unless the keyword or else the variable asks for all; none where the package is off."""
-    variables, options, shown = choice
+    variables, options, displayed = choice
     nvml.read("two_cards")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     metrics = watch(**options)
-    assert sorted({key[1] for key in collector.series()}) == shown
-    assert len(metrics.health.devices) == len(shown)
+    assert sorted({key[1] for key in collector.series()}) == displayed
+    assert len(metrics.health.devices) == len(displayed)
     state = metrics.health.sources["nvml"]
-    assert state == "on" if shown else state.startswith("off: ") and len(state) > len("off: ")
+    assert state == "on" if displayed else state.startswith("off: ") and len(state) > len("off: ")
 
 
 def test_bad_values_are_told(monkeypatch, caplog):

@@ -202,5 +202,5 @@ def test_remote_parents_are_not_remembered():
         label("work")
         otel_context.detach(token)
     assert [(average.key, average.count) for average in processor.key_averages()] == [("work", 9)]
-    assert processor._inside == {}
+    assert processor._child_times == {}
     provider.shutdown()

@@ -158,9 +158,9 @@ def test_never_done_is_unfinished(prof):
     assert rows(prof)["call"]["flags"] == 2
 
 
-def recorded(wanted):
+def recorded(requested):
     """Labels with arguments, under a recording."""
-    recording = Recording(wanted)
+    recording = Recording(requested)
     recording.start()
     for args in ('an "argument"', "", None, "\ud800"):
         with otp.record_function("label", args):

@@ -213,8 +213,8 @@ def test_remembered_forward_operators_are_bounded(service):
     many["start"] = many["end"] = np.arange(rows)
     service.steps.begin(0)
     placed = service.trees.place(type(batch)(many, batch.names, batch.threads))
-    wanted = np.ones(rows, dtype=bool)
-    service.flows.links(placed, wanted, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
+    requested = np.ones(rows, dtype=bool)
+    service.flows.links(placed, requested, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
     assert len(service.flows._numbered.row) == REMEMBERED
     assert service.flows._numbered.number.min() == REMEMBERED + 500
 

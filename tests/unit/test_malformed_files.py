@@ -240,8 +240,8 @@ def test_a_command_that_can_be_pasted(tmp_path, capsys, caplog):
     said = capsys.readouterr().err
     assert_printable(said, caplog.text)
     command = said.partition("continue with: ")[2].partition("\n")[0]
-    shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
-    assert shown.decode().split("\0")[:-1] == ["otel-torchprof", "send", "--from", "0", *paths]
+    displayed = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+    assert displayed.decode().split("\0")[:-1] == ["otel-torchprof", "send", "--from", "0", *paths]
     assert shlex.quote(paths[0]) in command
 
 

@@ -67,8 +67,8 @@ def test_not_told():
     plain = Batch.of({"start": [0], "end": [1], "name": [1]}, ["", "op"])
     assert peaks_of_rows(plain, CPU_TYPES) is None
     assert peaks_of_view(torch_view(plain), places_of(torch_view(plain))) is None
-    told = batch_of(NESTED, [record(6, 10, 3, -1), record(7, 10, 3, 5, device=CUDA, index=0)])
-    assert peaks_of_rows(told, CPU_TYPES) is None
+    reported = batch_of(NESTED, [record(6, 10, 3, -1), record(7, 10, 3, 5, device=CUDA, index=0)])
+    assert peaks_of_rows(reported, CPU_TYPES) is None
     assert peaks_of_rows(batch_of(NESTED, [record(6, 10, 3, 5)]), DEVICE_TYPES) is None
 
 

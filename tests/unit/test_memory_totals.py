@@ -17,8 +17,8 @@ CPU, CUDA = 0, 1
 def totals(most=MOST_SAMPLES, **columns):
     """{(device type, index, quantity): [(time, bytes)]} of records whose other columns are 0."""
     count = len(columns["time"])
-    told = {c.name: columns.get(c.name, [0] * count) for c in MEMORY_COLUMNS}
-    memory = Batch.of({"start": []}, [""], memory=told).memory
+    reported = {c.name: columns.get(c.name, [0] * count) for c in MEMORY_COLUMNS}
+    memory = Batch.of({"start": []}, [""], memory=reported).memory
     found = list(totals_over_time(memory, most))
     assert all(total.time.dtype == total.bytes.dtype == np.int64 for total in found)
     return {

@@ -109,8 +109,8 @@ def test_backward_of_a_convolution(mask, passes):
     """As many operations as forwards for each gradient that is wanted; that of the bias is none."""
     sizes = tensor(2, 3, 4, 4), tensor(2, 5, 6, 6), tensor(3, 5, 3, 3)
     rest = numbers(3), numbers(1, 1), numbers(0, 0), numbers(1, 1), flag(0), numbers(0, 0), integer(1)
-    wanted = [7 | 3 << 32, *(word for bit in mask for word in flag(bit))]
-    assert flops("aten::convolution_backward", *sizes, *rest, wanted) == passes * 2 * 2 * 16 * prod((3, 5, 3, 3))
+    requested = [7 | 3 << 32, *(word for bit in mask for word in flag(bit))]
+    assert flops("aten::convolution_backward", *sizes, *rest, requested) == passes * 2 * 2 * 16 * prod((3, 5, 3, 3))
 
 
 @given(st.tuples(*[SIZES] * 6))

@@ -93,14 +93,14 @@ def test_lists_have_no_modules(rows):
 
     alone = torch_view(batch([(Kind.OPERATOR, 1, -1, False)] * len(rows)), modules=True)
     assert len(alone) == len(rows)
-    shown = view.rows.tolist()
-    assert all(rows[row][0] != Kind.MODULE for row in shown)
-    duplicates = {row for row, (kind, *_) in enumerate(rows) if kind != Kind.MODULE} - set(shown)
-    for at, row in enumerate(shown):
+    displayed = view.rows.tolist()
+    assert all(rows[row][0] != Kind.MODULE for row in displayed)
+    duplicates = {row for row, (kind, *_) in enumerate(rows) if kind != Kind.MODULE} - set(displayed)
+    for at, row in enumerate(displayed):
         expected = above(row)
         while expected in duplicates:
             expected = above(expected)
-        assert (shown[view.parent[at]] if view.parent[at] >= 0 else -1) == expected
+        assert (displayed[view.parent[at]] if view.parent[at] >= 0 else -1) == expected
     assert len(torch_view(tree, modules=True)) >= len(view)
 
 

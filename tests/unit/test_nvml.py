@@ -302,7 +302,7 @@ SPLIT = (
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "displayed"),
     [
         (None, "GPU-aa1 GPU-aa2 GPU-bb"),
         ("", ""),
@@ -328,15 +328,15 @@ SPLIT = (
         ("gpu-bb", ""),
     ],
 )
-def test_cuda_visible_devices(text, shown):
+def test_cuda_visible_devices(text, displayed):
     """Numbers, UUIDs and their beginnings, no or bad entries and double ones choose the cards that CUDA would."""
     found = visible(LIKE, text, None)
-    assert " ".join(gpu.uuid for gpu in found.gpus) == shown
+    assert " ".join(gpu.uuid for gpu in found.gpus) == displayed
     assert bool(found.reason) == (text is not None)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "displayed"),
     [
         ("MIG-c2", "MIG-c2"),
         ("MIG-c2,MIG-c1", "MIG-c2"),
@@ -347,9 +347,9 @@ def test_cuda_visible_devices(text, shown):
         ("GPU-bb", "GPU-bb"),
     ],
 )
-def test_cuda_visible_mig_devices(text, shown):
+def test_cuda_visible_mig_devices(text, displayed):
     """A MIG device is named by its UUID or by its place, and CUDA shows one of them."""
-    assert " ".join(gpu.uuid for gpu in visible(SPLIT, text, "PCI_BUS_ID").gpus) == shown
+    assert " ".join(gpu.uuid for gpu in visible(SPLIT, text, "PCI_BUS_ID").gpus) == displayed
 
 
 def test_numbers_of_unlike_cards_need_the_order_of_the_bus():

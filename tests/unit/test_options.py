@@ -163,14 +163,14 @@ def test_a_pause():
 def test_a_filter_of_the_cpus_events(tmp_path):
     """A filter of the CPU's group leaves events out of the trace; the list of events has all, as torch's."""
 
-    def shown(types):
+    def displayed(types):
         prof = recorded(activities=[{CPU: types}])
         prof.export_chrome_trace(tmp_path / "trace.json")
         events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
         return len(prof.events()), [event["name"] for event in events if event["ph"] == "X"]
 
-    assert shown(["USER_ANNOTATION"]) == (2, ["outer", "inner"])
-    assert shown(["CPU_OP"]) == shown([]) == (2, [])
+    assert displayed(["USER_ANNOTATION"]) == (2, ["outer", "inner"])
+    assert displayed(["CPU_OP"]) == displayed([]) == (2, [])
 
 
 def config(**settings):

@@ -15,7 +15,7 @@ from trace_group_tables import (
     attribute,
     attributes_of,
     cut,
-    shown,
+    displayed,
     trace_group,
     trace_group_of,
 )
@@ -56,9 +56,9 @@ def test_a_run_of_short_siblings_becomes_one_span():
         error=np.zeros(6, np.uint8),
     )
     found, done = cut(table, Budget(max_spans=4, short=SHORT))
-    told = {"torch.recorded_spans": 6, "torch.aggregated_spans": 2, "torch.collapsed_spans": 0, "torch.parts": 0}
-    assert shown(found) == [
-        ("torch.step", 0, 100, "", told),
+    reported = {"torch.recorded_spans": 6, "torch.aggregated_spans": 2, "torch.collapsed_spans": 0, "torch.parts": 0}
+    assert displayed(found) == [
+        ("torch.step", 0, 100, "", reported),
         ("a", 0, 6, "torch.step", {"torch.aggregated.count": 3, "torch.aggregated.duration": 0.004}),
         ("b", 10, 90, "torch.step", {}),
         ("a", 91, 92, "torch.step", {}),
@@ -78,7 +78,7 @@ def test_no_more_is_merged_than_needed(short):
         *(("b", 10 + 9 * i, 18 + 9 * i) for i in range(5)),
     )
     found, done = cut(trace_group(tree), Budget(max_spans=8, short=short))
-    assert [row[0] for row in shown(found)] == ["torch.step", "a", *"bbbbb"]
+    assert [row[0] for row in displayed(found)] == ["torch.step", "a", *"bbbbb"]
     assert done.aggregated == 4
 
 
@@ -96,7 +96,7 @@ def test_below_a_composite_all_of_one_name_become_one():
     def composite(count, seconds):
         return {"torch.aggregated.count": count, "torch.aggregated.duration": seconds}
 
-    assert shown(found)[1:] == [
+    assert displayed(found)[1:] == [
         ("f", 0, 10, "torch.step", composite(2, 0.01)),
         ("x", 0, 8, "f", composite(3, 0.004)),
         ("z", 0, 8, "x", composite(3, 0.002)),
@@ -112,7 +112,7 @@ def test_composites_are_merged_on():
         attributes=(attribute("torch.aggregated.count", INT64, None, 2, None, None, None),),
     )
     found, done = cut(table, Budget(max_spans=4, short=SHORT))
-    assert [(row[0], row[4].get("torch.aggregated.count")) for row in shown(found)[1:]] == [
+    assert [(row[0], row[4].get("torch.aggregated.count")) for row in displayed(found)[1:]] == [
         ("f", 2),
         ("x", 2),
         ("y", None),
@@ -128,7 +128,11 @@ def test_only_one_thread_and_outcome_becomes_one():
         error=np.array([0, 0, 0, 0, 0, 1], np.uint8),
     )
     found, _ = cut(table, Budget(max_spans=4, short=SHORT))
-    assert [(row[1], row[2], row[4].get("thread.id")) for row in shown(found)[1:]] == [(0, 3, 1), (1, 4, 2), (4, 5, 1)]
+    assert [(row[1], row[2], row[4].get("thread.id")) for row in displayed(found)[1:]] == [
+        (0, 3, 1),
+        (1, 4, 2),
+        (4, 5, 1),
+    ]
     assert found.error.tolist() == [0, 0, 0, 1]
 
 
@@ -171,11 +175,11 @@ def test_the_shortest_are_folded_and_no_more_than_needed():
         ("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 4, ("c", 0, 3), ("d", 3, 3.5)), ("e", 5, 30)), ("f", 60, 62)),
     )
     found, done = cut(table, Budget(max_spans=6, short=SHORT))
-    assert [row[0] for row in shown(found)] == ["torch.step", "a", "b", "c", "e", "f"]
+    assert [row[0] for row in displayed(found)] == ["torch.step", "a", "b", "c", "e", "f"]
     assert attributes_of(found, 2) == {"torch.collapsed.count": 1, "torch.collapsed.duration": 0.0005}
     assert done == Reduction(recorded=7, collapsed=1)
     found, _ = cut(table, Budget(max_spans=3, short=SHORT))
-    assert [row[0] for row in shown(found)] == ["torch.step", "a", "e"]
+    assert [row[0] for row in displayed(found)] == ["torch.step", "a", "e"]
     assert attributes_of(found, 0)["torch.collapsed.count"] == 1
     assert attributes_of(found, 1) == {"torch.collapsed.count": 3, "torch.collapsed.duration": 0.004}
 
@@ -197,7 +201,7 @@ def test_what_was_folded_before_counts_on():
 def test_of_equally_long_ones_the_inner_goes():
     """A span that lasts no longer than what it is in goes before it."""
     found, _ = cut(trace_group(("torch.step", 0, 100, ("a", 0, 4, ("b", 0, 4)))), Budget(max_spans=2, short=SHORT))
-    assert [row[0] for row in shown(found)] == ["torch.step", "a"]
+    assert [row[0] for row in displayed(found)] == ["torch.step", "a"]
 
 
 def test_the_root_stays_what_it_is():
@@ -218,7 +222,7 @@ def test_what_failed_is_folded_last():
         ("torch.step", 0, 100, ("a", 0, 1), ("b", 2, 6), ("c", 10, 90)), error=np.array([0, 1, 0, 0], np.uint8)
     )
     found, _ = cut(table, Budget(max_spans=3, short=SHORT))
-    assert [row[0] for row in shown(found)] == ["torch.step", "a", "c"]
+    assert [row[0] for row in displayed(found)] == ["torch.step", "a", "c"]
 
 
 def test_what_others_look_for_is_never_merged():
@@ -229,7 +233,8 @@ def test_what_others_look_for_is_never_merged():
     )
     found, _ = cut(table, Budget(max_spans=7, short=SHORT))
     names = [
-        (row[0], row[4].get("torch.aggregated.count"), row[4].get("torch.collective.sequence")) for row in shown(found)
+        (row[0], row[4].get("torch.aggregated.count"), row[4].get("torch.collective.sequence"))
+        for row in displayed(found)
     ]
     assert names[1:] == [
         ("f", None, None),
@@ -269,8 +274,8 @@ def test_what_cannot_be_cut_down_is_split():
     )
     found, done = cut(table, Budget(max_spans=3, short=0.0))
     parts = [Part(1 << 100, 1 << 50), Part((1 << 100) + 1, (1 << 50) + 1)]
-    told = {"torch.recorded_spans": 6, "torch.aggregated_spans": 0, "torch.collapsed_spans": 0, "torch.parts": 2}
-    assert [row[:4] for row in shown(found)] == [
+    reported = {"torch.recorded_spans": 6, "torch.aggregated_spans": 0, "torch.collapsed_spans": 0, "torch.parts": 2}
+    assert [row[:4] for row in displayed(found)] == [
         ("torch.step", 0, 100, ""),
         ("a", 0, 40, "torch.step"),
         ("b", 0, 20, "a"),
@@ -281,7 +286,7 @@ def test_what_cannot_be_cut_down_is_split():
         ("e", 70, 100, "torch.step"),
     ]
     assert [attributes_of(found, row) for row in (0, 3, 6)] == [
-        told,
+        reported,
         {"torch.step": 7, "torch.part": 1},
         {"torch.step": 7, "torch.part": 2},
     ]
@@ -309,7 +314,7 @@ def test_a_unit_that_goes_in_several_tables():
     early = trace_group_of([("a", 0, 1, 0), ("a", 1, 2, 0), ("b", 3, 9, 0)])
     early = replace(early, span_id=early.span_id + np.uint64(10), parent_span_id=np.full(3, ROOT, np.uint64))
     found, first = cut(early, Budget(max_spans=3, short=SHORT))
-    assert [row[:4] for row in shown(found)] == [
+    assert [row[:4] for row in displayed(found)] == [
         ("torch.step", 0, 9, ""),
         ("a", 0, 2, "torch.step"),
         ("b", 3, 9, "torch.step"),

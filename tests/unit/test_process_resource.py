@@ -47,12 +47,16 @@ def test_a_forked_child_tells_its_own_process_id(tmp_path):
             pass
         assert provider.force_flush()
         document = json.loads((tmp_path / chrome.path).read_text())
-        told = [
+        reported = [
             ids(otlp_resource(tmp_path / otlp.path)),
             ids(document["otherData"]["resource"]),
         ]
         labels = [event for event in document["traceEvents"] if event["name"] == "process_labels"]
-        return told == [expected()] * 2, {event["pid"] for event in document["traceEvents"]} == {os.getpid()}, labels
+        return (
+            reported == [expected()] * 2,
+            {event["pid"] for event in document["traceEvents"]} == {os.getpid()},
+            labels,
+        )
 
     try:
         assert work() == (True, True, [])

@@ -55,9 +55,10 @@ def test_up_and_down(torchs):
 
 
 @pytest.mark.parametrize(
-    ("moves", "shown"), [("+oO-", "1110"), ("o+O-", "1110"), ("+o-O", "1110"), ("o+-O", "1110"), ("o+O+--", "111110")]
+    ("moves", "displayed"),
+    [("+oO-", "1110"), ("o+O-", "1110"), ("+o-O", "1110"), ("o+-O", "1110"), ("o+O+--", "111110")],
 )
-def test_beside_torchs(torchs, moves, shown):
+def test_beside_torchs(torchs, moves, displayed):
     """Whatever the order in which ours (+ -) and torch's (o O) start and stop, the flag is true while one of them runs."""
     flag, seen, running = _ProfilerFlag(), "", []
     for number, move in enumerate(moves):
@@ -69,7 +70,7 @@ def test_beside_torchs(torchs, moves, shown):
         else:
             torchs._set_is_profiler_enabled(move == "o")
         seen += "01"[torchs._is_profiler_enabled]
-    assert seen == shown
+    assert seen == displayed
     assert torchs._set_is_profiler_enabled is torchs.original
 
 
@@ -107,9 +108,9 @@ def test_from_many_threads(torchs):
 
     def work(number):
         flag.up(number)
-        shown = torchs._is_profiler_enabled
+        displayed = torchs._is_profiler_enabled
         flag.down(number)
-        return shown
+        return displayed
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(200)))

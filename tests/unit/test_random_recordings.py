@@ -145,8 +145,8 @@ def walk(parents, row):
 def test_segments_joined_are_the_segments(seed, moves):
     """Every event of two segments says in the whole what it says in its own; only forward operators are looked for in all."""
     parts = recordings(seed, moves, segments=3)
-    whole = Counter(map(told, listed(joined(parts))))
-    assert whole == sum((Counter(map(told, listed(part))) for part in parts), Counter())
+    whole = Counter(map(reported, listed(joined(parts))))
+    assert whole == sum((Counter(map(reported, listed(part))) for part in parts), Counter())
 
 
 @given(SEEDS, MOVES)
@@ -161,7 +161,7 @@ def test_memory_of_rows_without_the_calls_between(seed, moves):
         assert rest.released.tolist() == whole.released[kept].tolist()
 
 
-def told(event):
+def reported(event):
     """What is known of an event without its forward operator."""
     parent = event.cpu_parent
     info = (event.name, event.thread, event.time_range.start, event.time_range.end, event.is_async, event.scope)
@@ -175,8 +175,8 @@ def test_everything_is_written(seed, moves, segments):
     """Chrome JSON has a slice per event, and spans and messages have one per row that no call is; nothing raises."""
     batch = joined(recordings(seed, moves, segments=segments))
     trace = json.loads(b"".join(chrome.encode(batch)))
-    shown = [event for event in trace["traceEvents"] if event["ph"] in {"X", "b"}]
-    assert len(shown) == len(batch)
+    displayed = [event for event in trace["traceEvents"] if event["ph"] in {"X", "b"}]
+    assert len(displayed) == len(batch)
     ids, plain = RandomIdGenerator(), without_frames(batch)
     table = recorded_table(
         plain,

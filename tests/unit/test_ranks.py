@@ -208,13 +208,13 @@ def test_a_forked_child_is_no_rank_until_it_joins():
 
 def test_silence_is_told_of_when_it_turns_out():
     """A rank that learns only from torch that it does not export is told so, once."""
-    told: list[bool] = []
-    ranks = joined(1, 2, Store(), "one", on_silence=lambda: told.append(True))
-    assert told == [True]
+    reported: list[bool] = []
+    ranks = joined(1, 2, Store(), "one", on_silence=lambda: reported.append(True))
+    assert reported == [True]
     assert ranks.silence == "rank 1 of 2 does not export: export_ranks is 'one'"
-    assert joined(0, 2, Store(), "one", on_silence=lambda: told.append(False)).silence is None
-    assert Ranks("one", environ=TORCHRUN, on_silence=lambda: told.append(False)).silence is not None
-    assert told == [True]
+    assert joined(0, 2, Store(), "one", on_silence=lambda: reported.append(False)).silence is None
+    assert Ranks("one", environ=TORCHRUN, on_silence=lambda: reported.append(False)).silence is not None
+    assert reported == [True]
 
 
 @pytest.mark.parametrize(

@@ -279,8 +279,8 @@ def module(name):
 
 def test_kinds():
     """A session gets the kinds that it wants; without any named, all."""
-    wanted = [(), (Kind.LABEL,), (Kind.MODULE, Kind.LABEL), (Kind.OPERATOR,), (Kind.MODULE,)]
-    sessions = [Session(1 << 20, kinds=kinds) for kinds in wanted]
+    requested = [(), (Kind.LABEL,), (Kind.MODULE, Kind.LABEL), (Kind.OPERATOR,), (Kind.MODULE,)]
+    sessions = [Session(1 << 20, kinds=kinds) for kinds in requested]
     for session in sessions:
         session.start()
     label()

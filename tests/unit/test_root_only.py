@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trace_group_tables import TARGET, attribute, attributes_of, shown, trace_group, trace_group_of
+from trace_group_tables import TARGET, attribute, attributes_of, displayed, trace_group, trace_group_of
 
 from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._tree.span_table import AttributeType
@@ -19,7 +19,7 @@ def test_only_the_root_is_left():
     """It says how many spans there were and which names took the most time of their own, without what they called."""
     table = trace_group(("torch.step", 0, 100, ("a", 0, 50, ("b", 0, 20), ("b", 20, 25)), ("c", 60, 90)))
     found = root_only(table, TARGET)
-    [(name, start, end, parent, said)] = shown(found)
+    [(name, start, end, parent, said)] = displayed(found)
     assert (name, start, end, parent, said["torch.recorded_spans"]) == ("torch.step", 0, 100, "", 5)
     assert averages(found) == [("c", 1, 0.03), ("a", 1, 0.025), ("b", 2, 0.025)]
 

@@ -20,7 +20,7 @@ from otel_torchprof._tree.span_table import AttributeColumn, AttributeType
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 
 
-def told(table):
+def reported(table):
     """All that the spans of a table say, each as text; the order of attributes does not matter."""
     return [
         (json.loads(span.to_json()), span.dropped_attributes, span.dropped_links, dict(span.context.trace_state))
@@ -34,8 +34,8 @@ def test_taken_rows_say_the_same(table, data):
     """Any rows of any table in any order say what they said, and nothing is held that none of them uses."""
     rows = data.draw(st.lists(st.sampled_from(range(len(table))), unique=True)) if len(table) else []
     found = taken(table, np.array(rows, dtype=np.int64))
-    whole = told(table)
-    assert told(found) == [whole[row] for row in rows]
+    whole = reported(table)
+    assert reported(found) == [whole[row] for row in rows]
     assert found.row.tolist() == rows
     texts = [c for c in found.attributes if c.type == AttributeType.NAME]
     used = {0, *found.name.tolist()}.union(*(c.values.tolist() for c in texts))
@@ -49,7 +49,7 @@ def test_taken_rows_say_the_same(table, data):
 def test_joined_tables_say_the_same(parts):
     """The spans of any tables follow one another and say what they said; no name is there twice."""
     found = joined_tables(parts)
-    assert told(found) == [span for part in parts for span in told(part)]
+    assert reported(found) == [span for part in parts for span in reported(part)]
     if len(parts) > 1:
         raw = [found.names.raw(i) for i in range(len(found.names))]
         assert len(set(raw)) == len(raw) or all(part.names is parts[0].names for part in parts)
@@ -60,7 +60,7 @@ def test_parts_joined_are_the_whole():
     """A table cut in two and joined again is the table, links between the parts and all."""
     column = AttributeColumn("k", AttributeType.NAME, np.array([3, 0, 1], np.uint32), np.array([1, 0, 1], np.uint8))
     table = span_rows(["a", "b", "c"], attributes=(column,))
-    assert told(joined_tables([taken(table, [0]), taken(table, [1, 2])])) == told(table)
+    assert reported(joined_tables([taken(table, [0]), taken(table, [1, 2])])) == reported(table)
 
 
 def test_one_table_is_itself():
@@ -82,7 +82,7 @@ def test_what_is_taken_holds_no_more_than_its_rows():
 def test_packed_spans_say_the_same(table):
     """Any packed table says what the table said and shares no memory with it."""
     found = packed(table)
-    assert told(found) == told(table)
+    assert reported(found) == reported(table)
     assert (found.row.tolist(), found.nbytes) == (table.row.tolist(), table.nbytes)
     assert not any(np.shares_memory(a, b) for a in found.arrays() for b in table.arrays())
 

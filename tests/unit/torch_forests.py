@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._tree.tree import HIDDEN_NAMES, listed_name
+from otel_torchprof._tree.tree import HIDDEN_NAMES, display_name
 
 NAMES = (
     "aten::mm",
@@ -104,7 +104,7 @@ def as_torch(events: list[Event], with_shapes: bool = True) -> Any:
     made = [
         FunctionEvent(
             id=event.id,
-            name=listed_name(event.name),
+            name=display_name(event.name),
             trace_name=event.name,
             overload_name="",
             thread=event.thread,

@@ -83,7 +83,7 @@ def attributes_of(table: SpanTable, row: int) -> dict[str, Any]:
     }
 
 
-def shown(table: SpanTable) -> list[tuple[str, float, float, str, dict[str, Any]]]:
+def displayed(table: SpanTable) -> list[tuple[str, float, float, str, dict[str, Any]]]:
     """Name, start and end in ms, the parent's name and attributes of each span."""
     names = {int(i): table.names[n] for i, n in zip(table.span_id, table.name, strict=True)}
     return [

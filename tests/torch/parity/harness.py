@@ -204,7 +204,7 @@ def torchs(option: Option) -> Any:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **option.arguments, **option.torchs)
 
 
-def told(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
+def reported(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     """What a profile says of the events of the step, by fact."""
     events = inside(prof.events())
     return {name: INFO_FIELDS[name](events) for name in names}

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from at_rest import wait_until_at_rest  # noqa: E402
-from harness import ALWAYS, OPTIONS, Option, Order, both, masked, sums, tables, told  # noqa: E402
+from harness import ALWAYS, OPTIONS, Option, Order, both, masked, reported, sums, tables  # noqa: E402
 from observed import run  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
@@ -27,7 +27,7 @@ X = torch.ones(3, 3)
 
 def same(ours, theirs, *names):
     """Asserts that both profiles tell the same of the step; returns the names of our events."""
-    mine, expected = (told(prof, (*ALWAYS, *names)) for prof in (ours, theirs))
+    mine, expected = (reported(prof, (*ALWAYS, *names)) for prof in (ours, theirs))
     assert {name: mine[name] for name in mine if mine[name] != expected[name]} == {}
     assert sums(ours) == sums(theirs)
     assert tables(ours) == tables(theirs)
@@ -127,13 +127,13 @@ def test_a_fork_carries_the_profile_along(order):
     for _ in range(3):
         forking(X)
     ours, theirs = both(lambda: (forking(X), wait_until_at_rest()), order, NOTHING)
-    wanted = ("within the fork", "aten::neg", "aten::sin")
+    requested = ("within the fork", "aten::neg", "aten::sin")
     found = [
-        sorted((e.name, e.scope, e.is_user_annotation) for e in prof.events() if e.name in wanted)
+        sorted((e.name, e.scope, e.is_user_annotation) for e in prof.events() if e.name in requested)
         for prof in (ours, theirs)
     ]
     assert found[0] == found[1]
-    assert {name for name, _, _ in found[0]} == set(wanted)
+    assert {name for name, _, _ in found[0]} == set(requested)
     if order is not Order.ALONE:
         assert len({e.thread for e in ours.events()}) == len({e.thread for e in theirs.events()}) > 1
 

@@ -15,10 +15,10 @@ from harness import (
     Order,
     both,
     possible,
+    reported,
     stack_lines,
     sums,
     tables,
-    told,
     torchs,
 )
 from observed import run
@@ -35,7 +35,7 @@ def test_the_same_is_told(program, step, option, order, tmp_path):
     ours, theirs = both(step, possible(program.__name__, order, option), option)
     stacks = "stack" not in option.info or (program.__name__, "stack") not in MISTAKEN
     names = tuple(name for name in (*ALWAYS, *option.info) if name != "stack" or stacks)
-    mine, expected = told(ours, names), told(theirs, names)
+    mine, expected = reported(ours, names), reported(theirs, names)
     assert {name: mine[name] for name in names if mine[name] != expected[name]} == {}
     assert len(expected["name"]) > 3
     assert sums(ours) == sums(theirs)
@@ -64,7 +64,7 @@ def test_every_fact_can_be_compared(program, step, tmp_path):
             run(step)
     profiles = profiles[1:]  # see both()
     names = [name for name in INFO_FIELDS if (program.__name__, name) not in CHANGING or "shapes" in name]
-    first, second = (told(prof, names) for prof in profiles)
+    first, second = (reported(prof, names) for prof in profiles)
     assert {name: first[name] for name in names if first[name] != second[name]} == {}
     assert sums(profiles[0]) == sums(profiles[1])
     assert tables(profiles[0]) == tables(profiles[1])

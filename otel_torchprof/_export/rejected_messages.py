@@ -16,7 +16,7 @@ _SECONDS = 300.0
 """From the first of its attempts, all of which failed. Meanwhile it keeps nobody waiting: all others go before it."""
 
 
-class PoisonMessages:
+class RejectedMessages:
     """The poison message policy: one that crashes its receiver, or takes it longer than we wait, must not hold up all that follow.
 
     In an outage no other message is accepted either: then the order stays, and nothing is given up. Not thread-safe: its queue locks.
