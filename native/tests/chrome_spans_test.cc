@@ -36,12 +36,13 @@ struct Texts {
 
 // Spans of one trace and how they are to be written; view() and encode() lend the vectors.
 struct Spans {
-  Texts names, keys, categories;
+  Texts names, keys, categories, arguments;
   std::vector<uint32_t> name, trace;
   std::vector<int64_t> start, end, tid;
   std::vector<uint8_t> trace_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xFF};
   std::vector<uint64_t> id, parent, rows, arrow_from, arrow_to;
-  std::vector<uint8_t> error, category;
+  std::vector<uint8_t> error, instant;
+  std::vector<uint32_t> category;
   std::vector<uint32_t> trace_state, dropped_attributes, dropped_links;
   std::vector<otp_attribute> attributes;
   std::vector<otp_link> links;
@@ -98,6 +99,8 @@ struct Spans {
     layout.tid = tid.data(), layout.category = category.data();
     layout.categories = categories.view(), layout.keys = keys.view(), layout.names = names.view();
     layout.arrow_from = arrow_from.data(), layout.arrow_to = arrow_to.data(), layout.arrow_count = arrow_from.size();
+    if (!instant.empty()) layout.instant = instant.data();
+    layout.arguments = arguments.view();
     layout.first_arrow_id = 5;
     layout.pid = 7;
     const auto items = static_cast<int64_t>(rows.size() + arrow_from.size());
@@ -122,6 +125,20 @@ void writes_a_span() {
   Spans spans;
   spans.add("op", 0xAB);
   CHECK_EQ(spans.encode(), kOne);
+}
+
+void writes_arguments_that_are_text() {
+  Spans spans;
+  spans.add("GET /", 0xAB);
+  spans.add("exception", 0xAB);
+  spans.instant = {0, 1};
+  spans.arguments.add("{\"a\":[1]}");
+  spans.arguments.add("{}");
+  CHECK_EQ(spans.encode(),
+           ",\n{\"ph\":\"X\",\"cat\":\"cpu_op\",\"name\":\"GET /\",\"pid\":7,\"tid\":70,\"ts\":1234.567,\"dur\":0.001,"
+           "\"args\":{\"a\":[1]}},\n{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"cpu_op\",\"name\":\"exception\",\"pid\":7,"
+           "\"tid\":70,"
+           "\"ts\":1234.567,\"args\":{}}");
 }
 
 void writes_what_is_odd() {
@@ -259,6 +276,7 @@ void finds_what_links_point_to() {
 
 int main() {
   RUN(writes_a_span);
+  RUN(writes_arguments_that_are_text);
   RUN(writes_what_is_odd);
   RUN(writes_attributes_of_every_type);
   RUN(no_attribute_no_braces);

@@ -58,7 +58,7 @@ class Columns:
         """The lines of JSON."""
         names = EscapedNames(self._checked_spans.all_names)
         keys = Names.of([f"{compact(column.key)}:" for column in self._table.attributes])
-        texts = SpanTexts(names, EscapedNames(Names.of(self._category_names())), keys)
+        texts = SpanTexts(names, EscapedNames(Names.of(self._category_names())), keys=keys)
         return encode_spans(
             self._checked_spans.spans, self._layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid
         )
@@ -111,15 +111,15 @@ class Columns:
     def _category_names(self) -> list[str]:
         return list(dict.fromkeys((valid(category_of(self._spans.scope)), OPERATOR, ANNOTATION)))
 
-    def _categories(self) -> npt.NDArray[np.uint8]:
+    def _categories(self) -> npt.NDArray[np.uint32]:
         """Per span, an index into the names of categories: as :func:`category_of` has it."""
         names = self._category_names()
         values, present = self._attribute("torch.op.scope", AttributeType.NAME)
         used = np.flatnonzero(np.bincount(values)).tolist()
-        of_name = np.zeros(used[-1] + 1, dtype=np.uint8)
+        of_name = np.zeros(used[-1] + 1, dtype=np.uint32)
         for index in used:
             of_name[index] = names.index(valid(category_of(self._spans.scope, self._table.names[index])))
-        found: npt.NDArray[np.uint8] = of_name[values] * present
+        found: npt.NDArray[np.uint32] = of_name[values] * present
         return found
 
     def _arrows(self) -> dict[str, Array]:

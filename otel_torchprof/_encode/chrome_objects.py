@@ -1,19 +1,23 @@
-"""Chrome JSON of spans that are objects: what the native encoder writes of a table, and what only objects have."""
+"""Chrome JSON of spans that are objects: their arguments are made here, all else is written natively, as of columns."""
 
 from __future__ import annotations
 
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from opentelemetry.trace import SpanKind, StatusCode
 
+from otel_torchprof._columns.batch import Names
+from otel_torchprof._native.chrome_encoders import EscapedNames, SpanTexts, encode_spans
+from otel_torchprof._native.span_columns import SpanColumns
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from .chrome_json import compact, microseconds, valid
+from .chrome_json import compact, valid
 from .chrome_tracks import Outlines
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ OPERATOR, ANNOTATION = "cpu_op", "user_annotation"
 """Torch's categories."""
 
 _OWN_SCOPE = "otel_torchprof"
+_LATEST = 2**63 - 1
+"""Unix ns; an event of a span may say any number."""
 _MOST_BITS = 10_000  # Python refuses to write longer integers in decimal
 
 
@@ -132,42 +138,77 @@ def slice_name(name: str, step: object) -> str:
     return f"{STEP_PREFIX}{step}" if name == STEP_NAME and isinstance(step, int) else name
 
 
-class Writer:
-    """Writes spans and arrows of one process as lines of JSON, each after a comma."""
+class _Line(NamedTuple):
+    """A span, or an event of one."""
 
-    def __init__(self, pid: int, base: int) -> None:
-        self._pid = pid
-        self._base = base
+    name: str
+    category: str
+    track: int
+    start: int
+    end: int
+    is_instant: bool
+    arguments: str
+    """As JSON."""
 
-    def span(self, span: ReadableSpan, tid: int) -> Iterator[str]:
-        """The span, and its events."""
-        attributes = span.attributes or {}
-        title = {"cat": valid(category_of(span.instrumentation_scope, attributes.get("torch.op.scope")))}
-        start = _start(span)
-        yield self._line(
-            {"ph": "X", **title, "name": valid(slice_name(span.name, attributes.get(STEP_NAME)))},
-            tid,
-            start,
-            f'"dur":{microseconds(max(_end(span) - start, 0))},"args":{compact(_arguments(span))}',
+
+class Objects:
+    """Spans that are objects on their way into a trace file; otherwise as :class:`~.chrome_columns.Columns`."""
+
+    def __init__(self, spans: Sequence[ReadableSpan]) -> None:
+        self._spans = spans
+        self.outlines = outlines_of(spans)
+        self._lines: list[_Line] = []
+        self._arrows: list[tuple[int, int]] = []
+
+    def lay_out(self, order: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> int:
+        """Settles the order of the spans and their tracks; returns the number of arrows between them."""
+        place: dict[int, int] = {}
+        for row, tid in zip(order.tolist(), tids[order].tolist(), strict=True):
+            place[row] = len(self._lines)
+            self._lines += _lines(self._spans[row], tid)
+        self._arrows = [(place[start], place[end]) for start, end in arrows_of(self._spans, order.tolist())]
+        return len(self._arrows)
+
+    def pieces(self, pid: int, base: int, first_arrow: int) -> Iterator[bytes]:
+        """The lines of JSON."""
+        name, category, tid, start, end, is_instant, arguments = zip(*self._lines, strict=True)
+        names, categories = list(dict.fromkeys(name)), list(dict.fromkeys(category))
+        columns: dict[str, npt.NDArray[Any]] = {
+            "name": _places(names, name),
+            "start": np.array(start, dtype=np.int64),
+            "end": np.array(end, dtype=np.int64),
+        }
+        arrows = np.array(self._arrows, dtype=np.uint64).reshape(-1, 2)
+        layout: dict[str, npt.NDArray[Any]] = {
+            "rows": np.arange(len(name), dtype=np.uint64),
+            "tid": np.array(tid, dtype=np.int64),
+            "category": _places(categories, category),
+            "instant": np.array(is_instant, dtype=np.uint8),
+            "arrow_from": np.ascontiguousarray(arrows[:, 0]),
+            "arrow_to": np.ascontiguousarray(arrows[:, 1]),
+        }
+        texts = SpanTexts(
+            EscapedNames(Names.of(names)), EscapedNames(Names.of(categories)), arguments=Names.of(list(arguments))
         )
-        for event in span.events:
-            args = _ids(span.context) | {"attributes": json_value(event.attributes or {})}
-            yield self._line(
-                {"ph": "i", "s": "t", **title, "name": valid(event.name)},
-                tid,
-                event.timestamp,
-                f'"args":{compact(_without_empty(args))}',
-            )
+        spans = SpanColumns(len(name), columns, (), 0, Names.of(names))
+        return encode_spans(spans, layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid)
 
-    def arrow(self, number: int, start: tuple[ReadableSpan, int], finish: tuple[ReadableSpan, int]) -> Iterator[str]:
-        """An arrow between two spans on their tracks; its ends lie where the spans begin."""
-        title = {"id": number, "cat": "link", "name": "link"}
-        yield self._line({"ph": "s", **title}, start[1], _start(start[0]))
-        yield self._line({"ph": "f", **title}, finish[1], _start(finish[0]), '"bp":"e"')
 
-    def _line(self, head: dict[str, Any], tid: int, time: int, rest: str = "") -> str:
-        head |= {"pid": self._pid, "tid": tid}
-        return f',\n{compact(head)[:-1]},"ts":{microseconds(time - self._base)}{"," if rest else ""}{rest}}}'
+def _places(distinct: list[str], texts: Sequence[str]) -> npt.NDArray[np.uint32]:
+    place = {text: number for number, text in enumerate(distinct)}
+    return np.array([place[text] for text in texts], dtype=np.uint32)
+
+
+def _lines(span: ReadableSpan, track: int) -> Iterator[_Line]:
+    """The span, and its events."""
+    attributes = span.attributes or {}
+    category = valid(category_of(span.instrumentation_scope, attributes.get("torch.op.scope")))
+    name = valid(slice_name(span.name, attributes.get(STEP_NAME)))
+    yield _Line(name, category, track, _start(span), _end(span), False, compact(_arguments(span)))
+    for event in span.events:
+        args = _without_empty(_ids(span.context) | {"attributes": json_value(event.attributes or {})})
+        time = min(max(event.timestamp, 0), _LATEST)
+        yield _Line(valid(event.name), category, track, time, time, True, compact(args))
 
 
 def _arguments(span: ReadableSpan) -> dict[str, Any]:

@@ -15,11 +15,9 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native.chrome_encoders import PIECE_SIZE
-
 from .chrome_columns import Columns
 from .chrome_json import BASE_GRID_NS, compact, metadata_event, process_events
-from .chrome_objects import Writer, arrows_of, json_value, outlines_of
+from .chrome_objects import Objects, json_value
 from .chrome_tracks import Tracks
 from .process_resource import of_this_process
 from .spans import SpanList
@@ -56,17 +54,23 @@ class ChromeSpans:
     def encode(self, spans: Sequence[ReadableSpan], *, begin: bool) -> Iterator[bytes]:
         """The events of these spans, in pieces of about 1 MiB; with ``begin`` a document, without its closing.
 
-        A SpanList is encoded from its columns, natively and without the GIL; other spans one by one, at some 20 µs each.
+        A SpanList is encoded from its columns, natively and without the GIL. Of other spans the arguments are made first, one by one, at
+        some 20 µs each.
         Raises ValueError for a table that does not fit together, MemoryError.
         """
         if len(spans) == 0:
             return
         if begin:
             self.report_again()
-        if isinstance(spans, SpanList):
-            yield from self._columns(spans, begin)
-        else:
-            yield from self._objects(spans, begin)
+        for resource in [spans.resource] if isinstance(spans, SpanList) else [span.resource for span in spans]:
+            self._note_resource(resource)
+        rows = Columns(spans) if isinstance(spans, SpanList) else Objects(spans)
+        order, tids = self._tracks.place(rows.outlines)
+        arrows = rows.lay_out(order, tids)
+        base = self._settled_base(int(rows.outlines.start.min()))
+        yield self._news(begin).encode()
+        self._arrows += arrows
+        yield from rows.pieces(self.pid, base, self._arrows - arrows)
 
     def report_again(self) -> None:
         """What the last export wrote is lost: names of tracks and the like are told once more."""
@@ -78,38 +82,6 @@ class ChromeSpans:
         other = copy.copy(self)
         other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - its own kind
         return other
-
-    def _columns(self, spans: SpanList, begin: bool) -> Iterator[bytes]:
-        self._note_resource(spans.resource)
-        columns = Columns(spans)
-        order, tids = self._tracks.place(columns.outlines)
-        arrows = columns.lay_out(order, tids)
-        base = self._settled_base(int(columns.outlines.start.min()))
-        yield self._news(begin).encode()
-        self._arrows += arrows
-        yield from columns.pieces(self.pid, base, self._arrows - arrows)
-
-    def _objects(self, spans: Sequence[ReadableSpan], begin: bool) -> Iterator[bytes]:
-        for span in spans:
-            self._note_resource(span.resource)
-        outlines = outlines_of(spans)
-        order, tids = (values.tolist() for values in self._tracks.place(outlines))
-        writer = Writer(self.pid, self._settled_base(int(outlines.start.min())))
-        piece, size = [self._news(begin)], 0
-        for text in self._lines(spans, order, tids, writer):
-            piece.append(text)
-            size += len(text)
-            if size >= PIECE_SIZE:
-                yield "".join(piece).encode()
-                piece, size = [], 0
-        yield "".join(piece).encode()
-
-    def _lines(self, spans: Sequence[ReadableSpan], order: list[int], tids: list[int], writer: Writer) -> Iterator[str]:
-        for row in order:
-            yield from writer.span(spans[row], tids[row])
-        for start, finish in arrows_of(spans, order):
-            yield from writer.arrow(self._arrows, (spans[start], tids[start]), (spans[finish], tids[finish]))
-            self._arrows += 1
 
     def _settled_base(self, first_start: int) -> int:
         """The time that "ts" counts from, Unix ns; the first export decides."""

@@ -47,8 +47,10 @@ class SpanTexts(NamedTuple):
     names: EscapedNames
     """Of the spans and their attributes."""
     categories: EscapedNames
-    keys: Names
+    keys: Names | None = None
     """Of the attributes, in their order, as JSON with the colon."""
+    arguments: Names | None = None
+    """Of each span, as JSON, where they do not come from its columns."""
 
 
 def encode_events(
@@ -93,10 +95,11 @@ def encode_spans(
     spans: SpanColumns, columns: Mapping[str, Array], texts: SpanTexts, *, first_arrow: int, base_ns: int, pid: int
 ) -> Iterator[bytes]:
     """Spans and the arrows between them, in pieces. ``columns``: of ``otp_chrome_layout``."""
-    keys = texts.keys
     layout = _struct("otp_chrome_layout *", columns)
     layout.names, layout.categories = texts.names.native, texts.categories.native
-    layout.keys = {"data": pointer(keys.data), "ends": pointer(keys.ends), "count": len(keys)}
+    for field in ("keys", "arguments"):
+        if (text := getattr(texts, field)) is not None:
+            setattr(layout, field, {"data": pointer(text.data), "ends": pointer(text.ends), "count": len(text)})
     layout.row_count, layout.arrow_count = len(columns["rows"]), len(columns["arrow_from"])
     layout.pid, layout.base, layout.first_arrow_id = pid, base_ns, first_arrow
     yield from _pieces(lib.otp_encode_chrome_spans, (spans.native, layout), layout.row_count + layout.arrow_count)

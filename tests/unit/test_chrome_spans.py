@@ -33,7 +33,6 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._encode import chrome_spans
 from otel_torchprof._encode.chrome_objects import json_value
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
@@ -250,8 +249,7 @@ def test_pieces_are_small_and_make_the_whole(monkeypatch):
     spans = spans_of(span_rows(["n" * 50] * count, links=links))
     whole, objects = events_of(spans), events_of(list(spans))
     assert len([e for e in whole if e["ph"] == "s"]) == count - 1
-    for module in (chrome_encoders, chrome_spans):
-        monkeypatch.setattr(module, "PIECE_SIZE", 2000)
+    monkeypatch.setattr(chrome_encoders, "PIECE_SIZE", 2000)
     for way, expected in ((spans, whole), (list(spans), objects)):
         pieces = list(ChromeSpans(PID).encode(way, begin=True))
         assert all(len(piece) < 3000 for piece in pieces[1:])
@@ -267,7 +265,8 @@ def test_what_was_lost_is_told_again():
     lost = list(encoder.encode([span("lost", 5, 6), span("too", 5, 6, resource=Resource({}))], begin=False))
     encoder.report_again()
     again = list(encoder.encode([span("kept", 7, 8)], begin=False))
-    reported = [piece.decode().count(word) for piece in (*lost, *again) for word in ("thread_name", "process_labels")]
+    exports = [b"".join(pieces).decode() for pieces in (lost, again)]
+    reported = [export.count(word) for export in exports for word in ("thread_name", "process_labels")]
     assert reported == [1, 1, 2, 1]
 
 
@@ -333,3 +332,15 @@ def test_columns_and_objects_give_the_same_events(table, step, backwards):
     columns = events_of(*cuts)
     assert as_floats(columns) == as_floats(events_of(*(list(cut) for cut in cuts)))
     assert len(slices(columns)) == len(table)
+
+
+def test_names_are_written_as_they_are():
+    """A name of a span that is an object stands in the file as UTF-8, as those of tables do; and a lone surrogate as a question mark."""
+    text = b"".join(ChromeSpans(PID).encode([span("größe \ud800", 1, 2)], begin=True)).decode()
+    assert '"name":"größe ?"' in text
+
+
+def test_moments_beyond_the_clock():
+    """An event of a span with a time that no clock shows is drawn at the end of time, and takes nothing else with it."""
+    late = span("a", 1, 2, events=[Event("late", None, 1 << 80)])
+    assert [event["name"] for event in events_of([late]) if event["ph"] in "Xi"] == ["a", "late"]

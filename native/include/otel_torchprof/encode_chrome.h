@@ -109,12 +109,14 @@ int64_t otp_chrome_encode_counter(const otp_chrome_counter* counter, uint64_t fi
 typedef struct {
   const uint64_t* rows; /* the spans to write, in this order */
   uint64_t row_count;
-  const int64_t* tid;         /* per entry of `rows`: the track */
-  const uint8_t* category;    /* likewise: index into `categories` */
-  const uint8_t* linked;      /* likewise: 0 where the span has no links; or null: any may have */
-  otp_names categories;       /* already escaped (otp_json_escape_names), as are the names */
-  otp_names names;            /* of spans->names */
-  otp_names keys;             /* of spans->attributes, in their order, with quotes and colon: "thread.id": */
+  const int64_t* tid;       /* per entry of `rows`: the track */
+  const uint32_t* category; /* likewise: index into `categories` */
+  const uint8_t* linked;    /* likewise: 0 where the span has no links; or null: any may have */
+  const uint8_t* instant;   /* likewise: 1 for a moment on the track instead of a slice; or null: all are slices */
+  otp_names arguments;      /* per span: all its arguments as JSON; where there are none, they come from the columns */
+  otp_names categories;     /* already escaped (otp_json_escape_names), as are the names */
+  otp_names names;          /* of spans->names */
+  otp_names keys;           /* of spans->attributes, in their order, with quotes and colon: "thread.id": */
   const uint64_t* arrow_from; /* arrows from span to span, each an index into `rows`; written after the spans */
   const uint64_t* arrow_to;
   uint64_t arrow_count;

@@ -62,6 +62,7 @@ class Encoder {
 
  private:
   bool append_span(uint64_t place);
+  bool append_text(uint64_t place);
   bool append_arrow(uint64_t arrow);
   uint64_t span_bound(uint64_t place, uint64_t row, uint64_t links) const;
   uint64_t find_links(uint64_t row);
@@ -171,7 +172,25 @@ char* Encoder::put_links(char* at, uint64_t count) const {
   return put(at - 1, "],");
 }
 
+// A span whose arguments are text: one that was no row of a table.
+bool Encoder::append_text(uint64_t place) {
+  const uint64_t row = layout_.rows[place];
+  const JsonText category = text_at(layout_.categories, layout_.category[place]);
+  const JsonText arguments = text_at(layout_.arguments, row);
+  if (!buffer_reserve(out_, kMaxFixedSize + category.size + name(spans_.name[row]).size + arguments.size)) return false;
+  const bool is_instant = layout_.instant != nullptr && layout_.instant[place] != 0;
+  char* at = put(cursor(out_), ",\n{\"ph\":\"");
+  at = is_instant ? put(at, "i\",\"s\":\"t") : put(at, "X");
+  at = put(put_text(put(at, "\",\"cat\":\""), category), "\",\"name\":\"");
+  at = put(put_text(at, name(spans_.name[row])), "\"");
+  at = is_instant ? put_place(at, track(place), spans_.start[row])
+                  : put_extent(at, track(place), spans_.start[row], spans_.end[row]);
+  finish(out_, put(put_text(put(at, ",\"args\":"), arguments), "}"));
+  return true;
+}
+
 bool Encoder::append_span(uint64_t place) {
+  if (layout_.arguments.count != 0) return append_text(place);
   const uint64_t row = layout_.rows[place];
   const bool linked = spans_.link_count != 0 && (layout_.linked == nullptr || layout_.linked[place] != 0);
   const uint64_t links = linked ? find_links(row) : 0;
