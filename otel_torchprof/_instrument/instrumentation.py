@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import notes_on_names
-from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.collective_source import CollectiveSource
-from otel_torchprof._sources.compile_events import CompileEvents
+from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
-from otel_torchprof._sources.frame_filter import ALL_FRAMES
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.live_device_source import LiveDeviceSource
-from otel_torchprof._sources.source import Calls, Operators
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._sources.torch_hooks import ModuleHooks, OptimizerHooks
@@ -37,8 +32,9 @@ if TYPE_CHECKING:
     from otel_torchprof._metrics.operator_metrics import TorchMetrics
     from otel_torchprof._native.torch_library import TorchLibrary
     from otel_torchprof._process.deadline import Deadline
-    from otel_torchprof._sources.frame_filter import FrameFilter
-    from otel_torchprof._sources.live_device_source import DeviceChoice
+    from otel_torchprof._sources.catalog import Entry
+    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import Source
 
     from .processor import TorchSpanProcessor
 
@@ -57,9 +53,7 @@ class Instrumentation:
         provider: whose rules hold.
         processor: that gets the spans.
         detail: a key of ``KINDS``.
-        record_shapes: keep the shapes of operators' inputs.
-        frame_filter: which of Python's calls are recorded, where calls are.
-        device: what is timed on devices; None for nothing.
+        recording: what is to be recorded then.
         metrics: that tell of the steps and of the recording, if any do.
         ranks: what is known of the other processes of the run, if there are any.
         policy: which steps are told in detail, and how much of them.
@@ -73,9 +67,7 @@ class Instrumentation:
         processor: TorchSpanProcessor,
         *,
         detail: str,
-        record_shapes: bool,
-        frame_filter: FrameFilter = ALL_FRAMES,
-        device: DeviceChoice | None = None,
+        recording: RecordingOptions,
         metrics: TorchMetrics | None = None,
         ranks: Ranks | None = None,
         policy: SpanPolicy | None = None,
@@ -88,20 +80,14 @@ class Instrumentation:
         self._provider = provider
         self._processor = processor
         self._detail = detail
-        self._record_shapes = record_shapes
-        self._frame_filter = frame_filter
-        # Whole modules are seen until the first step ends: not worth a mark.
-        if device is not None and detail == "steps":
-            device = device._replace(events="off", untimed="detail is 'steps'")
-        self._device = device
+        self._options = recording
         self._modules = ModuleHooks()
-        self._compilations = CompileEvents()
         self._optimizers = OptimizerHooks()
         self._lock = threading.RLock()
         self._running = False
         self._cleanup = CleanupStack(self)
         self._states = _states(detail)
-        if device is not None:
+        if recording.device is not None:
             self._states |= {"devices": _WAITING, "energy": _WAITING}
         self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
@@ -139,9 +125,9 @@ class Instrumentation:
             before_drain=self._before_drain,
             has_marks=lambda: len(self._marks) > 0,
             budget_bytes=self._processor.memory_limit,
-            inputs=self._record_shapes,
-            calls=CallRules(round(self._frame_filter.min_duration * 1e9), self._calls_at_once),
-            devices=self._device is not None and self._device.is_timed,
+            inputs=self._options.inputs,
+            calls=CallRules(round(self._options.frame_filter.min_duration * 1e9), self._calls_at_once),
+            devices=self._options.times_device,
             policy=self._policy,
             ranks=self._ranks,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
@@ -160,8 +146,6 @@ class Instrumentation:
             self._running = True
             self._push_hooks()
             self._attach()
-            if self._detail == "frames" and self._calls_at_once:
-                self._trace_calls()
         self._call_off = when_imported("torch", self._on_torch)
 
     @property
@@ -216,18 +200,14 @@ class Instrumentation:
         if self._states["steps"] == ON:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
-        if self._states["operators"] == ON:
-            self._recording.sources.add(CollectiveSource(torch_library.load()))
-        self._time_devices()
-        if self._states["frames"] == ON:
-            self._trace_calls()
+        if self._states["steps"] == ON:
+            self._add_sources(lambda entry: self._awaits_torch(entry) and not entry.survives_fork)
 
     def _attach(self) -> None:
         self._cleanup.push(self._contexts.unfollow)
         self._contexts_are_cheap = self._contexts.follow()
         self._recording.sources.start()
-        if self._states["labels"] == ON:
-            self._recording.sources.add(self._compilations)
+        self._add_sources(lambda entry: not self._awaits_torch(entry))
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
         if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
@@ -258,51 +238,52 @@ class Instrumentation:
                 self._optimizers.install_bare(self._marks.note)
             self._install_modules()
             self._states["steps"] = ON
-            if self._detail in {"ops", "frames"}:
-                self._observe_operators()
-            self._time_devices()
-            if self._detail == "frames" and self._states["frames"] != ON:
-                self._trace_calls()
+            self._add_sources(self._awaits_torch)
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
         self._modules.install(top_level_only=self._detail == "steps")
         self._states["modules"] = ON
 
-    def _observe_operators(self) -> None:
+    def _awaits_torch(self, entry: Entry) -> bool:
+        """As a rule calls too: what calls torch's import makes nobody asked for."""
+        return entry.needs_torch and not (entry.name == "frames" and self._calls_at_once)
+
+    def _add_sources(self, chooses: Callable[[Entry], bool]) -> None:
+        """Starts those sources; one that torch refuses is off, which is said, and the others are not."""
+        library = self._loaded_library() if self._states["steps"] == ON else None
+        for source in requested(Request(self._options, library, self._processor.memory_limit), chooses):
+            self._add(source)
+        self._states |= self._recording.sources.states()
+
+    def _add(self, source: Source) -> None:
         try:
-            requested = Requested.INPUTS if self._record_shapes else Requested(0)
-            if self._device is not None and self._device.events in {"ops", "leaves"}:
-                requested |= Requested.DEVICES
-            library = torch_library.load()
-            self._recording.sources.add(Operators(library, requested))
-            self._recording.sources.add(CollectiveSource(library))
-            self._states["operators"] = ON
+            self._recording.sources.add(source)
         except TorchLibraryError as error:
+            self._library_is_missing(error)
+
+    def _loaded_library(self) -> TorchLibrary | None:
+        if not (self._options.operators or self._options.times_device):
+            return None
+        try:
+            library = torch_library.load()
+        except TorchLibraryError as error:
+            self._library_is_missing(error)
+            return None
+        if self._options.operators:
+            self._states["operators"] = ON
+        return library
+
+    def _library_is_missing(self, error: TorchLibraryError) -> None:
+        if self._options.times_device:
+            self._states["devices"] = f"off: {error}"
+        if self._options.operators:
             self._states["operators"] = f"off: {error}"
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
-
-    def _time_devices(self) -> None:
-        """From the time on at which the program uses one, which may be long after."""
-        if self._device is None or torch_library.installed_torch() is None:
-            return
-        library: TorchLibrary | None = None
-        try:
-            library = torch_library.load() if self._device.is_timed else None
-        except TorchLibraryError as error:
-            self._states["devices"] = f"off: {error}"
-            return
-        self._recording.sources.add(LiveDeviceSource(library, self._device, self._processor.memory_limit))
 
     def _push_hooks(self) -> None:
         for remove in (self._modules.remove, self._optimizers.remove):
             self._cleanup.push(remove)
-
-    def _trace_calls(self) -> None:
-        """As a rule only once torch is there: what calls its import makes nobody asked for."""
-        calls = Calls(self._frame_filter)
-        self._recording.sources.add(calls)
-        self._states["frames"] = calls.state
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._marks.note(optimizer)

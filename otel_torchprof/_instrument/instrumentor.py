@@ -70,6 +70,8 @@ class TorchInstrumentor(BaseInstrumentor):
       (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
     - ``device_events``: for which events, as for :class:`profile`; by default as ``events=`` in ``OTEL_TORCHPROF_DEVICE`` says, else
       ``"ops"``.
+    - ``energy``: whether the energy counters of NVIDIA's GPUs are read, ten times a second, on a thread of its own; by default
+      where ``use_device`` is ``"cuda"``.
     - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, where somebody reads them, unless
       ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
     - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
@@ -227,7 +229,7 @@ class TorchInstrumentor(BaseInstrumentor):
             overhead=options.overhead,
             memory_limit=checked_memory_limit(None),
             exporters=tuple if processor is None else lambda: processor.exporter_figures,
-            device=options.device if options.device is not None and options.device.is_timed else None,
+            recording=options.recording,
         )
         self._watch_gpus(options)
         self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
@@ -252,9 +254,7 @@ class TorchInstrumentor(BaseInstrumentor):
             provider,
             processor,
             detail=options.detail,
-            record_shapes=options.record_shapes,
-            frame_filter=options.frame_filter,
-            device=options.device,
+            recording=options.recording,
             metrics=metrics_of(options.meter_provider),
             ranks=self._ranks,
             policy=options.policy,

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._sampling.span_policy import checked_policy
+from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof._sources.device_source import checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, checked_filter
-from otel_torchprof._sources.live_device_source import DeviceChoice
+from otel_torchprof._sources.recording_options import RecordingOptions, SourceOptions
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
 
@@ -39,6 +42,7 @@ class Options:
         ranks: str | None = None,
         policy: SpanPolicy | None = None,
         sigterm_timeout: float | None = None,
+        **source_options: Unpack[SourceOptions],
     ) -> None:
         if detail is not None and detail not in config.DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, config.DETAILS))}")
@@ -46,7 +50,6 @@ class Options:
             raise TypeError(f"meter_provider is {meter_provider!r}; it must be a MeterProvider")
         self.overhead = config.OVERHEAD.given("overhead", overhead)
         self.max_operators = config.MAX_OPERATORS.given("max_operators", max_operators)
-        self.device = device_choice(use_device, device_events)
         self.export_ranks = config.EXPORT_RANKS.given("export_ranks", export_ranks)
         self.ranks = config.RANKS.given("ranks", ranks)
         self.sigterm_timeout = config.SIGTERM_TIMEOUT.given("sigterm_timeout", sigterm_timeout)
@@ -56,10 +59,15 @@ class Options:
         self.tracer_provider = tracer_provider
         self.meter_provider = meter_provider
         self.detail = config.DETAIL.read() if detail is None else detail
-        self.record_shapes = bool(record_shapes)
         self.policy = checked_policy(policy)
-        requested = self.detail == "frames" or frames is not None
-        self.frame_filter = checked_filter(frames) if requested else ALL_FRAMES
+        self.recording = live_options(
+            self.detail,
+            record_shapes=record_shapes,
+            frames=frames,
+            use_device=use_device,
+            device_events=device_events,
+            sources=checked_source_options("instrument()", source_options),
+        )
 
 
 def checked_options(given: dict[str, Any]) -> Options:
@@ -68,21 +76,45 @@ def checked_options(given: dict[str, Any]) -> Options:
     Raises:
         TypeError, ValueError: one is wrong, or there is none of that name.
     """
-    allowed = Options.__init__.__kwdefaults__ or {}
+    allowed = (*(Options.__init__.__kwdefaults__ or {}), *SourceOptions.__annotations__)
     for name in given:
         if name not in allowed:
             raise TypeError(f"{name} is no argument of instrument(); allowed are {', '.join(allowed)}")
     return Options(**given)
 
 
-def device_choice(device: str | None, events: str | None) -> DeviceChoice | None:
-    """What is timed on devices, as given, else as the environment says.
+def live_options(
+    detail: str,
+    *,
+    record_shapes: bool,
+    frames: FrameFilter | None,
+    use_device: str | None,
+    device_events: str | None,
+    sources: SourceOptions,
+) -> RecordingOptions:
+    """What a recording that is drained while it runs is to hold, as given, else as the environment says.
 
     Raises:
-        TypeError, ValueError: ``use_device`` is no name, ``device_events`` is nothing that can be timed.
+        TypeError, ValueError: ``use_device`` is no name, ``device_events`` is nothing that can be timed, ``frames`` no filter.
     """
-    if device is not None and not isinstance(device, str):
-        raise TypeError(f"use_device is {device!r}; it must be the name of a type of device, such as 'cuda', or None")
-    chosen = config.DEVICE.given("use_device", device)
-    found = config.DEVICE_EVENTS.read() if events is None else checked_device_events(events, 1)
-    return DeviceChoice(chosen, found) if chosen else None
+    if use_device is not None and not isinstance(use_device, str):
+        raise TypeError(
+            f"use_device is {use_device!r}; it must be the name of a type of device, such as 'cuda', or None"
+        )
+    device = config.DEVICE.given("use_device", use_device)
+    events = config.DEVICE_EVENTS.read() if device_events is None else checked_device_events(device_events, 1)
+    # Whole modules are seen until the first step ends: not worth a mark.
+    has_steps_alone = detail == "steps"
+    return RecordingOptions(
+        operators=detail in {"ops", "frames"},
+        compilations=not has_steps_alone,
+        inputs=bool(record_shapes),
+        frames=detail == "frames",
+        frame_filter=checked_filter(frames) if detail == "frames" or frames is not None else ALL_FRAMES,
+        device=device or None,
+        device_events="off" if has_steps_alone else events,
+        untimed="detail is 'steps'" if has_steps_alone else "device_events is 'off'",
+        all_threads=True,
+        is_live=True,
+        sources=sources,
+    )

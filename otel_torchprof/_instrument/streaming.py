@@ -16,12 +16,12 @@ from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.finders import is_there
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
+from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof.errors import TorchProfError
 
 from .instrumentation import Instrumentation
 from .live_recording import KINDS
-from .options import device_choice
+from .options import live_options
 from .processor import TorchSpanProcessor
 
 if TYPE_CHECKING:
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SpanExporter
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from otel_torchprof._events.events import EventList
     from otel_torchprof._sampling.span_policy import SpanPolicy
+    from otel_torchprof._sources.frame_filter import FrameFilter
+    from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import ProcessorHealth
 
 _NOT_STARTED, _IS_STOPPED = "not started", "stopped"
@@ -64,6 +66,7 @@ class stream:  # noqa: N801 - beside profile
         device_events: for which events, likewise.
         policy: which steps are told in detail and how much of them; by default as the environment says.
         memory_limit: bytes that the recorder may hold, as for :class:`TorchSpanProcessor`.
+        source_options: what single sources understand: ``energy``, as for :class:`TorchInstrumentor`.
         resource: of the spans; by default the one that ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` describe.
 
     Raises:
@@ -81,11 +84,18 @@ class stream:  # noqa: N801 - beside profile
         policy: SpanPolicy | None = None,
         memory_limit: int | None = None,
         resource: Resource | None = None,
+        **source_options: Unpack[SourceOptions],
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
-        frames_requested = detail == "frames" or frames is not None
-        device = device_choice(use_device, device_events)
+        recording = live_options(
+            detail,
+            record_shapes=record_shapes,
+            frames=frames,
+            use_device=use_device,
+            device_events=device_events,
+            sources=checked_source_options("stream", source_options),
+        )
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
         self._off = "the SDK is switched off" if provider.disabled else ""
@@ -95,9 +105,7 @@ class stream:  # noqa: N801 - beside profile
             provider,
             self._processor,
             detail=detail,
-            record_shapes=bool(record_shapes),
-            frame_filter=checked_filter(frames) if frames_requested else ALL_FRAMES,
-            device=device,
+            recording=recording,
             calls_at_once=not is_there("torch"),
             policy=checked_policy(policy),
         )

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics as otel_metrics
@@ -21,7 +22,7 @@ from otel_torchprof._process import fork
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._sources.live_device_source import LiveDeviceSource
+from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.source import Operators, Sources
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import RawMarks
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from otel_torchprof._native.torch_library import TorchLibrary
-    from otel_torchprof._sources.live_device_source import DeviceChoice
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     from .operator_metrics import TorchMetrics
     from .recorder_metrics import ExporterFigures
@@ -71,7 +72,7 @@ class MetricsInstrumentation:
         overhead: share of the time that it may cost; 1: everything is recorded.
         memory_limit: bytes that the recorder may hold.
         exporters: figures of the exporters of spans, if there are any.
-        device: what is timed on devices; None for nothing.
+        recording: what is timed on devices.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class MetricsInstrumentation:
         overhead: float,
         memory_limit: int,
         exporters: Callable[[], Sequence[ExporterFigures]] = tuple,
-        device: DeviceChoice | None = None,
+        recording: RecordingOptions,
     ) -> None:
         self._metrics = metrics
         self._provider = provider
@@ -90,7 +91,10 @@ class MetricsInstrumentation:
         self._overhead = overhead
         self._memory_limit = memory_limit
         self._exporters = exporters
-        self._device = device
+        # Operators are recorded for some steps only, and switched on and off for them; what makes no sums is left out.
+        self._options = replace(
+            recording, operators=False, compilations=False, frames=False, sources={**recording.sources, "energy": False}
+        )
         self._optimizers = OptimizerHooks()
         self._running = False
         self._ended = True
@@ -98,7 +102,7 @@ class MetricsInstrumentation:
         self._library: TorchLibrary | None = None
         self._operators: Operators | None = None
         self._event_cost: float | None = None
-        names = ("steps", "operators") if device is None else ("steps", "operators", "devices")
+        names = ("steps", "operators") if not self._options.times_device else ("steps", "operators", "devices")
         self._states = dict.fromkeys(names, "off: torch is not imported")
         self._call_off: Callable[[], None] = lambda: None
         self._ledger = Ledger()
@@ -127,7 +131,7 @@ class MetricsInstrumentation:
             all_threads=True,
             kinds=(Kind.OPERATOR,),
             contexts=True,
-            devices=self._device is not None,
+            devices=self._options.times_device,
         )
         self._recorder = Sources(self._session, self._cleanup)
         self._session.mute_roots(True)
@@ -237,7 +241,7 @@ class MetricsInstrumentation:
         if self._running:
             self._attach()
             if self._library is not None:
-                self._time_devices()
+                self._add_sources()
                 self._may_record(0.0 if self._sampler.always else self._event_cost)
 
     # ---- torch ----
@@ -254,14 +258,14 @@ class MetricsInstrumentation:
                 self._operators_are_off(error)
                 return
             self._states["operators"] = ON
-            self._time_devices()
+            self._add_sources()
             if self._sampler.always:
                 self._may_record(0.0)
 
-    def _time_devices(self) -> None:
-        if self._device is not None and self._library is not None:
-            devices = LiveDeviceSource(self._library, self._device, self._memory_limit, energy=False)
-            self._recorder.add(devices)
+    def _add_sources(self) -> None:
+        if self._options.times_device:
+            for source in requested(Request(self._options, self._library, self._memory_limit)):
+                self._recorder.add(source)
 
     def _may_record(self, cost: float | None) -> None:
         if cost is not None:
@@ -273,7 +277,9 @@ class MetricsInstrumentation:
         self._unobserve()
         self._session.mute_roots(not on)
         if on and self._library is not None:
-            self._operators = Operators(self._library, Requested(0) if self._device is None else Requested.DEVICES)
+            self._operators = Operators(
+                self._library, Requested.DEVICES if self._options.times_device else Requested(0)
+            )
             try:
                 self._operators.start(self._session)
             except Exception as error:  # noqa: BLE001 - neither the training loop nor an import of torch is to fail

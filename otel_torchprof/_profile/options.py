@@ -202,17 +202,6 @@ def check_timeout(seconds: float | None) -> None:
     warn_once("post_processing_timeout_s is accepted as torch has it; nothing here takes so long")
 
 
-def checked_energy(energy: bool | None, device: str | None) -> bool:
-    """Whether the energy counters are read: as told, else where the device is CUDA's.
-
-    Raises:
-        TypeError: neither yes nor no nor nothing said.
-    """
-    if energy is not None and not isinstance(energy, bool):
-        raise TypeError(f"energy is {energy!r}; it must be True, False, or None: where the device is cuda")
-    return device == "cuda" if energy is None else energy
-
-
 def check_calls(observer: Any, **functions: Any) -> None:
     """What will be called while the profile runs can be called: no mistake here ends a loop in its middle.
 

@@ -12,12 +12,13 @@ from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._export import sdk
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.caller_warnings import warn_caller_once
-from otel_torchprof._record.recording import RecordingOptions
 from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
+from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
 from otel_torchprof._sources.labels import record_function
+from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError
 
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterable, Mapping
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
+    from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import Health, ProfilerStats
 
 
@@ -82,8 +84,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             microseconds: ``"ops"`` (operators, labels and modules; default), ``"leaves"`` (operators with no other
             inside), ``"labels"`` (labels and modules) or ``"off"``.
         device_events_every: only in every so many steps, from the first recorded one on.
-        energy: read the energy counters of NVIDIA's GPUs, ten times a second, on a thread of its own; by default where the
-            device is ``cuda``.
+        source_options: what single sources understand: ``energy``, whether to read the energy counters of NVIDIA's GPUs, ten
+            times a second, on a thread of its own; by default where the device is ``cuda``.
 
     Raises:
         TorchLibraryError: operators are wanted and cannot be recorded (no compiler); the message names the fix.
@@ -118,18 +120,18 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         frames: FrameFilter | None = None,
         device_events: str | None = None,
         device_events_every: int = 1,
-        energy: bool | None = None,
+        **source_options: Unpack[SourceOptions],
     ) -> None:
         self.acc_events, self.on_trace_ready = acc_events, on_trace_ready
         self.custom_trace_id_callback = custom_trace_id_callback
         self.post_processing_timeout_s = post_processing_timeout_s
         self.execution_trace_observer = execution_trace_observer
-        self.with_modules = with_modules
-        self._active = False
+        self.with_modules, self._active = with_modules, False
         self._step_label: record_function | None = None
         self._kineto_steps = ProfilerSteps()
         events = checked_device_events(device_events, device_events_every)
         self._device_steps = TimedSteps(device_events_every)
+        sources = checked_source_options("profile", source_options)
         if not enabled:
             super().__init__(Segments(RecordingOptions(operators=False)))
             self.enabled, self._cycles = False, Cycles(always, self._do)
@@ -161,10 +163,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                     frames=with_stack,
                     frame_filter=checked_filter(frames) if with_stack or frames is not None else ALL_FRAMES,
                     modules=with_modules,
-                    device=None if events == "off" else chosen.device,
-                    untimed="device_events is 'off'" if events == "off" and chosen.device else chosen.untimed,
+                    device=chosen.device,
+                    untimed=chosen.untimed,
                     device_events=events,
-                    energy=options.checked_energy(energy, chosen.device),
+                    sources=sources,
                     all_threads=all_threads or bool(options.of_config(config, "profile_all_threads")),
                     memory_limit=memory_limit,
                 )

@@ -8,34 +8,32 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
-from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import fork
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
-from otel_torchprof._sources.collective_source import CollectiveSource
-from otel_torchprof._sources.compile_events import CompileEvents
-from otel_torchprof._sources.device_source import BYTES_OF_A_TIME, DeviceSource
+from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.device_source import DeviceSource
 from otel_torchprof._sources.energy_source import EnergySource
-from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter
+from otel_torchprof._sources.frame_filter import ALL_FRAMES
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.source import Calls, Memory, Modules, Operators, Source, Sources
+from otel_torchprof._sources.source import Calls, Source, Sources
 from otel_torchprof._tree.frames import ShortFrames, with_info
 from otel_torchprof._tree.input_words import InputKept, kept
 from otel_torchprof._tree.waiting import with_waiting
 from otel_torchprof.errors import NativeError, TorchProfError
-from otel_torchprof.health import NO_DEVICE, ON, Health
+from otel_torchprof.health import ON, Health
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from otel_torchprof._columns.waiting import WaitingStack
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
 
 def checked_memory_limit(given: int | None) -> int:
@@ -55,71 +53,9 @@ def checked_memory_limit(given: int | None) -> int:
 
 
 _logger = logging.getLogger("otel_torchprof")
+_S = TypeVar("_S", bound=Source)
 
 _OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
-
-
-@dataclass(frozen=True)
-class RecordingOptions:
-    """What a recording is to hold."""
-
-    operators: bool | None = None
-    """True: torch's operators must be recorded, else an error; None: if the program has torch; False: labels only."""
-    inputs: bool = False
-    """Shapes, dtypes, strides and values of the operators' inputs."""
-    overloads: bool = False
-    """Names of the operators' overloads."""
-    memory: bool = False
-    """What is allocated and freed."""
-    frames: bool = False
-    """Calls of Python and C functions."""
-    frame_filter: FrameFilter = ALL_FRAMES
-    """Which of them."""
-    modules: bool = False
-    """Calls of modules."""
-    device: str | None = None
-    """The type of device whose times are recorded; None for none."""
-    untimed: str = NO_DEVICE
-    """Where no device is timed, why."""
-    device_events: str = "ops"
-    """For which events: a key of ``DEVICE_EVENTS``."""
-    energy: bool = False
-    """Readings of the energy counters of NVIDIA's GPUs."""
-    all_threads: bool = False
-    """Every thread."""
-    memory_limit: int | None = None
-    """Bytes that may be held in the recorder; None: as the environment says, else 512 MiB."""
-
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of events."""
-        found = [Kind.OPERATOR, Kind.LABEL]
-        if self.modules:
-            found.append(Kind.MODULE)
-        if self.frames:
-            found.append(Kind.FRAME)
-        return tuple(found)
-
-    def info(self) -> Requested:
-        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
-
-        With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
-        """
-        found = Requested.INPUTS if self.inputs else Requested(0)
-        if self.overloads:
-            found |= Requested.OVERLOADS
-        if self.frames:
-            found |= Requested.CALL_STACKS
-        if self.modules:
-            found |= Requested.MODULE_HIERARCHY
-        if self.inputs and self.memory and self.frames:
-            found |= Requested.STORAGES
-        return found
-
-    def asks(self) -> Requested:
-        """What torch is asked for with each operator: those facts, and what tells on which device it works."""
-        return self.info() | (
-            Requested.DEVICES if self.device is not None and self.device_events != "labels" else Requested(0)
-        )
 
 
 class Recording:
@@ -150,12 +86,15 @@ class Recording:
             self._library = torch_library.load()
         fork.watch(self)
         self._short_frames = ShortFrames(options.frame_filter.min_duration)
-        self._calls = Calls(options.frame_filter) if options.frames else None
-        self._devices: DeviceSource | None = None
-        if self._library is not None and options.device is not None:
-            most = self._limit // BYTES_OF_A_TIME
-            self._devices = DeviceSource(self._library, options.device, options.device_events, most)
-        self._energy = EnergySource() if options.energy and config.ENABLED.read() else None
+        self._requested: list[Source] = []
+        if config.ENABLED.read():
+            self._requested = list(requested(Request(options, self._library, self._limit)))
+        self._calls = self._of(Calls)
+        self._devices = self._of(DeviceSource)
+        self._energy = self._of(EnergySource)
+
+    def _of(self, kind: type[_S]) -> _S | None:
+        return next((source for source in self._requested if isinstance(source, kind)), None)
 
     @staticmethod
     def _state_of_operators(operators: bool | None) -> str:
@@ -169,7 +108,7 @@ class Recording:
 
     def _can_record_more(self) -> bool:
         return (
-            (self.options.memory or self.options.device is not None)
+            (self.options.memory or self.options.times_device)
             and config.ENABLED.read()
             and torch_library.installed_torch() is not None
         )
@@ -195,37 +134,17 @@ class Recording:
             all_threads=self.options.all_threads,
             inputs=self.options.info() != 0,
             memory=self.options.memory,
-            devices=self.options.device is not None,
+            devices=self.options.times_device,
             kinds=self.options.kinds(),
         )
         self._sources = sources = Sources(session, self.cleanup)
         try:
-            if self._energy is not None:
-                sources.add(self._energy)  # its readings reach around all else
-            sources.start()
-            for source in self._requested_sources():
-                sources.add(source)
+            sources.start(self._requested)
         except BaseException:  # a KeyboardInterrupt too
             self._sources = None
             self.cleanup.close()
             raise
         self._started = True
-
-    def _requested_sources(self) -> Iterator[Source]:
-        """In the order in which they start; calls of Python last, and so stopped first: what stops the others is not recorded."""
-        options, library = self.options, self._library
-        if library is not None and options.memory:
-            yield Memory(library, all_threads=options.all_threads)
-        if library is not None and self._operators == ON:
-            yield Operators(library, options.asks())
-            yield CollectiveSource(library)
-        if self._devices is not None:
-            yield self._devices
-        yield CompileEvents()
-        if options.modules and torch_library.installed_torch() is not None:
-            yield Modules()
-        if self._calls is not None:
-            yield self._calls
 
     @property
     def running(self) -> bool:
@@ -321,8 +240,8 @@ class Recording:
         notes = [*self._notes(), *notes_of_environment()]
         devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
         if not config.ENABLED.read():
-            devices = _OFF_BY_SWITCH if self.options.device is not None else devices
-            energy = _OFF_BY_SWITCH if self.options.energy else energy
+            devices = _OFF_BY_SWITCH if self.options.times_device else devices
+            energy = _OFF_BY_SWITCH if self.options.reads_energy else energy
         state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
         if self._sources is None:
             return state
@@ -366,8 +285,10 @@ class Recording:
             notes.append("memory is not recorded: torch is not installed")
         if self._calls is None and self.options.frame_filter != ALL_FRAMES:
             notes.append("frames off: a filter of calls was given without with_stack=True")
-        if self._calls is not None and self._calls.state != ON:
-            notes.append(f"frames {self._calls.state}")
+        told = ("devices", "energy")  # by fields of their own
+        notes += [
+            f"{name} {state}" for name, state in self._sources.states().items() if state != ON and name not in told
+        ]
         return notes + self._sources.notes()
 
 

@@ -19,9 +19,8 @@ from .recording import Recording
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._sources.recording_options import RecordingOptions
     from otel_torchprof.health import Health
-
-    from .recording import RecordingOptions
 
 
 class Segments:

@@ -38,11 +38,24 @@ _UNORDERED = (
 _logger = logging.getLogger("otel_torchprof")
 
 
+def checked_energy(energy: bool | None) -> bool | None:
+    """Whether the energy counters are read; None: where the device is CUDA's.
+
+    Raises:
+        TypeError: neither yes nor no nor None.
+    """
+    if energy is not None and not isinstance(energy, bool):
+        raise TypeError(f"energy is {energy!r}; it must be True, False, or None: where the device is cuda")
+    return energy
+
+
 class EnergySource(Source):
     """Reads the counters of the GPUs that CUDA shows to this process, from :meth:`start` to :meth:`stop`.
 
     The loop's thread reads nothing: a driver may take its time to answer. Made ready when made; never an error.
     """
+
+    starts_before_session = True  # its readings reach around all else
 
     def __init__(self) -> None:
         self._counters = EnergyCounters()

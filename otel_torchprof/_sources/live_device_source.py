@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._tree.devices import not_before
 
-from .device_source import BYTES_OF_A_TIME, DeviceSource
+from .device_source import DeviceSource
 from .energy_source import EnergySource
 from .source import Source
 
@@ -31,22 +31,6 @@ _ENERGY_KEPT_NS = 600 * 10**9
 """Steps and labels that began longer ago than this have no joules."""
 
 
-class DeviceChoice(NamedTuple):
-    """What is timed on a device by an instrumentation."""
-
-    device: str
-    """The type, as ``torch.device`` names it."""
-    events: str
-    """``ops``, ``leaves`` or ``labels``; ``off``: energy alone."""
-    untimed: str = "device_events is 'off'"
-    """Why, where it is ``off``."""
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether anything is."""
-        return self.events != "off"
-
-
 class LiveDeviceSource(Source):
     """Times of a session's events, from when the program first uses the device. For one thread at a time.
 
@@ -55,36 +39,25 @@ class LiveDeviceSource(Source):
 
     Args:
         library: of torch's operators; None where nothing is timed.
-        choice: what is timed.
-        budget_bytes: that times may take until they are drained.
-        energy: whether the energy counters are read too.
+        device: the type, as ``torch.device`` names it.
+        events: ``ops``, ``leaves`` or ``labels``.
+        most: times that may wait until they are drained.
+        untimed: where nothing is timed, why.
     """
 
-    def __init__(
-        self, library: TorchLibrary | None, choice: DeviceChoice, budget_bytes: int, *, energy: bool = True
-    ) -> None:
-        self._device = choice.device
-        self._untimed = choice.untimed
-        self._reads_energy = energy
-        self._source: DeviceSource | None = None
-        if library is not None and choice.is_timed:
-            self._source = DeviceSource(library, choice.device, choice.events, budget_bytes // BYTES_OF_A_TIME)
-        self._energy: EnergySource | None = None
+    def __init__(self, library: TorchLibrary | None, device: str, events: str, most: int, *, untimed: str = "") -> None:
+        self._device = device
+        self._untimed = untimed
+        self._source = None if library is None else DeviceSource(library, device, events, most)
         self._early: list[tuple[int, Times]] = []
         self._session: Session | None = None
         self._begun = False
 
     def states(self) -> dict[str, str]:
-        """State by source: ``on``, or ``off: `` and the reason."""
-        unused = f"off: the program has not used torch.{self._device} yet"
-        if not hasattr(torch_library.installed_torch(), self._device):
-            unused = f"off: torch has no device named {self._device!r}"
-        devices = f"off: {self._untimed}" if self._source is None else self._source.state if self._begun else unused
-        if not self._reads_energy:
-            return {"devices": devices}
-        if self._device != "cuda":
-            return {"devices": devices, "energy": f"off: NVIDIA's library knows no {self._device}"}
-        return {"devices": devices, "energy": unused if self._energy is None else self._energy.state}
+        """Under ``devices``."""
+        if self._source is None:
+            return {"devices": f"off: {self._untimed}"}
+        return {"devices": self._source.state if self._begun else _unused(self._device)}
 
     def start(self, session: Session) -> None:
         """Times the session from now on, or from the drain at which the program has begun to use the device."""
@@ -92,33 +65,22 @@ class LiveDeviceSource(Source):
         self._begin(session)
 
     def _begin(self, session: Session) -> None:
-        if self._begun or not _is_in_use(self._device):
+        if self._source is None or self._begun or not _is_in_use(self._device):
             return
         self._begun = True
-        if self._source is not None:
-            self._source.start(session)
-        if self._device == "cuda" and self._reads_energy:
-            self._energy = EnergySource()
-            self._energy.start()
+        self._source.start(session)
 
     def decorate(self, batch: Batch) -> Batch:
-        """With the times of its events, and what the devices consumed."""
+        """With the times of its events."""
         if self._session is not None:
             self._begin(self._session)
-        if not self._begun:
-            return batch
-        times = self._of_batch(batch)
-        energy = None if self._energy is None else self._energy.columns()
-        if self._energy is not None:
-            self._energy.forget(now_ns() - _ENERGY_KEPT_NS)
-        return replace(batch, devices=not_before(batch, times), energy=energy)
+        return replace(batch, devices=not_before(batch, self._of_batch(batch))) if self._begun else batch
 
     def stop(self) -> None:
         """Ends it; what there is can still be taken, once."""
+        self._session = None
         if self._source is not None:
             self._source.stop()
-        if self._energy is not None:
-            self._energy.stop()
 
     def notes(self) -> list[str]:
         """What a reader of the times should know, a sentence each."""
@@ -138,6 +100,54 @@ class LiveDeviceSource(Source):
                 kept.append((since, {name: column[~known] for name, column in times.items()}))
         self._early = [entry for entry in kept if len(entry[1]["event"])]
         return {c.name: np.concatenate([times[c.name] for times in here]) for c in DEVICE_COLUMNS}
+
+
+class LiveEnergySource(Source):
+    """What devices consume, from when the program first uses the device. For one thread at a time.
+
+    Args:
+        device: the type, as ``torch.device`` names it; None: the counters are read from the start.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._source: EnergySource | None = None
+        self._stopped = False
+
+    def states(self) -> dict[str, str]:
+        """Under ``energy``."""
+        if self._device not in {None, "cuda"}:
+            return {"energy": f"off: NVIDIA's library knows no {self._device}"}
+        return {"energy": _unused(str(self._device)) if self._source is None else self._source.state}
+
+    def start(self, _session: Session | None = None) -> None:
+        """Reads from now on, or from the drain at which the program has begun to use the device."""
+        if self._source is not None or self._stopped:
+            return
+        if self._device is None or (self._device == "cuda" and _is_in_use(self._device)):
+            self._source = EnergySource()
+            self._source.start()
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With the readings of the last ten minutes."""
+        self.start()
+        if self._source is None:
+            return batch
+        energy = self._source.columns()
+        self._source.forget(now_ns() - _ENERGY_KEPT_NS)
+        return replace(batch, energy=energy)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopped = True
+        if self._source is not None:
+            self._source.stop()
+
+
+def _unused(device: str) -> str:
+    if not hasattr(torch_library.installed_torch(), device):
+        return f"off: torch has no device named {device!r}"
+    return f"off: the program has not used torch.{device} yet"
 
 
 def _is_in_use(device: str) -> bool:

@@ -15,6 +15,8 @@ from .compiled_code import leave_uncompiled
 from .torch_hooks import ModuleHooks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.waiting import WaitingStack
     from otel_torchprof._native.recorder import Session
@@ -31,6 +33,9 @@ leave_uncompiled(*(m.__name__ for m in (torch_hooks, module_names, frame_book, t
 class Source:
     """Something that is recorded. What a source does not need is as here: nothing."""
 
+    starts_before_session = False
+    """Whether it starts before the session does, with which it then has nothing to do, and stops after it."""
+
     def start(self, session: Session) -> None:
         """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
 
@@ -46,7 +51,7 @@ class Source:
         return batch
 
     def states(self) -> dict[str, str]:
-        """``on``, or ``off: `` and the reason, by the names under which health shows them."""
+        """``on``, or ``off: `` and the reason, by the names under which health shows them: that of a profile where one is off."""
         return {}
 
     def notes(self) -> list[str]:
@@ -67,14 +72,21 @@ class Sources:
         self._cleanup = cleanup
         self._started: list[Source] = []
 
-    def start(self) -> None:
-        """Starts the session.
+    def start(self, given: Iterable[Source] = ()) -> None:
+        """Starts the session, and sources in this order.
 
         Raises:
             NativeError: as :meth:`Session.start`.
+            TorchProfError: as :meth:`Source.start`.
         """
+        sources = sorted(given, key=lambda source: not source.starts_before_session)  # else the order stays
+        early = sum(source.starts_before_session for source in sources)
+        for source in sources[:early]:
+            self.add(source)
         self.stop_session_first()
         self.session.start()
+        for source in sources[early:]:
+            self.add(source)
 
     def add(self, source: Source) -> None:
         """Starts a source, before the session too, if it feeds it with nothing. Raises as :meth:`Source.start`."""

@@ -9,7 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof.errors import TorchProfError
 
 from .legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
@@ -135,6 +136,7 @@ def _recording(config: ProfilerConfig, device: str | None) -> Recording:
             memory=config.profile_memory,
             frames=config.with_stack,
             device=device,
+            sources={"energy": False},
         )
     )
 

@@ -14,7 +14,8 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,6 +19,7 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation  # noqa: E402
 from otel_torchprof._metrics.operator_metrics import metrics_of  # noqa: E402
 from otel_torchprof._native.recorder import recorder_stats  # noqa: E402
+from otel_torchprof._sources.recording_options import RecordingOptions  # noqa: E402
 
 
 class Profile:
@@ -69,7 +70,9 @@ class Metrics:
     def __init__(self):
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], shutdown_on_exit=False)
-        self._metrics = MetricsInstrumentation(metrics_of(provider), provider, overhead=1.0, memory_limit=64 << 20)
+        self._metrics = MetricsInstrumentation(
+            metrics_of(provider), provider, overhead=1.0, memory_limit=64 << 20, recording=RecordingOptions()
+        )
         self.start, self.stop = self._metrics.start, self._metrics.stop
 
     def found(self) -> int:

@@ -295,7 +295,8 @@ def test_interrupts_in_stop_lose_nothing():
         run(
             INTERRUPTED
             + """
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 at, lost = 0, []
 while True:
     at += 1

@@ -17,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
 from otel_torchprof._events.events import EventList  # noqa: E402
-from otel_torchprof._record.recording import Recording, RecordingOptions  # noqa: E402
+from otel_torchprof._record.recording import Recording  # noqa: E402
+from otel_torchprof._sources.recording_options import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.input_words import InputKind, text_ids  # noqa: E402
 from otel_torchprof._tree.inputs import overload_codes, script_stack  # noqa: E402
 from otel_torchprof._tree.tree import torch_view  # noqa: E402

@@ -13,7 +13,8 @@ from observed import torchs  # noqa: E402
 from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._record.recording import Recording, RecordingOptions  # noqa: E402
+from otel_torchprof._record.recording import Recording  # noqa: E402
+from otel_torchprof._sources.recording_options import RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -33,3 +33,27 @@ def test_it_type_checks() -> None:
         [sys.executable, "-m", "mypy", "--strict", str(PROGRAM)], capture_output=True, text=True, check=False, cwd=root
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+MISTAKES = """
+import otel_torchprof as otp
+
+otp.profile(enargy=True)
+otp.stream(energy="much")
+"""
+
+
+def test_mistakes_do_not_type_check(tmp_path: Path) -> None:
+    """A misspelt option of a source and one of a wrong type are errors for mypy already."""
+    pytest.importorskip("mypy")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(MISTAKES)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(wrong)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PROGRAM.parent.parent.parent,
+    )
+    errors = [line.split(": ") for line in done.stdout.splitlines() if ": error: " in line]
+    assert [place.rpartition(":")[2] for place, *_ in errors] == ["4", "5"], done.stdout

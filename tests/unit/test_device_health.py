@@ -74,10 +74,11 @@ def test_energy_is_a_yes_or_a_no(value):
         ({"gpu_metrics": "none"}, TypeError, "gpu_metrics is 'none'; it must be True, False, or None"),
         ({"overhead": "much"}, ValueError, "overhead is 'much'; allowed is a number above 0, up to 1"),
         ({"max_operators": "many"}, ValueError, "max_operators is 'many'; allowed is a whole number above 0"),
+        ({"energy": "much"}, TypeError, "energy is 'much'; it must be True, False, or None"),
         (
-            {"energy": True},
+            {"enargy": True},
             TypeError,
-            r"energy is no argument of instrument\(\); allowed are tracer_provider, .*use_device",
+            r"enargy is no argument of instrument\(\); allowed are tracer_provider, .*use_device, .*energy",
         ),
     ],
 )

@@ -13,8 +13,9 @@ import otel_torchprof as otp
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames
 
 

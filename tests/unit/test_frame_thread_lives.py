@@ -233,7 +233,8 @@ def test_start_and_stop_amid_busy_threads():
 
 _STOPPED_ELSEWHERE = """
     import sys, threading
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     sys.setswitchinterval(1e-6)
 

@@ -9,7 +9,8 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 
 def _leaf():
@@ -105,7 +106,8 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Recording, RecordingOptions
+        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._sources.recording_options import RecordingOptions
 
         def work():
             while True:

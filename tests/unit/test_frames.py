@@ -11,8 +11,9 @@ import pytest
 from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.labels import record_function
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 
 def _leaf():

@@ -11,11 +11,13 @@ from frame_runs import printed, run
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 START = """
 import atexit, os, sys, threading, _thread
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 def leaf():
     return len("leaf")

@@ -7,7 +7,8 @@ import threading
 
 from frame_trees import by_profile_function, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 
 def _leaf():
@@ -95,7 +96,8 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 
 _STOPS_INSIDE = """
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     record = Recording(RecordingOptions(operators=False, frames=True))
 
@@ -122,7 +124,8 @@ def test_recording_that_is_stopped_while_a_name_is_made():
 _REFUSES = """
     import logging
     import sys
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False

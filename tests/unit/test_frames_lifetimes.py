@@ -7,8 +7,9 @@ import pytest
 from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 
 def _leaf():
@@ -19,7 +20,8 @@ def test_process_that_ends_inside_of_the_tracer():
     """A thread that never comes back from naming a function takes nothing down when the process ends."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Recording, RecordingOptions
+        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._sources.recording_options import RecordingOptions
         inside = threading.Event()
 
         class Waiting(type):
@@ -44,7 +46,8 @@ def test_process_that_ends_with_the_tracer_on():
     """A recording that begins when the tracer has been told of the end already takes nothing down."""
     program = """
         import atexit
-        from otel_torchprof._record.recording import Recording, RecordingOptions
+        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._sources.recording_options import RecordingOptions
 
         def late():
             record.start()
@@ -160,7 +163,8 @@ def test_c_thread_that_python_knows_again_and_again():
     program = """
         import ctypes, threading
         from otel_torchprof._native.ffi import python_sources
-        from otel_torchprof._record.recording import Recording, RecordingOptions
+        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._sources.recording_options import RecordingOptions
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         key, thread, variables = ctypes.c_uint(), ctypes.c_ulong(), threading.local()
@@ -256,7 +260,8 @@ def test_recording_that_a_debugger_starts():
 _TIMED_OUT = """
     import signal, types
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     class TimedOut(Exception):
         pass
@@ -297,7 +302,8 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_program():
 
 _IN_A_FINALIZER = """
     import gc, sys, threading
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     class Trash:
         def __init__(self):
@@ -382,7 +388,8 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
     """Recording threads that come and go, started and stopped again and again, holds as much memory after 2,000 as after 500."""
     program = """
         import sys, threading
-        from otel_torchprof._record.recording import Recording, RecordingOptions
+        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._sources.recording_options import RecordingOptions
 
         def leaf():
             return len("leaf")

@@ -9,7 +9,8 @@ import pytest
 from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 USES_MONITORING = sys.version_info >= (3, 12)
 

@@ -16,8 +16,9 @@ from frame_trees import masked, recorded, recording, tree
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.frames import collection_generation
 
 OLDEST = "gc.collect: generation 2"
@@ -300,7 +301,8 @@ def test_generations(name, generation):
 FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 def recorded():
     record = Recording(RecordingOptions(operators=False, frames=True))
@@ -333,7 +335,8 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.recording import Recording, RecordingOptions
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._sources.recording_options import RecordingOptions
 
 class Late:
     def __init__(self):

@@ -218,7 +218,8 @@ def test_forked_child_has_no_tool():
 
 _REFUSES = """
     import logging, sys
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -248,7 +249,8 @@ def test_audit_hook_that_forbids_callbacks():
 
 _ENDS = """
     import sys, threading
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     class AtTheEnd:
         def __del__(self):
@@ -284,7 +286,8 @@ _IN_ANOTHER = """
         import _interpreters as interpreters
     except ImportError:
         import _xxsubinterpreters as interpreters
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     other = interpreters.create()
     record = Recording(RecordingOptions(operators=False, frames=True))

@@ -370,7 +370,8 @@ _GREENLETS = """
     import re
     from collections import Counter
     import greenlet
-    from otel_torchprof._record.recording import Recording, RecordingOptions
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
 
     def outer(number):
         for _ in range(3):

@@ -1,0 +1,138 @@
+"""All sources, in the order in which they start: the one list that profiles, live recordings and metrics walk."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from otel_torchprof._native import torch_library
+
+from .collective_source import CollectiveSource
+from .compile_events import CompileEvents
+from .device_source import BYTES_OF_A_TIME, DeviceSource
+from .energy_source import EnergySource, checked_energy
+from .live_device_source import LiveDeviceSource, LiveEnergySource
+from .source import Calls, Memory, Modules, Operators, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from otel_torchprof._native.torch_library import TorchLibrary
+
+    from .recording_options import RecordingOptions, SourceOptions
+
+
+class Request(NamedTuple):
+    """What sources are chosen by."""
+
+    options: RecordingOptions
+    library: TorchLibrary | None
+    """Of torch's operators; None where there is none, or nothing needs it."""
+    memory_limit: int
+    """Bytes that the recorder may hold."""
+
+
+class Entry(NamedTuple):
+    """A source and how it is chosen."""
+
+    name: str
+    make: Callable[[Request], Source | None]
+    """The source, not started; None where it is not requested or has nothing to record."""
+    needs_torch: bool = True
+    """A recording that begins before torch is imported starts it only then."""
+    survives_fork: bool = False
+    """In a forked child it goes on by itself."""
+    checks: Mapping[str, Callable[[Any], Any]] = {}
+    """Its own options (see ``SourceOptions``): each with what checks a value and returns it, or raises."""
+
+
+def _energy(request: Request) -> Source | None:
+    options = request.options
+    if not options.is_live:
+        return EnergySource() if options.reads_energy else None
+    energy, device = options.sources.get("energy"), options.device
+    if energy is False or (energy is None and device is None):
+        return None
+    return LiveEnergySource(device if energy is None or device == "cuda" else None)
+
+
+def _memory(request: Request) -> Source | None:
+    options, library = request.options, request.library
+    return Memory(library, all_threads=options.all_threads) if options.memory and library is not None else None
+
+
+def _operators(request: Request) -> Source | None:
+    options, library = request.options, request.library
+    return Operators(library, options.asks()) if options.operators is not False and library is not None else None
+
+
+def _collectives(request: Request) -> Source | None:
+    options, library = request.options, request.library
+    return CollectiveSource(library) if options.operators is not False and library is not None else None
+
+
+def _devices(request: Request) -> Source | None:
+    options, library = request.options, request.library
+    most = request.memory_limit // BYTES_OF_A_TIME
+    if options.device is None or (options.times_device and library is None):
+        return None
+    if options.is_live:
+        timed = library if options.times_device else None
+        return LiveDeviceSource(timed, options.device, options.device_events, most, untimed=options.untimed)
+    if library is None or not options.times_device:
+        return None
+    return DeviceSource(library, options.device, options.device_events, most)
+
+
+def _compilations(request: Request) -> Source | None:
+    return CompileEvents() if request.options.compilations else None
+
+
+def _modules(request: Request) -> Source | None:
+    return Modules() if request.options.modules and torch_library.installed_torch() is not None else None
+
+
+def _frames(request: Request) -> Source | None:
+    return Calls(request.options.frame_filter) if request.options.frames else None
+
+
+SOURCES = (
+    Entry("energy", _energy, checks={"energy": checked_energy}),
+    Entry("memory", _memory),
+    Entry("operators", _operators, survives_fork=True),
+    Entry("collectives", _collectives),
+    Entry("devices", _devices),
+    Entry("compilations", _compilations, needs_torch=False),
+    Entry("modules", _modules),
+    # Last to start and so the first to stop: the calls that stop the others are not recorded.
+    Entry("frames", _frames),
+)
+"""A source starts after those before it, and stops before them."""
+
+
+def requested(request: Request, chooses: Callable[[Entry], bool] = lambda _entry: True) -> Iterator[Source]:
+    """The sources that a recording is to have, not started, in their order.
+
+    Args:
+        request: what it is to hold.
+        chooses: which entries are looked at; by default all.
+    """
+    for entry in SOURCES:
+        source = entry.make(request) if chooses(entry) else None
+        if source is not None:
+            yield source
+
+
+def checked_source_options(function: str, given: Mapping[str, Any]) -> SourceOptions:
+    """The arguments that sources understand, each checked by its source.
+
+    Raises:
+        TypeError, ValueError: a value is wrong, or no source has an argument of that name; the message names ``function``.
+    """
+    checks = {name: check for entry in SOURCES for name, check in entry.checks.items()}
+    for name in given:
+        if name not in checks:
+            close = difflib.get_close_matches(name, checks, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{name} is no argument of {function}{hint}")
+    return cast("SourceOptions", {name: checks[name](value) for name, value in given.items()})

@@ -1,0 +1,133 @@
+"""The one list of sources: what profiles, streams, the instrumentation and metrics record is chosen there, and options are checked there."""
+
+from __future__ import annotations
+
+import pytest
+
+import otel_torchprof as otp
+from otel_torchprof._sources import catalog
+from otel_torchprof._sources.catalog import SOURCES, Entry, Request, checked_source_options, requested
+from otel_torchprof._sources.recording_options import RecordingOptions, SourceOptions
+from otel_torchprof._sources.source import Source
+from otel_torchprof.health import ON
+
+
+class Tides(Source):
+    """A source like a stranger's: it labels its start and has a state, a note and an option."""
+
+    def __init__(self, height: int) -> None:
+        self.height = height
+        self.lives: list[str] = []
+
+    def start(self, _session):
+        self.lives.append("start")
+        with otp.record_function(f"tide of {self.height}"):
+            pass
+
+    def stop(self):
+        self.lives.append("stop")
+
+    def states(self):
+        return {"tides": ON if self.height else "off: it is low"}
+
+    def notes(self):
+        return [f"the tide is at {self.height}"]
+
+
+def checked_tides(height: int) -> int:
+    if not isinstance(height, int):
+        raise TypeError(f"tides is {height!r}; it must be a whole number")
+    return height
+
+
+@pytest.fixture
+def tides(monkeypatch):
+    """The list with one more entry, as a new source would add it; what was made of it."""
+    made: list[Tides] = []
+
+    def make(request: Request) -> Source | None:
+        if "tides" not in request.options.sources:
+            return None
+        made.append(Tides(request.options.sources["tides"]))
+        return made[-1]
+
+    entry = Entry("tides", make, needs_torch=False, checks={"tides": checked_tides})
+    monkeypatch.setattr(catalog, "SOURCES", (*SOURCES, entry))
+    monkeypatch.setitem(SourceOptions.__annotations__, "tides", "int")
+    return made
+
+
+def test_a_new_source_in_a_profile(tides):
+    """One entry in the list is enough: a profile takes its option, starts and stops it, and has its events, state and note."""
+    with otp.profile(operators=False, tides=3) as prof:
+        pass
+    assert [tide.lives for tide in tides] == [["start", "stop"]]
+    assert [event.name for event in prof.events()] == ["tide of 3"]
+    assert "the tide is at 3" in prof.health.notes
+
+
+def test_a_new_source_that_is_off(tides):
+    """Where it is off, the health of the profile says why."""
+    with otp.profile(operators=False, tides=0) as prof:
+        pass
+    assert "tides off: it is low" in prof.health.notes
+
+
+def test_a_new_source_in_a_stream(tides):
+    """The same entry serves a live recording, whose health has its state under its name."""
+    with otp.stream(detail="modules", tides=4) as running:
+        pass
+    assert [tide.lives for tide in tides] == [["start", "stop"]]
+    assert running.health.sources["tides"] == ON
+    assert [event.key for event in running.key_averages()] == ["tide of 4"]
+
+
+def test_nobody_asked(tides):
+    """Without its option it is not made."""
+    with otp.profile(operators=False):
+        pass
+    assert tides == []
+
+
+@pytest.mark.parametrize("start", [otp.profile, otp.stream], ids=["profile", "stream"])
+def test_options_are_checked_by_their_source(tides, start):
+    """A wrong value and a wrong name are errors at once, which name both, and what was meant."""
+    with pytest.raises(TypeError, match="tides is 'high'; it must be a whole number"):
+        start(tides="high")
+    with pytest.raises(TypeError, match=f"tidse is no argument of {start.__name__}; did you mean tides?"):
+        start(tidse=3)
+
+
+def test_options_are_declared():
+    """What the entries check is what type checkers know, no more and no less."""
+    assert {name for entry in SOURCES for name in entry.checks} == set(SourceOptions.__annotations__)
+
+
+def test_names_are_unique():
+    """No two entries have one name."""
+    assert len({entry.name for entry in SOURCES}) == len(SOURCES)
+
+
+def test_what_starts_before_torch():
+    """A recording that waits for torch starts first what does not need it, in the order of the list."""
+    options = RecordingOptions(is_live=True, frames=True)
+    early = [type(s).__name__ for s in requested(Request(options, None, 1 << 20), lambda entry: not entry.needs_torch)]
+    late = [type(s).__name__ for s in requested(Request(options, None, 1 << 20), lambda entry: entry.needs_torch)]
+    assert (early, late) == (["CompileEvents"], ["Calls"])
+
+
+def test_no_device_no_energy():
+    """The energy counters are read where the device is CUDA's or somebody asked, and not where somebody said no."""
+
+    def made(device: str | None, *, is_live: bool, **sources: bool | None) -> bool:
+        options = RecordingOptions(
+            device=device, device_events="off", is_live=is_live, sources=checked_source_options("profile", sources)
+        )
+        return any("Energy" in type(s).__name__ for s in requested(Request(options, None, 1 << 20)))
+
+    for is_live in (False, True):
+        assert not made(None, is_live=is_live)
+        assert made("cuda", is_live=is_live)
+        assert made(None, is_live=is_live, energy=True)
+        assert not made("cuda", is_live=is_live, energy=False)
+        assert made("cuda", is_live=is_live, energy=None)
