@@ -8,154 +8,28 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
-import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import parsers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _logger = logging.getLogger("otel_torchprof")
 
+_T = TypeVar("_T")
 
 DETAILS = ("off", "metrics", "steps", "modules", "ops", "frames")
 GPU_CHOICES = ("visible", "all")
-RANK_CHOICES = ("all", "node", "one")
 _ALIKE = 0.7
 """How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def one_of(*words: str) -> Callable[[object], str]:
-    """Makes a parser of one of the words, in any case; it raises ValueError for others."""
-
-    def parse(value: object) -> str:
-        found = value.strip().lower() if isinstance(value, str) else ""
-        if found not in words:
-            raise ValueError(f"allowed are {', '.join(words[:-1])} and {words[-1]}")
-        return found
-
-    return parse
-
-
-def switch(text: str) -> bool:
-    """Yes or no.
-
-    Raises:
-        ValueError: neither.
-    """
-    value = text.lower()
-    if value in {"true", "1", "yes", "on"}:
-        return True
-    if value in {"false", "0", "no", "off"}:
-        return False
-    raise ValueError("allowed are true and false")
-
-
-def byte_size(value: object) -> int:
-    """A number of bytes; a str may end in K, M or G.
-
-    Raises:
-        ValueError: it is none, or not above 0.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    text = value.strip() if isinstance(value, str) else ""
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    if number.isdecimal() and unit in _UNITS and int(number) > 0:
-        return int(number) * _UNITS[unit]
-    raise ValueError("allowed is a whole number of bytes, or one with K, M or G, above 0")
-
-
-def share(value: object) -> float:
-    """A share of the time.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = 0.0
-    if isinstance(value, bool) or not 0 < found <= 1:
-        raise ValueError("allowed is a number above 0, up to 1")
-    return found
-
-
-def seconds(value: object) -> float:
-    """A time.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = -1.0
-    if isinstance(value, bool) or not 0 <= found < math.inf:
-        raise ValueError("allowed is a number of seconds, 0 or above")
-    return found
-
-
-def type_of_device(value: str) -> str:
-    """A type of device, as ``torch.device`` names it.
-
-    Raises:
-        ValueError: no name could be that.
-    """
-    if not value.isidentifier():
-        raise ValueError("allowed is the name of a type of device, such as cuda, without an index")
-    return value
-
-
-def whole_number(value: object) -> int:
-    """A number of things.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        found = 0
-    if isinstance(value, bool | float) or found < 1:
-        raise ValueError("allowed is a whole number above 0")
-    return int(found)
-
-
-def share_of_ranks(value: object) -> str | float:
-    """Which ranks record and export: one of :data:`RANK_CHOICES`, or a share of them.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(value, str) and value.strip().lower() in RANK_CHOICES:
-        return value.strip().lower()
-    try:
-        found = share(value)
-    except ValueError:
-        raise ValueError(f"allowed are {', '.join(RANK_CHOICES)}, and a share above 0, up to 1") from None
-    return "all" if found == 1 else found
-
-
-def names(text: str) -> frozenset[str]:
-    """Names, separated by commas."""
-    return frozenset(name.strip() for name in text.split(","))
-
-
-def steps(text: str) -> int:
-    """A number of steps.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not text.isdecimal():
-        raise ValueError("allowed is a whole number of steps")
-    return int(text)
+_URL = re.compile(r"[\w+.-]*:?//|.*@|[\w.-]+:\d+[/?]", re.DOTALL)
+"""What begins like a URL, or carries a user: no glob and no list of names does."""
 
 
 @dataclass(frozen=True)
@@ -176,67 +50,101 @@ class Setting:
     """Makes the value of a text, or checks a keyword's; raises ValueError or TypeError saying what is allowed."""
     fallback: Any = None
     """The value where the environment says nothing, or something bad."""
+    general: str = ""
+    """OpenTelemetry's variable for all signals, which counts where the one for traces says nothing, or something bad."""
+    keyword: str = ""
+    """Of the same meaning, where it has another name than its callers tell."""
 
     def __str__(self) -> str:
         return f"{self.variable}: {self.key}" if self.key else self.variable
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All that it is read from; the first that says something counts."""
+        return (self.variable, self.general) if self.general else (self.variable,)
+
     def text(self, environ: Mapping[str, str] = os.environ) -> str:
         """What the environment says of it, stripped; empty where it says nothing."""
-        text = environ.get(self.variable, "").strip()
+        texts = (environ.get(name, "").strip() for name in self.variables)
+        text = next(filter(None, texts), "")
         return _parts(self.variable, text).get(self.key, "") if self.variable in KEYS else text
 
     def read(self, environ: Mapping[str, str] = os.environ) -> Any:
         """What the environment says of it, parsed, else the fallback. A bad value is warned of once."""
-        text = self.text(environ)
-        if not text:
-            return self.fallback
-        try:
-            return self.parse(text)
-        except (TypeError, ValueError) as error:
-            _ignored(str(self), text, str(error))
-            return self.fallback
+        for name in self.variables:
+            one = self if name == self.variable else replace(self, variable=name)
+            if text := replace(one, general="").text(environ):
+                try:
+                    return self.parse(text)
+                except (TypeError, ValueError) as error:
+                    _ignored(str(one), text, str(error))
+        return self.fallback
 
-    def given(self, name: str, value: object) -> Any:
+    def given(self, name: str, value: object, environ: Mapping[str, str] = os.environ) -> Any:
         """The value of a keyword of this meaning, checked; where that is None, what the environment says.
 
         Raises:
             ValueError: names the keyword, its value and what is allowed.
         """
-        if value is None:
-            return self.read()
-        try:
-            return self.parse(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} is {value!r}; {error}") from None
+        return self.read(environ) if value is None else checked(name, value, self.parse)
 
     def ignore(self, reason: str) -> None:
         """Warns once that what the environment says of it is ignored."""
         _ignored(str(self), self.text(), reason)
 
 
+def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
+    """The value of a keyword, parsed.
+
+    Raises:
+        ValueError: names the keyword, its value and what is allowed.
+    """
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {displayed(value)}; {error}") from None
+
+
+def displayed(value: object) -> str:
+    """The value as messages may show it: without the credentials that a URL may carry."""
+    return repr(without_credentials(value) if isinstance(value, str) and _URL.match(value) else value)
+
+
+def without_credentials(url: str) -> str:
+    """The URL with ``***`` for user and password, and for the query.
+
+    Works on text, not on its parts: it also has to hide what is in a URL that cannot be taken apart.
+    """
+    return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
+
+
 ENABLED = Setting(
     "OTEL_TORCHPROF_ENABLED",
     "`true`",
     "`false` switches the package off: profiles record nothing, labels cost next to nothing",
-    parse=switch,
+    parse=parsers.switch,
     fallback=True,
 )
 DETAIL = Setting(
     "OTEL_TORCHPROF_DETAIL",
     "`steps`",
     "What `TorchInstrumentor` records: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
-    parse=one_of(*DETAILS),
+    parse=parsers.one_of(*DETAILS),
     fallback="steps",
 )
 POLICY = "OTEL_TORCHPROF_POLICY"
 """What ``SpanPolicy`` takes, where an instrumentation is given none."""
-WAIT = Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait", steps)
-WARMUP = Setting(POLICY, "0", "Steps without detail after these", "warmup", steps)
+WAIT = Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait", parsers.steps)
+WARMUP = Setting(POLICY, "0", "Steps without detail after these", "warmup", parsers.steps)
 ACTIVE = Setting(
-    POLICY, "all", "Steps in detail that end each cycle; has to be there where one of these five is", "active", steps
+    POLICY,
+    "all",
+    "Steps in detail that end each cycle; has to be there where one of these five is",
+    "active",
+    parsers.steps,
 )
-REPEAT = Setting(POLICY, "0", "Cycles; 0: without end", "repeat", steps)
-SKIP_FIRST = Setting(POLICY, "0", "Steps before the first cycle", "skip_first", steps)
+REPEAT = Setting(POLICY, "0", "Cycles; 0: without end", "repeat", parsers.steps)
+SKIP_FIRST = Setting(POLICY, "0", "Steps before the first cycle", "skip_first", parsers.steps)
 SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
 EVERY = Setting(POLICY, "1", "`n`: every n-th step is recorded in detail, from step 0 on", "every")
 RATIO = Setting(POLICY, "1", "Share of the steps that is, above 0, up to 1, chosen by trace id", "ratio")
@@ -287,24 +195,29 @@ OVERHEAD = Setting(
     "0.01",
     "Share of the time that `detail=metrics` may cost, above 0; with 1 every step is recorded",
     "overhead",
-    parse=share,
+    parse=parsers.share,
     fallback=0.01,
 )
 MAX_OPERATORS = Setting(
-    METRICS, "50", "How many operators have series of their own", "max_operators", parse=whole_number, fallback=50
+    METRICS,
+    "50",
+    "How many operators have series of their own",
+    "max_operators",
+    parse=parsers.whole_number,
+    fallback=50,
 )
 DEVICE = Setting(
     "OTEL_TORCHPROF_DEVICE",
     "none",
     "Type of device whose times `TorchInstrumentor` records, `cuda` for one",
-    parse=type_of_device,
+    parse=parsers.type_of_device,
 )
 DEVICE_EVENTS = Setting(
     DEVICE.variable,
     "`ops`",
     "For which events: `ops`, `leaves`, `labels` or `off`",
     "events",
-    parse=one_of("ops", "leaves", "labels", "off"),
+    parse=parsers.one_of("ops", "leaves", "labels", "off"),
     fallback="ops",
 )
 GPU_DEVICES = Setting(
@@ -312,14 +225,14 @@ GPU_DEVICES = Setting(
     "`visible`",
     "Which GPUs are watched: `visible`, those that CUDA shows to the process, `all` of the host, or `none`, where nobody asks for it "
     "in code",
-    parse=one_of(*GPU_CHOICES, "none"),
+    parse=parsers.one_of(*GPU_CHOICES, "none"),
     fallback="visible",
 )
 RANKS = Setting(
     "OTEL_TORCHPROF_RANKS",
     "`apart`",
     "`apart`: a trace per step and rank; `together`: one per step for all ranks",
-    parse=one_of("apart", "together"),
+    parse=parsers.one_of("apart", "together"),
     fallback="apart",
 )
 EXPORT_RANKS = Setting(
@@ -327,7 +240,7 @@ EXPORT_RANKS = Setting(
     "`all`",
     "Which ranks record and export: `all`, `node`, `one`, or a share above 0, up to 1",
     "export",
-    parse=share_of_ranks,
+    parse=parsers.share_of_ranks,
     fallback="all",
 )
 RUN_ID = Setting(
@@ -340,7 +253,7 @@ HIDDEN_ATTRIBUTES = Setting(
     "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
     "none",
     "Attributes that spans are not to have, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
-    parse=names,
+    parse=parsers.names,
     fallback=frozenset(),
 )
 CHROME_TRACE = Setting(
@@ -356,21 +269,21 @@ CHROME_MAX_BYTES = Setting(
     "one file, of any size",
     "Size on the disk, in bytes, `K`, `M` or `G`, up to which it fills a file before it begins the next",
     "max_bytes",
-    parse=byte_size,
+    parse=parsers.byte_size,
 )
 CHROME_STEPS_PER_FILE = Setting(
     CHROME_TRACE.variable,
     "any number",
     "Steps after which it begins the next file",
     "steps_per_file",
-    parse=whole_number,
+    parse=parsers.whole_number,
 )
 CHROME_MAX_FILES = Setting(
     CHROME_TRACE.variable,
     "all",
     "How many files it keeps, where it begins new ones; the oldest go",
     "max_files",
-    parse=whole_number,
+    parse=parsers.whole_number,
 )
 OTLP_FILE = Setting(
     "OTEL_TORCHPROF_OTLP_FILE",
@@ -384,14 +297,14 @@ MEMORY_LIMIT = Setting(
     "OTEL_TORCHPROF_MEMORY_LIMIT",
     "`512M`",
     "Memory that one recording may hold in the recorder, in bytes, `K`, `M` or `G`",
-    parse=byte_size,
+    parse=parsers.byte_size,
     fallback=512 << 20,
 )
 MAX_QUEUE_BYTES = Setting(
     "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
     "`256M`",
     "Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, `K`, `M` or `G`",
-    parse=byte_size,
+    parse=parsers.byte_size,
     fallback=256 << 20,
 )
 SIGTERM_TIMEOUT = Setting(
@@ -399,7 +312,7 @@ SIGTERM_TIMEOUT = Setting(
     "`5`",
     "Seconds in which `TorchInstrumentor` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is left "
     "alone",
-    parse=seconds,
+    parse=parsers.seconds,
     fallback=5.0,
 )
 BUILD_DIR = Setting(
@@ -433,7 +346,7 @@ def warn_once(message: str) -> None:
 
 
 def _ignored(name: str, value: str, allowed: str) -> None:
-    warn_once(f"{name}={value!r} is ignored: {allowed}")
+    warn_once(f"{name}={displayed(value)} is ignored: {allowed}")
 
 
 def forget_warnings() -> None:

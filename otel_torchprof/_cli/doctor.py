@@ -21,8 +21,8 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
-from otel_torchprof._export.settings import HTTP, QueueSettings, Settings
-from otel_torchprof._export.variables import without_credentials
+from otel_torchprof._export.otlp_values import HTTP
+from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._native import frames, torch_build, torch_library
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.frame_filter import checked_filter
@@ -187,7 +187,7 @@ def displayed(name: str, value: str) -> str:
         return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)
     if _HIDDEN.search(name) or not _SHOWN.fullmatch(name):
         return "***" if value else ""
-    return without_credentials(value) if "://" in value or "@" in value else value
+    return config.without_credentials(value) if "://" in value or "@" in value else value
 
 
 def _warnings() -> list[str]:

@@ -19,8 +19,8 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
 from . import http_connection
+from .otlp_values import GZIP
 from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
-from .settings import GZIP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_torchprof import config
+from otel_torchprof import config, parsers
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._encode.otlp_json import is_json
 from otel_torchprof._process import fork
@@ -22,7 +22,6 @@ from .file import check_writable, naming
 from .messages import import_encoders, messages
 from .rotation import before_suffix, own_series, part_path
 from .stream import StreamedFile
-from .variables import keyword
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,8 +74,8 @@ class OTLPFileExporter(SpanExporter):
         given = config.OTLP_FILE.read() if path is None else os.fspath(path)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
-        self._max_bytes = None if max_bytes is None else keyword("max_bytes", max_bytes, config.byte_size)
-        self._max_files = None if max_files is None else keyword("max_files", max_files, config.whole_number)
+        self._max_bytes = None if max_bytes is None else config.checked("max_bytes", max_bytes, parsers.byte_size)
+        self._max_files = None if max_files is None else config.checked("max_files", max_files, parsers.whole_number)
         if self._max_files is not None and self._max_bytes is None:
             raise ValueError(f"max_files is {max_files!r}; it needs max_bytes, which says when the next file begins")
         self._log = LimitedLog()

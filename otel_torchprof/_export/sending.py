@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, debug
 
+from .otlp_values import GRPC
 from .response import Outcome, Response, root_cause
 from .retry import Backoff, deliver
-from .settings import GRPC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

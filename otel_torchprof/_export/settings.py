@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import unquote
 
 from otel_torchprof import config
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
-from otel_torchprof.config import byte_size
+from otel_torchprof.config import checked, without_credentials
 
-from .variables import VARIABLES, keyword, read, without_credentials
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-T = TypeVar("T")
-Number = TypeVar("Number", int, float)
-
-GRPC = "grpc"
-HTTP = "http/protobuf"
-GZIP = "gzip"
-NONE = "none"
+from .otlp_values import GRPC, HTTP, above_zero, grpc_endpoint, http_endpoint
+from .variables import VARIABLES
 
 TRACES_PATH = "/v1/traces"
 _DEFAULT_GRPC_ENDPOINT = "http://localhost:4317"
 _DEFAULT_HTTP_ENDPOINT = "http://localhost:4318" + TRACES_PATH
-_DEFAULT_TIMEOUT = 10.0
 
-_COMPRESSIONS = {"none": NONE, "nocompression": NONE, "gzip": GZIP}
-"""By the names that the enums of grpc and of OpenTelemetry's exporters have for them, in lower case."""
-_RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
-"""Schemes that gRPC itself makes something of."""
 _HTTP_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _GRPC_NAME = re.compile(r"[0-9a-z_.-]+")
 _ENCODED_ITEM = re.compile(r"[^\s=]+\s*=\s*[^\s\",;\\]*")
@@ -92,7 +75,7 @@ class Settings:
         Raises ValueError naming a bad keyword, its value (never that of a header) and what is allowed.
         """
         source = _Source(os.environ if environ is None else environ)
-        chosen = source.take("protocol", protocol, _protocol, GRPC)
+        chosen = source.take("protocol", protocol)
         target, plain = source.endpoint(chosen, endpoint, insecure)
         certificate, key = source.client_certificate(client_certificate_file, client_key_file)
         return cls(
@@ -100,12 +83,12 @@ class Settings:
             endpoint=target,
             insecure=plain,
             headers=source.headers(headers, _GRPC_NAME if chosen == GRPC else _HTTP_NAME),
-            timeout=source.take("timeout", timeout, _seconds, _DEFAULT_TIMEOUT),
-            compression=source.take("compression", compression, _compression, NONE),
-            certificate_file=source.take("certificate_file", certificate_file, _readable, None),
+            timeout=source.take("timeout", timeout),
+            compression=source.take("compression", compression),
+            certificate_file=source.take("certificate_file", certificate_file),
             client_key_file=key,
             client_certificate_file=certificate,
-            max_request_bytes=keyword("max_request_bytes", max_request_bytes, _message_size),
+            max_request_bytes=checked("max_request_bytes", max_request_bytes, _message_size),
         )
 
     @property
@@ -151,7 +134,7 @@ class QueueSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             kind = int if isinstance(field.default, int) else float
-            keyword(field.name, getattr(self, field.name), functools.partial(_above_zero, kind=kind))
+            checked(field.name, getattr(self, field.name), functools.partial(above_zero, kind=kind))
 
     @classmethod
     def from_environment(
@@ -173,9 +156,8 @@ class QueueSettings:
             "max_queue_bytes": max_queue_bytes,
         }
         source = os.environ if environ is None else environ
-        parse = functools.partial(_above_zero, kind=int)
-        for name in [name for name, value in keywords.items() if value is None and name in VARIABLES]:
-            keywords[name] = read(source, VARIABLES[name].names, byte_size if name == "max_queue_bytes" else parse)
+        for name in [name for name, value in keywords.items() if value is None]:
+            keywords[name] = VARIABLES[name].read(source)
         return cls(**{name: value for name, value in keywords.items() if value is not None})  # type: ignore[arg-type]
 
 
@@ -185,37 +167,28 @@ class _Source:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
-    def take(self, setting: str, value: object, parse: Callable[[Any], T], default: Any) -> T:
-        if value is not None and value != "":
-            return keyword(setting, value, parse)
-        found = read(self._environ, VARIABLES[setting].names, parse)
-        return default if found is None else found
+    def take(self, setting: str, value: object) -> Any:
+        return VARIABLES[setting].given(setting, None if value == "" else value, self._environ)
 
     def endpoint(self, protocol: str, value: str | None, insecure: bool | None) -> tuple[str, bool]:
         """The endpoint, and whether it goes without TLS."""
+        setting = VARIABLES["endpoint"]
         if protocol == HTTP:
-            url = self._http_endpoint(value)
-            return url, url.startswith("http:")
-        scheme, target = self.take("endpoint", value, _grpc_endpoint, None) or _grpc_endpoint(_DEFAULT_GRPC_ENDPOINT)
+            for_all = replace(setting, variable=setting.general, general="", parse=_http_endpoint_of_all)
+            for_traces = replace(setting, general="", parse=http_endpoint)
+            url = for_traces.given("endpoint", value or None, self._environ) or for_all.read(self._environ)
+            return url or _DEFAULT_HTTP_ENDPOINT, (url or _DEFAULT_HTTP_ENDPOINT).startswith("http:")
+        scheme, target = self.take("endpoint", value) or grpc_endpoint(_DEFAULT_GRPC_ENDPOINT)
         if scheme == "https" or insecure is False:
             return target, False
         if insecure or scheme == "http":
             return target, True
-        return target, self.take("insecure", None, _boolean, default=False)
-
-    def _http_endpoint(self, value: str | None) -> str:
-        if value:
-            return keyword("endpoint", value, _http_endpoint)
-        for_traces, for_all = VARIABLES["endpoint"].names
-        return (
-            read(self._environ, (for_traces,), _http_endpoint)
-            or read(self._environ, (for_all,), lambda text: _http_endpoint(text).removesuffix("/") + TRACES_PATH)
-            or _DEFAULT_HTTP_ENDPOINT
-        )
+        return target, self.take("insecure", None)
 
     def headers(self, value: HeadersArgument | None, names: re.Pattern[str]) -> dict[str, str]:
         """Those of the variables, and over them those of the keyword."""
-        variable = next((name for name in VARIABLES["headers"].names if self._environ.get(name, "").strip()), "")
+        names_of = VARIABLES["headers"].variables
+        variable = next((name for name in names_of if self._environ.get(name, "").strip()), "")
         headers, problems = _headers(self._environ.get(variable, ""), names)
         for problem in problems:
             config.warn_once(f"{variable}: {problem}; it is left out")
@@ -226,8 +199,8 @@ class _Source:
 
     def client_certificate(self, certificate: Any, key: Any) -> tuple[str | None, str | None]:
         """The client's certificate and its key; a certificate without a file for its key has the key in it."""
-        found = self.take("client_certificate_file", certificate, _readable, None)
-        found_key = self.take("client_key_file", key, _readable, None)
+        found = self.take("client_certificate_file", certificate)
+        found_key = self.take("client_key_file", key)
         if found or not found_key:
             return found, found_key
         if key:
@@ -236,84 +209,8 @@ class _Source:
         return None, None
 
 
-def _protocol(value: str) -> str:
-    found = value.strip().lower()
-    if found not in {GRPC, HTTP}:
-        raise ValueError(f"allowed are {GRPC!r} and {HTTP!r}")
-    return found
-
-
-def _grpc_endpoint(value: str) -> tuple[str, str]:
-    """The scheme where it says something about TLS, and the target. User and password mean nothing to gRPC."""
-    parts = _split(value)
-    if not parts.netloc or parts.scheme in _RESOLVERS:
-        scheme, target = "", value.rpartition("@")[2]
-    else:
-        scheme, target = parts.scheme, parts.netloc.rpartition("@")[2]
-    if not target or re.search(r"\s", target) or (parts.netloc and scheme and not parts.hostname):
-        raise ValueError("allowed is http://host:port, https://host:port or host:port")
-    return scheme, target
-
-
-def _http_endpoint(value: str) -> str:
-    parts = _split(value)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", value):
-        raise ValueError("allowed is a URL that begins with http:// or https://")
-    return value
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 (raises for one that is no number)
-    except ValueError:
-        raise ValueError("allowed is a URL with a host, and a port from 0 to 65535") from None
-    return parts
-
-
-def _seconds(value: Any) -> float:
-    seconds = _number(value, float)
-    if not 0 < seconds < math.inf:
-        raise ValueError("allowed is a number of seconds above 0")
-    return seconds
-
-
-def _above_zero(value: Any, kind: type[Number]) -> Number:
-    number = _number(value, kind)
-    if not 0 < number < math.inf:
-        raise ValueError(f"allowed is a {'whole ' if kind is int else ''}number above 0")
-    return number
-
-
-def _number(value: Any, kind: type[Number]) -> Number:
-    """The value as a number, 0 where it is none: 0 is allowed nowhere here."""
-    try:
-        number = kind(value)
-        return number if number == float(value) else kind(0)
-    except (TypeError, ValueError, OverflowError):
-        return kind(0)
-
-
-def _compression(value: Any) -> str:
-    found = _COMPRESSIONS.get(str(getattr(value, "name", value)).strip().lower())
-    if found is None:
-        raise ValueError(f"allowed are {GZIP!r} and {NONE!r}")
-    return found
-
-
-def _boolean(value: str) -> bool:
-    if value.lower() not in {"true", "false"}:
-        raise ValueError("allowed are true and false")
-    return value.lower() == "true"
-
-
-def _readable(value: Any) -> str:
-    path = os.fspath(value)
-    try:
-        with Path(path).open("rb"):
-            return str(path)
-    except OSError as error:
-        raise ValueError(f"it must be a file that can be read ({error.strerror})") from None
+def _http_endpoint_of_all(text: str) -> str:
+    return http_endpoint(text).removesuffix("/") + TRACES_PATH
 
 
 def _message_size(value: Any) -> int:

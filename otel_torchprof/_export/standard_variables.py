@@ -7,8 +7,12 @@ but the documentation and the tests needs this module.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .variables import VARIABLES, Variable
+from .variables import VARIABLES
+
+if TYPE_CHECKING:
+    from otel_torchprof.config import Setting
 
 US = "us"
 SDK = "SDK"
@@ -31,8 +35,8 @@ class Row:
     keyword: str = ""
 
 
-def _read_here(variable: Variable, alone: str) -> Row:
-    return Row(variable.names, variable.default, US, US, alone, variable.meaning, variable.setting)
+def _read_here(setting: Setting, alone: str) -> Row:
+    return Row(setting.variables, setting.default, US, US, alone, setting.meaning, setting.keyword)
 
 
 def _limit(default: str, meaning: str, *names: str) -> Row:
@@ -129,12 +133,12 @@ _OF_TRACES = (
     *(
         _read_here(VARIABLES[setting], US)
         for setting in VARIABLES
-        if VARIABLES[setting].names[0].startswith("OTEL_EXP")
+        if VARIABLES[setting].variable.startswith("OTEL_EXP")
     ),
     *(
         _read_here(VARIABLES[setting], NOT)
         for setting in VARIABLES
-        if VARIABLES[setting].names[0].startswith("OTEL_BSP")
+        if VARIABLES[setting].variable.startswith("OTEL_BSP")
     ),
     _limit(
         "`128`",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof import config
+from otel_torchprof import config, parsers
 
 if TYPE_CHECKING:
     import types
@@ -204,8 +204,8 @@ _SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
     "exclude": (config.EXCLUDE, _listed),
     "max_depth": (config.MAX_DEPTH, _whole),
     "min_duration": (config.MIN_DURATION, _seconds),
-    "c_functions": (config.C_FUNCTIONS, config.switch),
-    "modules_only": (config.MODULES_ONLY, config.switch),
+    "c_functions": (config.C_FUNCTIONS, parsers.switch),
+    "modules_only": (config.MODULES_ONLY, parsers.switch),
 }
 """How each is read from the environment."""
 

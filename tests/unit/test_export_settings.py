@@ -290,7 +290,7 @@ def test_queue_settings_by_default():
 )
 def test_queue_settings_from_variables(setting, caplog):
     """Each has its variable and, before it, its keyword; a bad value is warned of once and ignored."""
-    (name,) = variables.VARIABLES[setting].names
+    (name,) = variables.VARIABLES[setting].variables
     assert name == f"OTEL_BSP_{setting.upper().removesuffix('_MILLIS')}"
     assert getattr(QueueSettings.from_environment({name: " 77 "}), setting) == 77
     assert getattr(QueueSettings.from_environment({name: "77"}, **{setting: 78}), setting) == 78

@@ -1,0 +1,140 @@
+"""What a setting may be: each function makes a value of a text, or checks a keyword's, and raises ValueError saying what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RANK_CHOICES = ("all", "node", "one")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def one_of(*words: str) -> Callable[[object], str]:
+    """Makes a parser of one of the words, in any case; it raises ValueError for others."""
+
+    def parse(value: object) -> str:
+        found = value.strip().lower() if isinstance(value, str) else ""
+        if found not in words:
+            raise ValueError(f"allowed are {', '.join(words[:-1])} and {words[-1]}")
+        return found
+
+    return parse
+
+
+def switch(text: str) -> bool:
+    """Yes or no.
+
+    Raises:
+        ValueError: neither.
+    """
+    value = text.lower()
+    if value in {"true", "1", "yes", "on"}:
+        return True
+    if value in {"false", "0", "no", "off"}:
+        return False
+    raise ValueError("allowed are true and false")
+
+
+def byte_size(value: object) -> int:
+    """A number of bytes; a str may end in K, M or G.
+
+    Raises:
+        ValueError: it is none, or not above 0.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
+    if number.isdecimal() and unit in _UNITS and int(number) > 0:
+        return int(number) * _UNITS[unit]
+    raise ValueError("allowed is a whole number of bytes, or one with K, M or G, above 0")
+
+
+def share(value: object) -> float:
+    """A share of the time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = 0.0
+    if isinstance(value, bool) or not 0 < found <= 1:
+        raise ValueError("allowed is a number above 0, up to 1")
+    return found
+
+
+def seconds(value: object) -> float:
+    """A time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = -1.0
+    if isinstance(value, bool) or not 0 <= found < math.inf:
+        raise ValueError("allowed is a number of seconds, 0 or above")
+    return found
+
+
+def type_of_device(value: str) -> str:
+    """A type of device, as ``torch.device`` names it.
+
+    Raises:
+        ValueError: no name could be that.
+    """
+    if not value.isidentifier():
+        raise ValueError("allowed is the name of a type of device, such as cuda, without an index")
+    return value
+
+
+def whole_number(value: object) -> int:
+    """A number of things.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        found = 0
+    if isinstance(value, bool | float) or found < 1:
+        raise ValueError("allowed is a whole number above 0")
+    return int(found)
+
+
+def share_of_ranks(value: object) -> str | float:
+    """Which ranks record and export: one of :data:`RANK_CHOICES`, or a share of them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, str) and value.strip().lower() in RANK_CHOICES:
+        return value.strip().lower()
+    try:
+        found = share(value)
+    except ValueError:
+        raise ValueError(f"allowed are {', '.join(RANK_CHOICES)}, and a share above 0, up to 1") from None
+    return "all" if found == 1 else found
+
+
+def names(text: str) -> frozenset[str]:
+    """Names, separated by commas."""
+    return frozenset(name.strip() for name in text.split(","))
+
+
+def steps(text: str) -> int:
+    """A number of steps.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not text.isdecimal():
+        raise ValueError("allowed is a whole number of steps")
+    return int(text)
