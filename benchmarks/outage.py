@@ -79,7 +79,7 @@ def _hour(provider: TracerProvider, processor: otp.TorchSpanProcessor, seconds: 
     took = time.monotonic() - begin
     health = processor.health
     (stats,) = health.exporters.values()
-    lost = ("not_sampled", "filtered", "lost", "aggregated", "collapsed", "detail_dropped", "buffered")
+    lost = ("not_sampled", "filtered", "failed", "aggregated", "collapsed", "detail_dropped", "buffered")
     return {
         "memory of the idle program": idle / _MIB,
         "memory with recorder and queue beyond it, at most": most / _MIB,

@@ -131,7 +131,7 @@ class ProcessorHealth:
     """Anything else a reader of the figures should know, a sentence each."""
     spans: Mapping[str, int] = field(default_factory=dict)
     """What became of the events on their way to an exporter. Those that make no span: ``not_sampled``, ``filtered`` (a step told
-    without its events, a call that was too short), ``lost`` (by an error after they were recorded, which was
+    without its events, a call that was too short), ``failed`` (by an error after they were recorded, which was
     logged). Spans that are none of an event's: ``added`` (steps, the job, roots of operators), ``parts`` (roots of traces
     that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``aggregated``, ``collapsed``, or
     ``detail_dropped`` with the detail of their step; ``buffered`` until it is decided; steps (or what is a step where there are none)

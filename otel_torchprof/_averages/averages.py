@@ -122,7 +122,7 @@ class _Groups:
         if self._own is not None:
             return self._own[block]
         rows, batch = self._view.rows[block], self._view.batch
-        names: Array = self._view.listed[rows]
+        names: Array = self._view.display_name[rows]
         if self._has_labels:
             names = names * np.uint32(2) + (batch["scope"][rows] == Scope.USER_SCOPE)
         return names

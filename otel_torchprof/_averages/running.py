@@ -77,5 +77,5 @@ def _groups(view: TreeView, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int6
     """One number per name and sort (label or not), the same in every batch of a process: names keep their places."""
     rows = view.rows[first]
     is_label = view.batch["scope"][rows] == Scope.USER_SCOPE
-    groups: npt.NDArray[np.int64] = view.listed[rows].astype(np.int64) * 2 + is_label
+    groups: npt.NDArray[np.int64] = view.display_name[rows].astype(np.int64) * 2 + is_label
     return groups

@@ -45,7 +45,7 @@ def _filter_name(name: str) -> bool:
 
 
 def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
-    """The name under which an event is listed: readable; ``with_wildcard``, all numbered profiler steps as one."""
+    """The name under which an event is displayed: readable; ``with_wildcard``, all numbered profiler steps as one."""
     readable = StringTable()[name]
     return display_name(readable) if with_wildcard else readable
 

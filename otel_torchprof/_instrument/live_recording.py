@@ -205,7 +205,7 @@ class LiveRecording:
                 return self._drained(ended, final)
             except BaseException:
                 self.steps.put_back(ended)
-                self._figures["lost"] += self._buffer.dropped + self._undelivered
+                self._figures["failed"] += self._buffer.dropped + self._undelivered
                 self._buffer.dropped = self._undelivered = 0
                 raise
 
@@ -346,8 +346,8 @@ class LiveRecording:
         self._figures.update(figures)
         self._recorded += events
         self._undelivered = len(sent)
-        whole = self._listed(table)
-        return whole, whole if sent is table else self._listed(sent)
+        whole = self._span_list(table)
+        return whole, whole if sent is table else self._span_list(sent)
 
     def _pieces(
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
@@ -371,12 +371,12 @@ class LiveRecording:
             final,
         )
 
-    def _listed(self, table: SpanTable) -> SpanList:
+    def _span_list(self, table: SpanTable) -> SpanList:
         table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
 
     def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
-        self._averages.add(*_listed(placed))
+        self._averages.add(*_displayed(placed))
         for step in ended:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
@@ -407,8 +407,8 @@ def _enclosing(step: StepSpan) -> int:
     return step.parent.span_id if step.parent is not None and step.is_enclosed else 0
 
 
-def _listed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
-    """The events as torch would list them, with the times of children of earlier drains, without what no sampler wanted."""
+def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
+    """The events as torch would list them, with the times of children of earlier drains, without what no sampler chose."""
     view = torch_view(placed.batch, modules=True)
     devices = None if placed.devices is None else displayed_times(view, placed.devices)
     if placed.child_time is not None:

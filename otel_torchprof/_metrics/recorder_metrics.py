@@ -77,12 +77,12 @@ class RecorderMetrics:
         self.source: Callable[[], RecorderFigures] | None = None
         for name, unit, observe, description in (
             ("otel_torchprof.events.recorded", "{event}", self._recorded, "Events taken from the recorder."),
-            ("otel_torchprof.events.dropped", "{event}", self._dropped, "Events that were lost, by reason."),
+            ("otel_torchprof.events.dropped", "{event}", self._dropped, "Events that were dropped, by reason."),
             (
                 "otel_torchprof.spans.reduced",
                 "{span}",
                 self._reduced,
-                "Spans that a policy merged, folded, or left out with the detail of their step.",
+                "Spans that a policy aggregated, collapsed, or dropped with the detail of their step.",
             ),
             (
                 "otel_torchprof.names.refused",

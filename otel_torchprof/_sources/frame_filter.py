@@ -181,7 +181,7 @@ def _check_duration(given: Any) -> None:
         raise ValueError(f"min_duration is {given!r}; it must be a number of seconds, 0 or more")
 
 
-def _listed(text: str) -> list[str]:
+def _entries(text: str) -> list[str]:
     return [entry for part in text.split(",") if (entry := part.strip())]
 
 
@@ -200,8 +200,8 @@ def _seconds(text: str) -> float:
 
 
 _SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
-    "include": (config.INCLUDE, _listed),
-    "exclude": (config.EXCLUDE, _listed),
+    "include": (config.INCLUDE, _entries),
+    "exclude": (config.EXCLUDE, _entries),
     "max_depth": (config.MAX_DEPTH, _whole),
     "min_duration": (config.MIN_DURATION, _seconds),
     "c_functions": (config.C_FUNCTIONS, parsers.switch),

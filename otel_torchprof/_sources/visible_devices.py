@@ -45,17 +45,17 @@ def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> Visibl
     if text is None:
         return Visible(tuple(cards), ordered=not by_speed)
     if text.startswith("GPU-"):
-        return _listed(text, lambda entry: _by_prefix(entry, "GPU-", cards))
+        return _devices_named(text, lambda entry: _by_prefix(entry, "GPU-", cards))
     if text.startswith("MIG-"):
         instances = [instance for card in cards for instance in card.instances]
-        found = _listed(text, lambda entry: _by_prefix(entry, "MIG-", instances))
+        found = _devices_named(text, lambda entry: _by_prefix(entry, "MIG-", instances))
         return Visible(found.gpus[:1], found.reason)  # CUDA shows a process one MIG device, the first
     if by_speed and text.strip():
         return Visible((), _UNKNOWN_ORDER)
-    return _listed(text, lambda entry: _by_number(entry, cards))
+    return _devices_named(text, lambda entry: _by_number(entry, cards))
 
 
-def _listed(text: str, find: Callable[[str], Gpu | None]) -> Visible:
+def _devices_named(text: str, find: Callable[[str], Gpu | None]) -> Visible:
     """What a list names, up to the first entry that names nothing."""
     found: list[Gpu] = []
     for entry in text.split(","):

@@ -44,7 +44,7 @@ class _Rows:
         self._source: EventSource | None = None
         self._position: dict[int, int] = {}
 
-    def listed(self, row: int) -> RecordedEvent | None:
+    def event_of(self, row: int) -> RecordedEvent | None:
         """The event of a row as ``prof.events()`` has it; None where it is not among these (a merged duplicate)."""
         with self._lock:
             if self._source is None:
@@ -83,8 +83,8 @@ class _Begin(LegacyEvent):
 
     def stack(self) -> list[str]:
         """The Python frames around it, innermost first, where stacks were recorded."""
-        listed = self._rows.listed(self._row)
-        return list(listed.stack or ()) if listed is not None else []
+        event = self._rows.event_of(self._row)
+        return list(event.stack or ()) if event is not None else []
 
     def scope(self) -> int:
         """``at::RecordScope``: 0 operator, 1 backward function, 7 label."""
@@ -100,8 +100,8 @@ class _Begin(LegacyEvent):
 
     def flops(self) -> int:
         """Floating point operations, where they were asked for and are known."""
-        listed = self._rows.listed(self._row)
-        return int(listed.flops or 0) if listed is not None else 0
+        event = self._rows.event_of(self._row)
+        return int(event.flops or 0) if event is not None else 0
 
 
 class LeftOut:

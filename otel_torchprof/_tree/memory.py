@@ -56,7 +56,7 @@ class MovedMemory(NamedTuple):
 def with_memory_events(batch: Batch) -> Batch:
     """The batch with a row more for all memory that torch lists as an event of its own; itself where there is none.
 
-    That is what no listed event was open around, as ``[memory]``, and every time that an allocator had no more, as
+    That is what no displayed event was open around, as ``[memory]``, and every time that an allocator had no more, as
     ``[OutOfMemory]``. The rows stand at the end, with the kind :data:`MEMORY_KIND`; in the new batch's ``memory`` what is
     ``[memory]`` belongs to its row. Costs some 20 ns per record, and a copy of the columns where there is such a row.
     """

@@ -104,8 +104,8 @@ def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
     if is_frame is None and not has_scripts:
         return codes[: len(view)], stacks
     if is_frame is not None:
-        listed = is_frame & ~_left_out(batch, is_frame)[batch["name"]]
-        codes, stacks = _own_codes(batch, listed)
+        is_displayed = is_frame & ~_left_out(batch, is_frame)[batch["name"]]
+        codes, stacks = _own_codes(batch, is_displayed)
     if has_scripts:
         codes, stacks = _with_script(codes, stacks, text_ids(batch, InputKind.CALL_STACK))
     displayed = codes[view.rows]
@@ -129,10 +129,10 @@ def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
     return codes, stacks
 
 
-def _own_codes(batch: Batch, listed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
-    """By row, of the calls around it that are listed."""
-    caller = lifted(nested_parents(batch), ~listed)
-    frames = np.flatnonzero(listed)
+def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
+    """By row, of the calls around it that are displayed."""
+    caller = lifted(nested_parents(batch), ~is_displayed)
+    frames = np.flatnonzero(is_displayed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[frames] = np.arange(len(frames))
     used, name = distinct(batch["name"][frames])

@@ -62,8 +62,8 @@ class TreeView:
     """Duration minus the durations of the direct children, ns; 0 for asynchronous events."""
     children: npt.NDArray[np.int32]
     """Number of direct children."""
-    listed: npt.NDArray[np.uint32]
-    """By row of the batch the name that it is listed under: its own, save for numbered steps."""
+    display_name: npt.NDArray[np.uint32]
+    """By row of the batch the index of the name under which it is displayed: its own, save for numbered steps."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +85,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
     times only, would put it beside.
     """
-    listed = display_names(batch)
+    display_name = display_names(batch)
     hidden, parent = hidden_rows(batch, modules), batch["parent"]
     is_async = (batch["flags"] & Flag.ASYNC) != 0
     any_async = bool(is_async.any())
@@ -93,7 +93,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    duplicates = _duplicates(listed, parent, hidden)
+    duplicates = _duplicates(display_name, parent, hidden)
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
@@ -101,11 +101,11 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
         rows = np.arange(len(batch), dtype=np.int32)
     else:
         parent = _renumbered(rows, parent, len(batch))
-    return _measured(batch, rows, parent, is_async if any_async else None, listed)
+    return _measured(batch, rows, parent, is_async if any_async else None, display_name)
 
 
 def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
-    """By row the name that it is listed under.
+    """By row the index of the name under which it is displayed.
 
     All numbered profiler steps share the entry of the first of them in the process; :func:`display_name` gives its text.
     """
@@ -167,7 +167,7 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     return parent
 
 
-def _duplicates(listed: Array, parent: Array, hidden: Array | None) -> Array | None:
+def _duplicates(display_name: Array, parent: Array, hidden: Array | None) -> Array | None:
     """Which rows are the only child of a parent of the same name; None for none of them.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives
@@ -176,7 +176,7 @@ def _duplicates(listed: Array, parent: Array, hidden: Array | None) -> Array | N
     """
 
     def namesakes(block: slice) -> Array:
-        same: Array = listed[block] == listed[parent[block]]
+        same: Array = display_name[block] == display_name[parent[block]]
         same &= parent[block] >= 0
         return same
 
@@ -253,7 +253,7 @@ def _renumbered(rows: Array, parent: Array, total: int) -> npt.NDArray[np.int32]
     return renumbered
 
 
-def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, listed: Array) -> TreeView:
+def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, display_name: Array) -> TreeView:
     """Adds the times. Sums are integers, hence exact, and do not depend on the order of events."""
     start, end, displayed = batch["start"], batch["end"], len(rows)
     duration = np.empty(displayed, dtype=np.int64)
@@ -267,4 +267,4 @@ def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, 
     self_time = self_time[:displayed]
     if is_async is not None:
         self_time[is_async[rows]] = 0
-    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, displayed), listed)
+    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, displayed), display_name)

@@ -171,7 +171,7 @@ class Service:
         came = health.recorded + spans["added"] + spans["parts"]
         ended = sum(
             spans[what]
-            for what in ("not_sampled", "filtered", "lost", "aggregated", "collapsed", "detail_dropped", "buffered")
+            for what in ("not_sampled", "filtered", "failed", "aggregated", "collapsed", "detail_dropped", "buffered")
         )
         put = stats.exported_spans + stats.failed_spans + stats.dropped_spans + stats.waiting_spans
         assert came == ended + put, str(health)

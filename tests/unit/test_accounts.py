@@ -70,7 +70,7 @@ class Program:
         came = health.recorded + spans["added"] + spans["parts"] + spans["application"]
         less = sum(
             spans[w]
-            for w in ("not_sampled", "filtered", "lost", "aggregated", "collapsed", "detail_dropped", "buffered")
+            for w in ("not_sampled", "filtered", "failed", "aggregated", "collapsed", "detail_dropped", "buffered")
         )
         assert came == less + stats.exported_spans + stats.failed_spans + stats.dropped_spans
         assert health.recorded + sum(health.dropped.values()) == self.labels

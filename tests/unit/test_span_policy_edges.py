@@ -54,7 +54,7 @@ def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
         spans = program.spans()
         health = program.processor.health
     assert [s.name for s in spans if s.parent] == ["first", "second", "fourth"]
-    assert (health.dropped, health.spans["lost"]) == ({}, 1)
+    assert (health.dropped, health.spans["failed"]) == ({}, 1)
 
 
 def test_crossing_labels_stay_together(monkeypatch):
