@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.schema import COLUMNS, INPUTS, Kind
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
 from otel_torchprof._native.chrome_encoders import EscapedNames, encode_events
 from otel_torchprof._tree.flows import forward_backward
 from otel_torchprof._tree.modules import module_hierarchy
 from otel_torchprof._tree.nesting import not_nested
+from otel_torchprof._tree.tree import STEP_PREFIX
 
 from . import chrome_memory, chrome_power
 from .chrome_devices import DeviceTimeline
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from otel_torchprof._spans.steps import RecordedStep
+
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""
 
@@ -57,7 +60,7 @@ _OWN_KEYS = frozenset(
 def encode(
     batch: Batch,
     *,
-    steps: Iterable[tuple[int, int, int]] = (),
+    steps: Iterable[RecordedStep] = (),
     metadata: Mapping[str, Any] | None = None,
     base_ns: int | None = None,
     pid: int | None = None,
@@ -67,7 +70,8 @@ def encode(
 ) -> Iterator[bytes]:
     """Encodes a batch as one Chrome JSON document, in pieces of about 1 MiB.
 
-    ``steps`` are (number, start, end) in Unix ns and become ``ProfilerStep#<number>`` on a track of their own.
+    ``steps`` become ``ProfilerStep#<number>`` around the events of their thread, as in a trace that was streamed; on a track of their
+    own where something crosses the end of one, or their thread is not among the batch's.
     ``metadata`` is merged into the top level of the document. Times are written as microseconds since ``base_ns`` (Unix
     ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``. ``call_stacks``:
     write the calls around each event as ``Call stack``, and the ``Python thread`` of each call, as Kineto does for a profile
@@ -83,7 +87,7 @@ def encode(
     _check_indices(batch)
     if devices_of is not None and devices_of is not batch:
         _check_indices(devices_of)
-    step_batch = _batch_of_steps(list(steps))
+    step_batch = _batch_of_steps(list(steps), batch)
     pid = os.getpid() if pid is None else pid
     devices = DeviceTimeline(batch if devices_of is None else devices_of, pid)
     starts = [int(part["start"].min()) for part in (batch, step_batch) if len(part)]
@@ -159,16 +163,34 @@ def _check_indices(batch: Batch) -> None:
         raise ValueError(f"the batch's memory points at a thread beyond the {len(batch.threads)} that there are")
 
 
-def _batch_of_steps(steps: list[tuple[int, int, int]]) -> Batch:
+def _batch_of_steps(steps: list[RecordedStep], batch: Batch) -> Batch:
     columns = {
-        "start": [start for _, start, _ in steps],
-        "end": [end for _, _, end in steps],
+        "start": [step.start for step in steps],
+        "end": [step.end for step in steps],
         "name": range(1, len(steps) + 1),
         "id": np.zeros(len(steps), dtype=np.uint64),
         "kind": np.full(len(steps), Kind.LABEL),
     }
-    names = ["", *(f"ProfilerStep#{number}" for number, _, _ in steps)]
-    return Batch.of(columns, names, (Thread(STEPS_TID, 0, 0, "steps"),))
+    names = ["", *(f"{STEP_PREFIX}{step.number}" for step in steps)]
+    return Batch.of(columns, names, (_thread_of_steps(steps, batch),))
+
+
+def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> Thread:
+    """That of the loop, if its slices and those of the steps nest."""
+    own = Thread(STEPS_TID, 0, 0, "steps")
+    idents = {step.thread for step in steps}
+    tracks = {thread.os_tid: thread for thread in batch.threads if thread.ident in idents}
+    if len(idents) != 1 or len(tracks) != 1:
+        return own
+    (track,) = tracks.values()
+    on_it = np.array([thread.os_tid == track.os_tid for thread in batch.threads], dtype=np.bool_)
+    rows = np.flatnonzero(on_it[batch["thread"]] & ((batch["flags"] & Flag.ASYNC) == 0))
+    start, end = batch["start"][rows], batch["end"][rows]
+    first, last = (np.array(times, dtype=np.int64) for times in zip(*((s.start, s.end) for s in steps), strict=True))
+    begun, ended = np.searchsorted(first, start, "right") - 1, np.searchsorted(first, end) - 1
+    leaves = (begun >= 0) & (start < last[begun]) & (end > last[begun])
+    enters = (ended >= 0) & (start < first[ended]) & (end < last[ended])
+    return own if (leaves | enters).any() else track
 
 
 # --- what is written once: Python's json ---

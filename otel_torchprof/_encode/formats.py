@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._spans.steps import RecordedStep
     from otel_torchprof._tree.span_table import SpanTable
 
 
@@ -23,8 +24,8 @@ class Recorded:
 
     batch: Batch
     """All events. :func:`~otel_torchprof._tree.nesting.nested_rows` has those that nest, by thread."""
-    steps: list[tuple[int, int, int]]
-    """Number, start and end, Unix ns, of steps that are no events."""
+    steps: list[RecordedStep]
+    """Those that are no events."""
     spans: Callable[[], SpanTable]
     """The same as spans, made when it is called."""
     resource: Callable[[], Resource]

@@ -298,7 +298,7 @@ class ProfileResults:
         recorded = Recorded(
             displayed_events(batch, self.activity_filters),
             # With a schedule the steps are labels among the events.
-            [] if self._labels_steps else [(step.number, step.start, step.end) for step in self._steps()],
+            [] if self._labels_steps else self._steps(),
             lambda: self._limited(detail),
             lambda: resource or sdk.current_resource(),
             sdk.instrumentation_scope,

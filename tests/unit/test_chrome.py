@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
+import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
 from otel_torchprof._native import chrome_encoders
 from otel_torchprof._native.chrome_encoders import PIECE_SIZE
+from otel_torchprof._spans.steps import RecordedStep
 
 THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
 WEEK_NS = 7 * 24 * 3600 * 10**9
@@ -197,7 +199,10 @@ def test_async_events_have_no_arrows():
 
 def test_steps_have_a_track_of_their_own():
     """They carry Kineto's name and category, by which tools find them, and no identity of an event."""
-    trace = trace_of(Batch.of({"start": [1500], "end": [2500]}, [""]), steps=[(3, 1000, 2000), (4, 2000, 3000)])
+    trace = trace_of(
+        Batch.of({"start": [1500], "end": [2500]}, [""]),
+        steps=[RecordedStep(3, 1000, 2000), RecordedStep(4, 2000, 3000)],
+    )
     steps = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == STEPS_TID]
     assert [(e["name"], e["cat"], e["ts"], e["dur"], e["args"]) for e in steps] == [
         ("ProfilerStep#3", "user_annotation", 1, 1, {}),
@@ -205,6 +210,62 @@ def test_steps_have_a_track_of_their_own():
     ]
     assert metadata(trace, "thread_name")[STEPS_TID] == {"name": "steps"}
     assert STEPS_TID not in metadata(trace_of(Batch.of({"start": [1], "end": [2]}, [""])), "thread_name")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_apart"),
+    [
+        (1500, 1700, False),  # within a step
+        (500, 3500, False),  # around them all
+        (1000, 3000, True),  # around them all, from their first ns on: which is the outer one cannot be told
+        (1000, 2000, False),  # one step to the ns
+        (3000, 3500, False),  # after them
+        (1500, 2500, True),  # leaves a step
+        (500, 1500, True),  # enters one
+        (500, 2000, False),  # around one, up to its last ns
+        (500, 2500, True),  # around one, and into another
+    ],
+)
+def test_steps_are_around_the_events_of_their_thread(start, end, is_apart):
+    """Steps are slices of the loop's own track, as in a stream's file; where an event crosses one they stay apart."""
+    steps = [RecordedStep(3, 1000, 2000, thread=2), RecordedStep(4, 2000, 3000, thread=2)]
+    batch = Batch.of({"start": [start], "end": [end], "thread": [1], "end_thread": [1]}, [""], THREADS)
+    trace = trace_of(batch, steps=steps)
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    tracks = [e["tid"] for e in slices if e["name"].startswith("ProfilerStep#")]
+    assert tracks == [STEPS_TID if is_apart else 200] * 2
+    assert ("steps" in str(metadata(trace, "thread_name"))) == is_apart
+
+
+def test_asynchronous_events_do_not_move_steps():
+    """What is no slice crosses none."""
+    columns = {"start": [1500], "end": [2500], "thread": [1], "end_thread": [1], "flags": [Flag.ASYNC]}
+    trace = trace_of(Batch.of(columns, [""], THREADS), steps=[RecordedStep(3, 1000, 2000, thread=2)])
+    assert [e["tid"] for e in trace["traceEvents"] if e["ph"] == "X"] == [200]
+
+
+def test_profiles_and_streams_draw_a_loop_alike(tmp_path):
+    """The same loop has the same slices on the same track, whether a profile or a stream wrote the file."""
+
+    def loop(step):
+        for _ in range(3):
+            with otp.record_function("work"):
+                pass
+            step()
+
+    with otp.profile(operators=False) as prof:
+        loop(prof.step)
+    prof.export_chrome_trace(tmp_path / "profile.json")
+    with otp.stream(otp.ChromeTraceExporter(tmp_path / "stream.json"), detail="modules") as running:
+        loop(running.step)
+    drawn = []
+    for name in ("profile", "stream"):
+        trace = parse((tmp_path / f"{name}.json").read_bytes())
+        tracks = {tid: args["name"] for tid, args in metadata(trace, "thread_name").items()}
+        slices = sorted((e for e in trace["traceEvents"] if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"]))
+        drawn.append([(e["name"], tracks[e["tid"]]) for e in slices if e["name"] != "torch.job"])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] == [(name, "MainThread") for i in range(3) for name in (f"ProfilerStep#{i}", "work")]
 
 
 def metadata(trace: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:
@@ -237,7 +298,9 @@ def test_no_drops_no_mark(dropped):
 def test_an_empty_batch_is_a_valid_trace():
     """Nothing recorded, even with drops and steps only, still loads."""
     assert trace_of(Batch.of({"start": [], "end": []}, [""]))["baseTimeNanoseconds"] == 0
-    trace = trace_of(Batch.of({"start": [], "end": []}, [""], dropped={"budget": 1}), steps=[(0, UNIX_NS, UNIX_NS + 1)])
+    trace = trace_of(
+        Batch.of({"start": [], "end": []}, [""], dropped={"budget": 1}), steps=[RecordedStep(0, UNIX_NS, UNIX_NS + 1)]
+    )
     assert trace["baseTimeNanoseconds"] == UNIX_NS // WEEK_NS * WEEK_NS
 
 
