@@ -66,9 +66,9 @@ demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.j
 test: native-test $(MADE)/test ## Run the tests: C++ under the sanitizers, then Python on the interpreter of .venv
 	$(call say,Python tests)
 	@$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS) \
-		INTERPRETERS="$(INTERPRETERS)")
+		INTERPRETERS="$(INTERPRETERS)" EXAMPLES=some)
 
-test-all: native-test $(MADE)/test ## The same, and what needs no torch on every other interpreter that is there
+test-all: native-test $(MADE)/test ## The same with every example, and what needs no torch on every other interpreter
 	$(call say,Python tests on every interpreter)
 	@$(MAKE) -f tests/Makefile VENV=$(VENV) JOBS=$(JOBS)
 

@@ -367,10 +367,15 @@ def configured_by_the_sdk(folder: Path) -> None:
     ("environment", "expected"),
     [
         ({}, [*(f"ProfilerStep#{number}" for number in range(3)), "torch.job"]),
-        ({"OTEL_TORCHPROF_DETAIL": "off"}, []),
-        ({"OTEL_TORCHPROF_ENABLED": "false"}, []),
         ({"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "torch"}, []),
-        ({"OTEL_SDK_DISABLED": "true"}, []),
+        *(
+            pytest.param(environment, [], marks=pytest.mark.exhaustive)  # as in a program that instruments itself
+            for environment in (
+                {"OTEL_TORCHPROF_DETAIL": "off"},
+                {"OTEL_TORCHPROF_ENABLED": "false"},
+                {"OTEL_SDK_DISABLED": "true"},
+            )
+        ),
     ],
 )
 def test_no_code_changes(tmp_path, environment, expected):

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 from accounts import GRPC, HTTP, LOADS, done
 
+CASES = [
+    pytest.param(name, protocol, marks=() if number % 2 == (protocol == HTTP) else pytest.mark.exhaustive)
+    for number, name in enumerate(LOADS)
+    for protocol in (GRPC, HTTP)
+]
+"""Every load; by which of the protocols takes turns where there is little time."""
 
-@pytest.mark.parametrize("protocol", [GRPC, HTTP])
-@pytest.mark.parametrize("name", LOADS)
+
+@pytest.mark.parametrize(("name", "protocol"), CASES)
 def test_every_event_is_accounted_for(name, protocol):
     """All that the program did is recorded or dropped; all spans are at the receiver, or counted by what it answered."""
     load = LOADS[name]

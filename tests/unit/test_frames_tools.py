@@ -42,6 +42,7 @@ CALLS = "leaf:6 raises:1 generates:4 work:1 never:0"
 
 RECORDS = """
 import sys
+from collections import Counter
 sys.path.insert(0, {folder!r})
 from frame_trees import masked, recording
 import worked_on
@@ -49,8 +50,10 @@ import worked_on
 def calls(record):
     batch = record.batch()
     assert record.health().notes == (), record.health().notes
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
-    return " ".join(f"{{name}}:{{names.count(name)}}" for name in ("leaf", "raises", "generates", "work", "never"))
+    counts = Counter()
+    for name, count in Counter(batch["name"].tolist()).items():
+        counts[masked(batch.names[name])] += count
+    return " ".join(f"{{name}}:{{counts[name]}}" for name in ("leaf", "raises", "generates", "work", "never"))
 """
 
 COVERS = """

@@ -118,7 +118,28 @@ def started(*words: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *words], cwd=folder, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+SOME = (
+    *(
+        "exit 3",
+        "exit text",
+        "_exit",
+        "abort by a signal",
+        "SIGTERM handled",
+        "SIGINT",
+        "an exception",
+        "a syntax error",
+    ),
+    *("an own excepthook", "exit handlers", "an exit handler that _exits", "SystemExit in a thread", "a daemon thread"),
+    *("a fork that falls off the end", "daemons", "no modules, an exception", "modules are gone", "no path", "argv"),
+    *("1 closed, exit 3", "0 to 2 opened again", "no stderr", "text without an end", "another working folder"),
+    *("no descriptors", "builtins are gone", "no threads", "warnings as errors", "stdin", "a finalizer at the end"),
+)
+"""At least one of each kind."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOME else pytest.mark.exhaustive) for name in SCRIPTS]
+)
 def test_alike(tmp_path, name):
     """Exit status, stdout, stderr and the file that some write are the same, but for lines that begin with our name."""
     source = SCRIPTS[name]

@@ -44,9 +44,9 @@ BOMBS = {
     "a span with very many links": lambda: field(0x0A, field(0x12, field(0x12, SPAN + b"\x6a\x00" * (MB // 2 - 50)))),
     "very many spans": lambda: field(0x0A, field(0x12, field(0x12, SPAN) * 60_000)),
     "one endless line": lambda: b'{"resourceSpans":[' + b" " * 20 * MB,
-    "a line of objects": lambda: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * (MB // 2) + b"{}]}]}]}",
+    "a line of objects": lambda: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * (MB // 4) + b"{}]}]}]}",
     "a line of scopes": lambda: b'{"resourceSpans":[{"scopeSpans":[' + b"{}," * (MB // 2) + b"{}]}]}",
-    "an event of objects": lambda: b'[{"ph":"X","args":[' + b"{}," * 2 * MB,
+    "an event of objects": lambda: b'[{"ph":"X","args":[' + b"{}," * MB,
     "names": lambda: b"[" + b",".join(json.dumps({**GOOD, "name": f"{n} " + "\U0001f600" * 900}).encode() for n in range(12_000)),
     "threads and steps": lambda: b"[" + b",".join(
         b'{"ph":"X","name":"ProfilerStep#%d","ts":%d,"dur":9,"pid":"%d","tid":1}' % (n, n, n) for n in range(210_000)
