@@ -17,7 +17,7 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof._events.averages_list import averages_list
 from otel_torchprof._events.events import EventList
-from otel_torchprof._instrument.live_recording import _listed
+from otel_torchprof._instrument.live_recording import _displayed
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._tree.displayed_devices import displayed_times
 from otel_torchprof._tree.tree import torch_view
@@ -119,7 +119,7 @@ def test_children_of_earlier_drains(service):
         {"loop": [0, 67]},
     ]
     assert not service.trees._devices._inside
-    view, listed = _listed(drained[-1])
+    view, listed = _displayed(drained[-1])
     assert (listed.own.tolist(), listed.total.tolist(), len(view)) == ([0], [67], 1)
 
 
@@ -136,7 +136,7 @@ def test_events_that_no_sampler_wants(service):
     service.answers["refused"] = service.new_trace("refused", -1, None)._replace(recorded=False)
     found = placed(service, label("refused", 0, 9), label("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
     running = RunningAverages()
-    running.add(*_listed(found))
+    running.add(*_displayed(found))
     assert [(average.name, average.device_total) for average in running.read()] == [("kept", 7)]
 
 
