@@ -63,7 +63,9 @@ def printed(folder, imports, label):
     return succeeds(program, has_torch=imports == "torch first")
 
 
-@pytest.mark.parametrize("imports", IMPORTS)
+@pytest.mark.parametrize(
+    "imports", ["ours first", "torch first", pytest.param("looked for", marks=pytest.mark.exhaustive)]
+)
 def test_in_graphs(tmp_path, torchs_own, imports):
     """A label breaks no graph of torch.compile and compiles in TorchScript, whichever was imported first: as torch's own."""
     assert printed(tmp_path, imports, "otp.record_function") == torchs_own

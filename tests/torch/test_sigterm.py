@@ -47,7 +47,7 @@ wait(torch.ones(2))
 
 @pytest.mark.parametrize(
     ("launcher", "ranks", "status"),
-    [([], 1, -signal.SIGTERM), (TORCHRUN, RANKS, 1)],
+    [([], 1, -signal.SIGTERM), pytest.param(TORCHRUN, RANKS, 1, marks=pytest.mark.exhaustive)],
     ids=["alone", "torchrun"],
 )
 def test_an_operator_that_never_returns_is_sent(tmp_path, launcher, ranks, status):

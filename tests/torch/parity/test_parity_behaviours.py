@@ -259,7 +259,11 @@ class Squares(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("order", [Order.OURS_INSIDE, Order.ALONE], ids=lambda order: order.value)
+@pytest.mark.parametrize(
+    "order",
+    [Order.OURS_INSIDE, pytest.param(Order.ALONE, marks=pytest.mark.exhaustive)],
+    ids=lambda order: order.value,
+)
 def test_labels_in_the_workers_of_a_loader(method, order):
     """Labels in a worker process harm nothing and are that process's own; here the loader's own labels are as torch's."""
     loader, batches = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=method), []

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features th
 
 def _case(option: Option, order: Order) -> Any:
     """Which of the two profilers is inside matters to whether they meet, not to what an option adds: once is enough."""
-    is_one_more = order is Order.TORCHS_INSIDE and option is not OPTIONS[0]
+    is_one_more = order is not Order.OURS_INSIDE and option.together and option is not OPTIONS[0]
     marks = pytest.mark.exhaustive if is_one_more else ()
     return pytest.param(option, order, marks=marks, id=f"{option}, {order.value}")
 
