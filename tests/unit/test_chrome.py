@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from decimal import Decimal
 from typing import Any
@@ -235,6 +236,26 @@ def test_steps_are_around_the_events_of_their_thread(start, end, is_apart):
     tracks = [e["tid"] for e in slices if e["name"].startswith("ProfilerStep#")]
     assert tracks == [STEPS_TID if is_apart else 200] * 2
     assert ("steps" in str(metadata(trace, "thread_name"))) == is_apart
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=2, max_size=5, unique=True).map(sorted),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=4),
+)
+def test_steps_stay_apart_just_where_an_event_crosses_one(edges, events):
+    """Against every event beside every step: one that begins in it and ends after it, or begins before it and ends in it."""
+    steps = [RecordedStep(number, *pair, thread=2) for number, pair in enumerate(itertools.pairwise(edges))]
+    spans = [(start, start + duration) for start, duration in events]
+    crosses = any(
+        step.start <= start < step.end < end or start < step.start < end < step.end
+        for start, end in spans
+        for step in steps
+    )
+    ones = [1] * len(spans)
+    columns = {"start": [s for s, _ in spans], "end": [e for _, e in spans], "thread": ones, "end_thread": ones}
+    trace = trace_of(Batch.of(columns, [""], THREADS), steps=steps)
+    tracks = {e["tid"] for e in trace["traceEvents"] if e["ph"] == "X" and e["name"].startswith("ProfilerStep#")}
+    assert tracks == {STEPS_TID if crosses else 200}
 
 
 def test_asynchronous_events_do_not_move_steps():
