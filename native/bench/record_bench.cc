@@ -96,8 +96,8 @@ double followed(uint32_t context) {
   return ns;
 }
 
-double not_wanted() {
-  otp_session* session = start(OTP_CHUNK_BYTES, 0, 0);  // wants this thread only; the events come on another
+double not_requested() {
+  otp_session* session = start(OTP_CHUNK_BYTES, 0, 0);  // requests this thread only; the events come on another
   double ns = record_on(1, 0);
   otp_session_free(session);
   return ns;
@@ -140,7 +140,7 @@ int main() {
   add("  followed: outside of any", [] { return followed(0); });
   add("  followed: muted", [] { return followed(OTP_CONTEXT_MUTED); });
   add("  dropped at the budget", [] { return recorded(1, 0, 1, OTP_CHUNK_BYTES); });
-  add("  session of another thread", not_wanted);
+  add("  session of another thread", not_requested);
   add("  no session", [] { return record_on(1, 0); });
   add("two reads of the clock", two_ticks);
   add("drain", [] { return drained(0); });

@@ -6,9 +6,9 @@
 namespace {
 
 otp_session_options with_memory(uint64_t budget = kPlenty, uint32_t policy = OTP_FULL_DROP_NEWEST) {
-  otp_session_options wanted = options(budget, policy);
-  wanted.memory = 1;
-  return wanted;
+  otp_session_options requested = options(budget, policy);
+  requested.memory = 1;
+  return requested;
 }
 
 int allocate(int64_t bytes, uint64_t address = 64) {
@@ -54,7 +54,7 @@ void memory_stands_inside_the_innermost_event() {
         batch->memory_time[1] <= batch->end[batch.row("inner")]);
 }
 
-// Nobody pays for what nobody wants: without a session that keeps memory there is no record.
+// Nobody pays for what nobody requests: without a session that keeps memory there is no record.
 void sessions_without_memory_have_none() {
   Session plain;
   CHECK_EQ(allocate(8), 0);

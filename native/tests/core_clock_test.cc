@@ -177,8 +177,8 @@ void a_stale_address_gives_the_new_name() {
   auto id_of = [&](const char* name, size_t size) {
     std::strcpy(text, name);
     uint32_t id = 0;
-    std::string_view wanted(text, size);
-    return cache->find(wanted, &id) ? id : cache->ask(names, wanted, OTP_NAME_LABEL);
+    std::string_view requested(text, size);
+    return cache->find(requested, &id) ? id : cache->ask(names, requested, OTP_NAME_LABEL);
   };
   auto interned = [&](const char* name) { return names.intern(name, OTP_NAME_LABEL).id; };
   CHECK_EQ(id_of("first", 5), interned("first"));

@@ -60,9 +60,9 @@ class Contexts {
 };
 
 inline otp_session_options following(uint64_t budget = kPlenty, uint32_t policy = OTP_FULL_DROP_NEWEST) {
-  otp_session_options wanted = options(budget, policy);
-  wanted.contexts = 1;
-  return wanted;
+  otp_session_options requested = options(budget, policy);
+  requested.contexts = 1;
+  return requested;
 }
 
 inline otp_begin_args label(const char* name) {

@@ -1,4 +1,5 @@
-// What the device source hears: the begin and the end of what is recorded for sessions that want it, by the event's id.
+// What the device source hears: the begin and the end of what is recorded for sessions that request it, by the event's
+// id.
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -45,9 +46,9 @@ class Listening {
 };
 
 otp_session_options with_devices(uint64_t budget = kPlenty, uint32_t policy = OTP_FULL_DROP_NEWEST) {
-  otp_session_options wanted = options(budget, policy);
-  wanted.devices = 1;
-  return wanted;
+  otp_session_options requested = options(budget, policy);
+  requested.devices = 1;
+  return requested;
 }
 
 std::string heard() {
@@ -73,9 +74,9 @@ void begins_and_ends_are_heard() {
     if (one.what == 'B') CHECK_EQ(one.consumers, otp_session_consumer(session));
 }
 
-// A session that wants no devices has its events unmarked, alone and beside one that does; and the marks are for that
-// one only.
-void only_for_those_that_want_it() {
+// A session that requests no devices has its events unmarked, alone and beside one that does; and the marks are for
+// that one only.
+void only_for_those_that_request_it() {
   Listening listening;
   Session plain;
   leaf("alone");
@@ -185,7 +186,7 @@ void dropped_events_are_not_marked() {
   CHECK_EQ(begins, batch->rows);
 }
 
-// After the stop of a session its bit is another's, who may want no devices.
+// After the stop of a session its bit is another's, who may request no devices.
 void the_next_owner_of_a_bit_is_not_marked() {
   Listening listening;
   for (int i = 0; i < 2 * OTP_MAX_SESSIONS; ++i) {
@@ -208,7 +209,7 @@ void the_clock_is_the_recorders() {
 
 int main() {
   RUN_CLEAN(begins_and_ends_are_heard);
-  RUN_CLEAN(only_for_those_that_want_it);
+  RUN_CLEAN(only_for_those_that_request_it);
   RUN_CLEAN(a_drain_finds_no_end_without_its_mark);
   RUN_CLEAN(a_second_call_is_no_second_mark);
   RUN_CLEAN(refused_marks_have_no_end);

@@ -123,8 +123,8 @@ void live_drains_cut_anywhere() {
   take();
   CHECK_EQ(parents.size(), 3u * kRounds);
   for (auto& [id, parent] : parents) {
-    std::string wanted = names[id] == "a" ? "" : names[id] == "b" ? "a" : "b";
-    CHECK_EQ(parent == 0 ? "" : names.at(parent), wanted);
+    std::string requested = names[id] == "a" ? "" : names[id] == "b" ? "a" : "b";
+    CHECK_EQ(parent == 0 ? "" : names.at(parent), requested);
     if (parent != 0) CHECK_EQ(parent, id - 1);
   }
 }

@@ -316,9 +316,9 @@ void suspended_events_are_no_parents() {
   session.stop();
   Batch batch(session.drain());
   batch.check_sound();
-  const char* wanted[][2] = {{"one", "outer"},  {"two", "outer"},  {"one: 1", "one"}, {"one: 2", "one"},
-                             {"two: 1", "two"}, {"two: 2", "two"}, {"two: 3", "two"}, {"neither", "outer"}};
-  for (auto& pair : wanted) CHECK_EQ(batch.parent_name(pair[0]), pair[1]);
+  const char* requested[][2] = {{"one", "outer"},  {"two", "outer"},  {"one: 1", "one"}, {"one: 2", "one"},
+                                {"two: 1", "two"}, {"two: 2", "two"}, {"two: 3", "two"}, {"neither", "outer"}};
+  for (auto& pair : requested) CHECK_EQ(batch.parent_name(pair[0]), pair[1]);
   for (uint64_t i = 0; i < batch->rows; ++i) CHECK_EQ(batch->flags[i], 0);
 }
 

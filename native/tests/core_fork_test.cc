@@ -59,7 +59,7 @@ void a_child_starts_empty() {
   uint32_t here = begin("also open");
   uint32_t forks = recorder_stats().forks;
   in_child([&] {
-    CHECK_EQ(*api().active | *api().wants_inputs, 0u);
+    CHECK_EQ(*api().active | *api().requests_inputs, 0u);
     otp_recorder_stats stats = recorder_stats();
     CHECK_EQ(stats.forks, forks + 1);
     CHECK_EQ(stats.sessions + stats.threads, 0u);

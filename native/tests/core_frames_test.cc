@@ -111,17 +111,18 @@ void stopped_sessions_get_nothing() {
 
 // More calls than the budget has room for, and calls too deep: each is recorded or counted.
 void calls_are_recorded_or_counted() {
-  otp_session_options wanted = options();
-  wanted.budget_bytes = 2 * OTP_CHUNK_BYTES;
-  Session session(wanted);
+  otp_session_options requested = options();
+  requested.budget_bytes = 2 * OTP_CHUNK_BYTES;
+  Session session(requested);
   uint32_t consumer = otp_session_consumer(session);
   uint32_t name = id_of("frame");
   uint64_t begun = 0;
-  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH + 10; ++depth, ++begun) api().begin_frame(&wanted, name, 0, consumer);
-  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH; ++depth) CHECK_EQ(api().end_frame(&wanted, 0), 1);
+  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH + 10; ++depth, ++begun)
+    api().begin_frame(&requested, name, 0, consumer);
+  for (uint32_t depth = 0; depth < OTP_MAX_DEPTH; ++depth) CHECK_EQ(api().end_frame(&requested, 0), 1);
   for (int i = 0; i < 5000; ++i, ++begun) {
-    api().begin_frame(&wanted, name, 0, consumer);
-    CHECK_EQ(api().end_frame(&wanted, 0), 1);
+    api().begin_frame(&requested, name, 0, consumer);
+    CHECK_EQ(api().end_frame(&requested, 0), 1);
   }
   Batch batch(session.drain());
   batch.check_sound();

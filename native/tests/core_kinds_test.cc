@@ -1,12 +1,12 @@
-// Kinds of events: a session gets those that it wants, at its own cost only.
+// Kinds of events: a session gets those that it requests, at its own cost only.
 #include "core_support.h"
 
 namespace {
 
-otp_session_options wanting(uint32_t kinds) {
-  otp_session_options wanted = options();
-  wanted.kinds = kinds;
-  return wanted;
+otp_session_options requesting(uint32_t kinds) {
+  otp_session_options requested = options();
+  requested.kinds = kinds;
+  return requested;
 }
 
 uint32_t begin_kind(const char* name, uint8_t kind) {
@@ -16,10 +16,10 @@ uint32_t begin_kind(const char* name, uint8_t kind) {
   return api().begin(&args);
 }
 
-// Each session has its kinds and the parents among them, whatever the others want; 0 wants all.
-void sessions_have_the_kinds_that_they_want() {
-  Session modules(wanting(1u << OTP_EVENT_MODULE)), operators(wanting(1u << OTP_EVENT_OPERATOR));
-  Session two(wanting(1u << OTP_EVENT_LABEL | 1u << OTP_EVENT_MODULE)), all;
+// Each session has its kinds and the parents among them, whatever the others request; 0 requests all.
+void sessions_have_the_kinds_that_they_request() {
+  Session modules(requesting(1u << OTP_EVENT_MODULE)), operators(requesting(1u << OTP_EVENT_OPERATOR));
+  Session two(requesting(1u << OTP_EVENT_LABEL | 1u << OTP_EVENT_MODULE)), all;
   for (int i = 0; i < 3000; ++i) {  // over several chunks
     begin_kind("module", OTP_EVENT_MODULE);
     begin_kind("label", OTP_EVENT_LABEL);
@@ -43,10 +43,10 @@ void sessions_have_the_kinds_that_they_want() {
   for (uint64_t i = 0; i < of_all->rows; ++i) CHECK_EQ(of_all->flags[i], 0);
 }
 
-// A kind that nobody wants does not begin, and its end finds nothing; the bits of running sessions say so.
-void unwanted_kinds_do_not_begin() {
+// A kind that nobody requests does not begin, and its end finds nothing; the bits of running sessions say so.
+void unrequested_kinds_do_not_begin() {
   CHECK_EQ(api().active[0], 0u);
-  Session session(wanting(1u << OTP_EVENT_LABEL));
+  Session session(requesting(1u << OTP_EVENT_LABEL));
   uint32_t bit = otp_session_consumer(session);
   CHECK_EQ(api().active[0], bit);
   CHECK_EQ(api().active[OTP_EVENT_LABEL], bit);
@@ -75,9 +75,9 @@ void modules_nest() {
   CHECK_EQ(batch->parent[1], 0);
 }
 
-// Events of sessions that want other kinds stay open when a thread's stack is full and cleared of forgotten ones.
+// Events of sessions that request other kinds stay open when a thread's stack is full and cleared of forgotten ones.
 void a_full_stack_keeps_what_others_have_open() {
-  Session labels(wanting(1u << OTP_EVENT_LABEL)), operators(wanting(1u << OTP_EVENT_OPERATOR));
+  Session labels(requesting(1u << OTP_EVENT_LABEL)), operators(requesting(1u << OTP_EVENT_OPERATOR));
   std::vector<char> keys(OTP_MAX_DEPTH);
   begin_kind("label", OTP_EVENT_LABEL);
   for (size_t i = 1; i < keys.size(); ++i) CHECK(begin(&keys[i], "deep") != 0);
@@ -94,8 +94,8 @@ void a_full_stack_keeps_what_others_have_open() {
 }  // namespace
 
 int main() {
-  RUN_CLEAN(sessions_have_the_kinds_that_they_want);
-  RUN_CLEAN(unwanted_kinds_do_not_begin);
+  RUN_CLEAN(sessions_have_the_kinds_that_they_request);
+  RUN_CLEAN(unrequested_kinds_do_not_begin);
   RUN_CLEAN(modules_nest);
   RUN_CLEAN(a_full_stack_keeps_what_others_have_open);
 }

@@ -96,12 +96,12 @@ struct Recording {
 };
 
 void Recording::run(uint32_t policy) {
-  otp_session_options wanted = options(3 * OTP_CHUNK_BYTES, policy, 1, 1);
+  otp_session_options requested = options(3 * OTP_CHUNK_BYTES, policy, 1, 1);
   otp_session* session = nullptr;
   int status = OTP_OK;
-  step([&] { status = otp_session_new(&wanted, &session); });
+  step([&] { status = otp_session_new(&requested, &session); });
   CHECK_EQ(status == OTP_OK, session != nullptr);
-  if (session == nullptr) CHECK_EQ(otp_session_new(&wanted, &session), OTP_OK);
+  if (session == nullptr) CHECK_EQ(otp_session_new(&requested, &session), OTP_OK);
   step([&] { status = otp_session_start(session); });
   if (status != OTP_OK) {
     CHECK_EQ(status, OTP_E_NO_MEMORY);

@@ -182,7 +182,7 @@ void a_thread_scoped_session_sees_its_threads() {
   CHECK(batch.has("here") && batch.has("there, hooked") && batch.has("there, named"));
 }
 
-// A session that wants a thread's events now and then gets those, under their own ids, across chunks and drains.
+// A session that requests a thread's events now and then gets those, under their own ids, across chunks and drains.
 void a_scope_that_comes_and_goes() {
   Session always(here_only());
   Session sometimes(options(kPlenty, OTP_FULL_DROP_NEWEST, 0));
@@ -215,17 +215,17 @@ void a_scope_that_comes_and_goes() {
   take(sometimes, &some);
   CHECK_EQ(all.size(), static_cast<size_t>(kEvents));
   for (auto& [number, id] : all) {
-    bool wanted = number / 700 % 3 != 1;
-    CHECK_EQ(some.count(number), wanted ? 1u : 0u);
-    if (wanted) CHECK_EQ(some[number], id);
+    bool requested = number / 700 % 3 != 1;
+    CHECK_EQ(some.count(number), requested ? 1u : 0u);
+    if (requested) CHECK_EQ(some[number], id);
   }
 }
 
 // Inputs go to the session that keeps them, word for word, and to no other; what was cut is said only there.
-void inputs_are_kept_for_those_who_want_them() {
+void inputs_are_kept_for_those_who_request_them() {
   Session with(options(kPlenty, OTP_FULL_DROP_NEWEST, 1, 1));
   Session without;
-  CHECK_EQ(*api().wants_inputs, otp_session_consumer(with));
+  CHECK_EQ(*api().requests_inputs, otp_session_consumer(with));
   std::vector<int64_t> words;
   for (int64_t i = 0; i < 300; ++i) words.push_back(i * 0x0123456789abcd);
   for (uint32_t count : {0u, 1u, 300u}) {
@@ -237,7 +237,7 @@ void inputs_are_kept_for_those_who_want_them() {
     end("event");
   }
   with.stop();
-  CHECK_EQ(*api().wants_inputs, 0u);
+  CHECK_EQ(*api().requests_inputs, 0u);
   without.stop();
   Batch kept(with.drain()), stripped(without.drain());
   CHECK_EQ(kept->rows, 3u);
@@ -275,5 +275,5 @@ int main() {
   RUN_CLEAN(a_session_begins_in_the_middle_of_a_chunk);
   RUN_CLEAN(a_thread_scoped_session_sees_its_threads);
   RUN_CLEAN(a_scope_that_comes_and_goes);
-  RUN_CLEAN(inputs_are_kept_for_those_who_want_them);
+  RUN_CLEAN(inputs_are_kept_for_those_who_request_them);
 }

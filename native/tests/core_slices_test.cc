@@ -76,8 +76,8 @@ void record_at_random(uint32_t seed, int events, std::atomic<const void*>* hande
 
 void slices_are_one_drain_cut_by_time() {
   constexpr int kThreads = 5, kEvents = 20000;
-  otp_session_options wanted = options(kPlenty, OTP_FULL_DROP_OLDEST, 1, 1);
-  Session whole(wanted), sliced(wanted);
+  otp_session_options requested = options(kPlenty, OTP_FULL_DROP_OLDEST, 1, 1);
+  Session whole(requested), sliced(requested);
   std::atomic<const void*> handed_over{nullptr};
   std::atomic<uint32_t> main_thread{0};
   std::atomic<int> running{kThreads};

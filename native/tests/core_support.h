@@ -44,19 +44,19 @@ class Batch {
   }
   std::string name(uint64_t row) const { return text(d_batch->name[row]); }
   // The one row with that name.
-  uint64_t row(const std::string& wanted) const {
+  uint64_t row(const std::string& requested) const {
     uint64_t found = UINT64_MAX;
     for (uint64_t i = 0; i < d_batch->rows; ++i) {
-      if (name(i) != wanted) continue;
+      if (name(i) != requested) continue;
       CHECK_EQ(found, UINT64_MAX);
       found = i;
     }
     CHECK(found != UINT64_MAX);
     return found;
   }
-  bool has(const std::string& wanted) const {
+  bool has(const std::string& requested) const {
     for (uint64_t i = 0; i < d_batch->rows; ++i)
-      if (name(i) == wanted) return true;
+      if (name(i) == requested) return true;
     return false;
   }
   // The parent's id, whether it is in this batch or not; 0: none.
@@ -130,8 +130,8 @@ inline void Batch::check_sound() const {
 // A session that is freed at the end of its scope.
 class Session {
  public:
-  explicit Session(const otp_session_options& wanted = options(), bool start_now = true) {
-    CHECK_EQ(otp_session_new(&wanted, &d_session), OTP_OK);
+  explicit Session(const otp_session_options& requested = options(), bool start_now = true) {
+    CHECK_EQ(otp_session_new(&requested, &d_session), OTP_OK);
     if (start_now) start();
   }
   ~Session() { otp_session_free(d_session); }

@@ -113,7 +113,7 @@ void texts_are_found_behind_the_inputs() {
   CHECK(rows.texts(OTP_INPUT_STRING) == (std::vector<uint32_t>{0, 3}));
 }
 
-void only_what_is_wanted_is_kept() {
+void only_what_is_requested_is_kept() {
   Words rows;
   rows.add(everything());
   rows.add({1, OTP_INPUT_INT, 4});
@@ -255,7 +255,7 @@ int main() {
   RUN(elements_of_lists_are_values_and_have_no_shapes);
   RUN(many_numbers_fit);
   RUN(texts_are_found_behind_the_inputs);
-  RUN(only_what_is_wanted_is_kept);
+  RUN(only_what_is_requested_is_kept);
   RUN(storages_are_listed);
   RUN(storages_change_nothing_else);
   RUN(words_that_lie_are_read_to_their_end_only);

@@ -42,7 +42,7 @@ def installed_torch() -> Any | None:
 
 
 class Requested(enum.IntFlag):
-    """What an observer can want beside the operators: ``otp_torch_wants``."""
+    """What an observer can want beside the operators: ``otp_torch_requests``."""
 
     INPUTS = 1
     OVERLOADS = 2

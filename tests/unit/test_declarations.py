@@ -28,7 +28,7 @@ torch_ffi.cdef(torch_functions.CDEF.read_text())
         (InputPart, ffi, "otp_input_part", "OTP_PART_"),
         (InputKept, ffi, "otp_input_kept", "OTP_KEEP_"),
         (AttributeType, ffi, "otp_attribute_type", "OTP_ATTRIBUTE_"),
-        (Requested, torch_ffi, "otp_torch_wants", "OTP_WANTS_"),
+        (Requested, torch_ffi, "otp_torch_requests", "OTP_REQUEST_"),
         (Parts, torch_ffi, "otp_range_parts", "OTP_RANGE_"),
         (CollectiveFlag, torch_ffi, "otp_collective_flag", "OTP_COLLECTIVE_"),
     ],

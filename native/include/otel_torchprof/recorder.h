@@ -76,7 +76,7 @@ typedef struct {
   uint32_t full_policy;  /* otp_full_policy */
   uint32_t all_threads;  /* 1: every thread; 0: the thread that starts it, and those that a source's scope hook names */
   uint32_t inputs;       /* 1: keep the INPUTS records */
-  uint32_t kinds;        /* bits 1 << otp_event_kind of what it wants; 0: every kind */
+  uint32_t kinds;        /* bits 1 << otp_event_kind of what it requests; 0: every kind */
   uint32_t contexts;     /* 1: follow contexts: fill the column `context`, and leave out what is muted */
   uint32_t memory;       /* 1: keep the MEMORY records; a session that follows contexts gets none */
   uint32_t devices;      /* 1: the device source hears of its events: see otp_device_source */
@@ -259,7 +259,7 @@ typedef struct {
   int64_t sequence_nr;
   uint32_t fwd_thread;
   uint32_t source_tid; /* torch's id of this thread; 0: unknown */
-  uint32_t scope_mask; /* consumers that want this thread beyond those that the recorder knows of */
+  uint32_t scope_mask; /* consumers that request this thread beyond those that the recorder knows of */
   uint32_t input_words;
   const int64_t* inputs; /* copied */
   /* A source that knows when a name's memory is given up vouches for names: it passes a number that is not 0 and that
@@ -279,7 +279,7 @@ typedef struct {
   int32_t device_type; /* c10::DeviceType */
   int32_t device_index;
   uint32_t source_tid; /* torch's id of this thread; 0: unknown */
-  uint32_t scope_mask; /* consumers that want this thread beyond those that the recorder knows of */
+  uint32_t scope_mask; /* consumers that request this thread beyond those that the recorder knows of */
   uint8_t flags;       /* otp_memory_flag */
 } otp_memory_args;
 
@@ -318,13 +318,13 @@ typedef struct {
   uint32_t abi_version;
   uint32_t record_format_version;
 
-  /* Bits of the running sessions: [0] of all, [kind] of those that want that kind of event. And of those among all that
-   * want inputs, and that want memory. Read relaxed on the fast path. */
+  /* Bits of the running sessions: [0] of all, [kind] of those that request that kind of event. And of those among all
+   * that request inputs, and that request memory. Read relaxed on the fast path. */
   const volatile uint32_t* active;
-  const volatile uint32_t* wants_inputs;
-  const volatile uint32_t* wants_memory;
+  const volatile uint32_t* requests_inputs;
+  const volatile uint32_t* requests_memory;
 
-  /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session wanted it:
+  /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session requested it:
    * then there is nothing to end, which matters where `nests` is set, since an end would find an outer one. */
   uint32_t (*begin)(const otp_begin_args* args);
 
@@ -332,9 +332,9 @@ typedef struct {
   int (*end)(const void* key, uint8_t flags, const char* error_type, uint32_t error_type_size);
 
   /* As begin and end, for the calls of functions (OTP_EVENT_FRAME), which come in great numbers: the name by its id, no
-   * inputs, the same key as often as wanted. `identity` goes where an operator has its forward thread. `consumers` (not
-   * 0) are the only sessions that get it, whatever thread it is. end_frame is for the innermost event of this thread;
-   * where that has another key it does what end does. */
+   * inputs, the same key as often as requested. `identity` goes where an operator has its forward thread. `consumers`
+   * (not 0) are the only sessions that get it, whatever thread it is. end_frame is for the innermost event of this
+   * thread; where that has another key it does what end does. */
   uint32_t (*begin_frame)(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
   int (*end_frame)(const void* key, uint8_t flags);
   /* Now, for otp_begin_args. */
@@ -349,14 +349,15 @@ typedef struct {
   int (*resume)(const void* key);
 
   /* Records that memory was allocated or freed on the calling thread, inside the innermost open event. 1: done; 0:
-   * no session wanted it, or none had room. */
+   * no session requested it, or none had room. */
   int (*memory)(const otp_memory_args* args);
 
   /* Id of a string among the names; 0 for the empty one. size UINT32_MAX: zero-terminated. `kind`: otp_name_kind, whose
    * limit it counts against where it is new. Seldom waits: each thread remembers what it has asked for lately. */
   uint32_t (*intern)(const char* text, uint32_t size, uint32_t kind);
 
-  /* A source that knows which sessions want the calling thread (torch's thread-local state) tells so here; null: none.
+  /* A source that knows which sessions request the calling thread (torch's thread-local state) tells so here; null:
+   * none.
    */
   void (*set_scope_hook)(uint32_t (*hook)(void));
 

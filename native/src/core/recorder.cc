@@ -15,13 +15,13 @@ void append_context(ThreadBuffer& thread, uint32_t consumers) {
   thread.context_pending &= ~consumers;
 }
 
-// The sessions that want this thread. A hook is asked only when a session is running that is not known to want it: with
-// one profile, on the thread that started it, never.
-inline uint32_t wanting(const ThreadBuffer& thread, uint32_t active, uint32_t scope_mask) {
-  uint32_t wanted = (known_scope(thread) | scope_mask) & active;
-  if (__builtin_expect(wanted == active, 1)) return wanted;
+// The sessions that request this thread. A hook is asked only when a session is running that is not known to request
+// it: with one profile, on the thread that started it, never.
+inline uint32_t requesting(const ThreadBuffer& thread, uint32_t active, uint32_t scope_mask) {
+  uint32_t requested = (known_scope(thread) | scope_mask) & active;
+  if (__builtin_expect(requested == active, 1)) return requested;
   auto* hook = g_shared.scope_hook.load(std::memory_order_relaxed);
-  return hook == nullptr ? wanted : (wanted | hook()) & active;
+  return hook == nullptr ? requested : (requested | hook()) & active;
 }
 
 // Torch calls once per registered callback; whichever comes first has written the event.
@@ -59,15 +59,15 @@ OTP_COLD bool drop_forgotten(ThreadBuffer& thread) {
 }
 
 // Which of the sessions can have a record of this size now, with what has to stand before it written.
-OTP_COLD uint32_t room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
-  uint32_t consumers = wanted & thread.accepted;
-  if (consumers != wanted || !thread.fits(bytes) || !is_current(thread))
-    consumers = make_room_slowpath(thread, wanted, bytes, true);
+OTP_COLD uint32_t room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t bytes) {
+  uint32_t consumers = requested & thread.accepted;
+  if (consumers != requested || !thread.fits(bytes) || !is_current(thread))
+    consumers = make_room_slowpath(thread, requested, bytes, true);
   if ((thread.loss_pending & consumers) != 0) append_loss_mark(thread, thread.loss_pending & consumers);
   thread.context_pending &= g_shared.follows.load(std::memory_order_relaxed);  // a bit's last owner may have followed
   if ((thread.context_pending & consumers) != 0) append_context(thread, thread.context_pending & consumers);
   thread.not_ready = ~(thread.accepted & known_scope(thread)) | thread.loss_pending | thread.context_pending |
-                     g_wants_devices.load(std::memory_order_relaxed);
+                     g_requests_devices.load(std::memory_order_relaxed);
   return consumers;
 }
 
@@ -78,7 +78,7 @@ inline uint64_t id_of(const ThreadBuffer& thread, uint64_t index) {
 // Here, before the event's own time is taken: what a mark costs is then outside of the event, and so is that of its
 // end.
 OTP_COLD uint32_t mark_begin(const ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
-  consumers &= g_wants_devices.load(std::memory_order_relaxed);
+  consumers &= g_requests_devices.load(std::memory_order_relaxed);
   const otp_device_source* source = g_device_source.load(std::memory_order_acquire);
   if (consumers == 0 || source == nullptr || args.kind == OTP_EVENT_FRAME) return 0;
   return source->begin(id_of(thread, thread.next_index), &args, consumers) != 0 ? kMarked : 0;
@@ -89,18 +89,19 @@ OTP_COLD void mark_end(const ThreadBuffer& thread, const OpenEvent& event) {
   if (source != nullptr) source->end(id_of(thread, event.index.get()));
 }
 
-// Which sessions get the event of a thread that is not ready for all that run. False: none wants it, or it is too deep.
+// Which sessions get the event of a thread that is not ready for all that run. False: none requests it, or it is too
+// deep.
 OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
                              uint32_t* consumers) {
-  uint32_t wanted = wanting(thread, active, args.scope_mask);
-  if (wanted == 0) return false;
+  uint32_t requested = requesting(thread, active, args.scope_mask);
+  if (requested == 0) return false;
   repair_stack(thread);
   if (is_second_call(thread, args, thread.depth.get())) return false;
   if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread)) {
-    count_too_deep(thread, wanted, args);
+    count_too_deep(thread, requested, args);
     return false;
   }
-  *consumers = room_slowpath(thread, wanted, bytes);
+  *consumers = room_slowpath(thread, requested, bytes);
   thread.marked = mark_begin(thread, args, *consumers);
   return true;
 }
@@ -158,10 +159,10 @@ inline bool keeps_context(uint16_t what) {
   return what == (kFunction | OTP_EVENT_OPERATOR << 8) || what == (kBackwardFunction | OTP_EVENT_OPERATOR << 8);
 }
 
-// The sessions that want what begins here, of those that want its kind. The source is asked where the context can have
-// changed: not for an operator directly inside another.
-__attribute__((noinline)) OTP_HOT uint32_t wanting_in_context(ThreadBuffer& thread, uint32_t active,
-                                                              const otp_begin_args& args) {
+// The sessions that request what begins here, of those that request its kind. The source is asked where the context can
+// have changed: not for an operator directly inside another.
+__attribute__((noinline)) OTP_HOT uint32_t requesting_in_context(ThreadBuffer& thread, uint32_t active,
+                                                                 const otp_begin_args& args) {
   repair_stack(thread);
   uint32_t depth = thread.depth.get();
   uint32_t epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
@@ -191,7 +192,7 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
   if ((active & g_shared.follows.load(std::memory_order_relaxed)) != 0) {
-    active = wanting_in_context(*thread, active, *args);
+    active = requesting_in_context(*thread, active, *args);
     if (active == 0) return 0;
   }
   uint32_t consumers = active, marked = 0;
@@ -262,7 +263,7 @@ OTP_COLD int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks,
 namespace {
 
 // Where no event is on the stack: whether there is none elsewhere either that could end. Then the end is that of an
-// event that no session wanted, such as all those of a muted context.
+// event that no session requested, such as all those of a muted context.
 inline bool is_idle(const ThreadBuffer& thread) {
   return thread.suspended_count.load(std::memory_order_relaxed) == 0 && thread.too_deep == nullptr;
 }
@@ -298,16 +299,16 @@ namespace {
 uint64_t ticks() { return ticks_now(); }
 
 OTP_COLD uint32_t memory_slowpath(ThreadBuffer& thread, uint32_t active, uint32_t scope_mask, uint32_t bytes) {
-  uint32_t wanted = wanting(thread, active, scope_mask);
-  if (wanted == 0) return 0;
+  uint32_t requested = requesting(thread, active, scope_mask);
+  if (requested == 0) return 0;
   repair_stack(thread);
-  return room_slowpath(thread, wanted, bytes);
+  return room_slowpath(thread, requested, bytes);
 }
 
 // As begin: what is written is not read back, and the time is taken last.
 int memory(const otp_memory_args* args) {
   constexpr uint32_t kBytes = sizeof(otp_record_memory) + 2 * sizeof(otp_record);  // a loss mark, a context
-  uint32_t consumers = g_shared.wants_memory.load(std::memory_order_acquire);
+  uint32_t consumers = g_shared.requests_memory.load(std::memory_order_acquire);
   ThreadBuffer* thread = consumers == 0 ? nullptr : this_thread();
   if (thread == nullptr) return 0;
   bool ready = (consumers & thread->not_ready) == 0 && is_current(*thread) && thread->at + kBytes <= Chunk::kCapacity &&
@@ -379,8 +380,8 @@ extern "C" const otp_api* otp_get_api(void) {
   static const otp_api api = {OTP_ABI_VERSION,
                               OTP_RECORD_FORMAT_VERSION,
                               otp::as_word(otp::g_shared.active[0]),
-                              otp::as_word(otp::g_shared.wants_inputs),
-                              otp::as_word(otp::g_shared.wants_memory),
+                              otp::as_word(otp::g_shared.requests_inputs),
+                              otp::as_word(otp::g_shared.requests_memory),
                               otp::begin,
                               otp::end,
                               otp::begin_frame,

@@ -13,8 +13,8 @@ namespace otp {
 
 // ---- room.cc ----
 
-// Which of the wanting sessions can have a record of this size now; the others' loss is counted when `counted`.
-uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted);
+// Which of the requesting sessions can have a record of this size now; the others' loss is counted when `counted`.
+uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t bytes, bool counted);
 
 // Counts an event that has too many around it; once, however many of torch's callbacks tell of it.
 void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_args& args);

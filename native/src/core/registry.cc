@@ -12,7 +12,7 @@ namespace otp {
 
 SharedState g_shared;
 std::atomic<const otp_context_carrier*> g_context_carrier{nullptr};
-std::atomic<uint32_t> g_wants_devices{0};
+std::atomic<uint32_t> g_requests_devices{0};
 std::atomic<const otp_device_source*> g_device_source{nullptr};
 std::atomic<uint32_t> g_generation{0};
 
@@ -56,9 +56,9 @@ void after_fork_in_child() {
   if (g_registry.load(std::memory_order_relaxed) == nullptr) return;
   for (auto& kind : g_shared.active) kind.store(0, std::memory_order_relaxed);
   g_shared.all_threads.store(0, std::memory_order_relaxed);
-  g_shared.wants_inputs.store(0, std::memory_order_relaxed);
-  g_shared.wants_memory.store(0, std::memory_order_relaxed);
-  g_wants_devices.store(0, std::memory_order_relaxed);
+  g_shared.requests_inputs.store(0, std::memory_order_relaxed);
+  g_shared.requests_memory.store(0, std::memory_order_relaxed);
+  g_requests_devices.store(0, std::memory_order_relaxed);
   g_shared.follows.store(0, std::memory_order_relaxed);
   g_shared.muted_roots.store(0, std::memory_order_relaxed);
   g_shared.epoch.fetch_add(1, std::memory_order_relaxed);

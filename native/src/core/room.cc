@@ -21,19 +21,19 @@ struct Room {
   uint32_t no_memory;  // that the system gave no memory for
 };
 
-// Adds the sessions in `wanted` to those that hold the thread's chunk, as far as they have room; a new chunk where
+// Adds the sessions in `requested` to those that hold the thread's chunk, as far as they have room; a new chunk where
 // `bytes` more do not fit.
 //
 // The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
 // then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
-Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint32_t bytes) {
+Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, uint32_t bytes) {
   bool same_chunk = thread.fits(bytes);
   if (!same_chunk) all.seal_chunk(&thread);
   Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
-  if (chunk == nullptr) return {0, wanted};
+  if (chunk == nullptr) return {0, requested};
   chunk->owner = &thread;
   uint32_t no_memory = 0;
-  for (uint32_t rest = wanted & ~chunk->holders; rest != 0; rest &= rest - 1) {
+  for (uint32_t rest = requested & ~chunk->holders; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
     if (session == nullptr || session->state != otp_session::State::kRunning) continue;
     try {
@@ -52,25 +52,25 @@ Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t wanted, uint
     thread.published.store(0, std::memory_order_relaxed);
   }
   thread.accepted = chunk->holders;
-  return {wanted & thread.accepted, no_memory};
+  return {requested & thread.accepted, no_memory};
 }
 
 }  // namespace
 
-uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t wanted, uint32_t bytes, bool counted) {
+uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t bytes, bool counted) {
   Registry& all = registry();
   thread.not_ready = UINT32_MAX;  // whatever changes here, the next begin looks at it
   bool current = thread.epoch == g_shared.epoch.load(std::memory_order_acquire);
-  uint32_t possible = current ? wanted & ~thread.refused : wanted;
+  uint32_t possible = current ? requested & ~thread.refused : requested;
   Room room{0, 0};
   if (current && (possible & ~thread.accepted) == 0 && thread.fits(bytes)) {
     room.sessions = possible;  // at its budget, a session costs the thread no lock per event
   } else if (possible != 0) {
     std::lock_guard<std::mutex> hold(all.mutex);
     if (thread.epoch != g_shared.epoch.load(std::memory_order_relaxed)) adopt_epoch_locked(all, thread);
-    room = make_room_locked(all, thread, wanted & ~thread.refused, bytes);
+    room = make_room_locked(all, thread, requested & ~thread.refused, bytes);
   }
-  uint32_t full = wanted & ~room.sessions & thread.refused;
+  uint32_t full = requested & ~room.sessions & thread.refused;
   if (counted && (full | room.no_memory) != 0) {
     all.count_loss(full, OTP_LOSS_BUDGET);
     all.count_loss(room.no_memory, OTP_LOSS_NO_MEMORY);

@@ -46,9 +46,9 @@ void stop_locked(Registry& all, otp_session* session) {
   session->state = State::kStopped;
   for (auto& kind : g_shared.active) kind.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.all_threads.fetch_and(~session->mask(), std::memory_order_relaxed);
-  g_shared.wants_inputs.fetch_and(~session->mask(), std::memory_order_relaxed);
-  g_shared.wants_memory.fetch_and(~session->mask(), std::memory_order_relaxed);
-  g_wants_devices.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_shared.requests_inputs.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_shared.requests_memory.fetch_and(~session->mask(), std::memory_order_relaxed);
+  g_requests_devices.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.follows.fetch_and(~session->mask(), std::memory_order_relaxed);
   g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (ThreadBuffer* thread : all.threads) thread->local.fetch_and(~session->mask(), std::memory_order_relaxed);
@@ -350,8 +350,8 @@ int otp_session_start(otp_session* session) {
   for (auto& loss : all.losses[session->bit]) loss.store(0, std::memory_order_relaxed);
   session->state = State::kRunning;
   uint32_t mask = session->mask();
-  if (session->options.inputs != 0) g_shared.wants_inputs.fetch_or(mask, std::memory_order_relaxed);
-  if (session->options.devices != 0) otp::g_wants_devices.fetch_or(mask, std::memory_order_relaxed);
+  if (session->options.inputs != 0) g_shared.requests_inputs.fetch_or(mask, std::memory_order_relaxed);
+  if (session->options.devices != 0) otp::g_requests_devices.fetch_or(mask, std::memory_order_relaxed);
   bool memory = session->options.memory != 0 && session->options.contexts == 0;
   if (session->options.all_threads != 0) {
     g_shared.all_threads.fetch_or(mask, std::memory_order_relaxed);
@@ -362,10 +362,10 @@ int otp_session_start(otp_session* session) {
   session->start_epoch = g_shared.epoch.fetch_add(1, std::memory_order_release) + 1;
   session->start_ticks = otp::ticks_now();
   for (uint32_t kind = 0; kind < OTP_EVENT_KINDS; ++kind) {
-    bool wanted = kind == 0 || session->options.kinds == 0 || (session->options.kinds >> kind & 1) != 0;
-    if (wanted) g_shared.active[kind].fetch_or(mask, std::memory_order_release);
+    bool requested = kind == 0 || session->options.kinds == 0 || (session->options.kinds >> kind & 1) != 0;
+    if (requested) g_shared.active[kind].fetch_or(mask, std::memory_order_release);
   }
-  if (memory) g_shared.wants_memory.fetch_or(mask, std::memory_order_release);
+  if (memory) g_shared.requests_memory.fetch_or(mask, std::memory_order_release);
   return OTP_OK;
 }
 

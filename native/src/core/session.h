@@ -1,4 +1,4 @@
-// A consumer of the recording: what it wants, what is held for it, how far it has read.
+// A consumer of the recording: what it requests, what is held for it, how far it has read.
 #pragma once
 
 #include <cstdint>

@@ -6,11 +6,11 @@
 namespace otp {
 
 bool buffer_reserve_slowpath(otp_buffer* buffer, uint64_t extra) {
-  uint64_t wanted = std::max<uint64_t>({buffer->size + extra, buffer->capacity * 2, 4096});
-  auto* grown = static_cast<uint8_t*>(std::realloc(buffer->data, wanted));
+  uint64_t needed = std::max<uint64_t>({buffer->size + extra, buffer->capacity * 2, 4096});
+  auto* grown = static_cast<uint8_t*>(std::realloc(buffer->data, needed));
   if (grown == nullptr) return false;
   buffer->data = grown;
-  buffer->capacity = wanted;
+  buffer->capacity = needed;
   return true;
 }
 

@@ -86,7 +86,7 @@ class Encoder {
 uint64_t Encoder::find_links(uint64_t row) {
   const otp_link* const end = spans_.links + spans_.link_count;
   link_ =
-      std::lower_bound(spans_.links, end, row, [](const otp_link& link, uint64_t wanted) { return link.row < wanted; });
+      std::lower_bound(spans_.links, end, row, [](const otp_link& link, uint64_t needed) { return link.row < needed; });
   const otp_link* last = link_;
   while (last != end && last->row == row) ++last;
   return static_cast<uint64_t>(last - link_);

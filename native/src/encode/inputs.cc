@@ -201,16 +201,16 @@ uint64_t keep_row(const otp_inputs& inputs, uint64_t row, uint32_t kept, int64_t
   for (; extras > 0 && reader.left() > 0; --extras) {
     const int64_t* from = reader.next();
     InputHead head = reader.head();
-    bool is_wanted = is_kept(head.kind, kept);
-    if (is_wanted) size += append(from, reader.next(), behind(out, size));
+    bool is_requested = is_kept(head.kind, kept);
+    if (is_requested) size += append(from, reader.next(), behind(out, size));
     if (head.kind == OTP_INPUT_KEYWORD) {
-      if (is_wanted) {
+      if (is_requested) {
         size += keep_input(&reader, with_storages, behind(out, size));
       } else {
         reader.skip_input();
       }
     }
-    extras_kept += is_wanted ? 1 : 0;
+    extras_kept += is_requested ? 1 : 0;
   }
   if ((inputs_kept | extras_kept) == 0) return 0;
   if (out != nullptr) out[0] = static_cast<int64_t>(inputs_kept | extras_kept << 32);

@@ -16,16 +16,16 @@ struct Sequence {
 Sequence next_sequence(const uint8_t* text, uint64_t available) {
   const uint8_t lead = text[0];
   if (lead < 0xC2 || lead > 0xF4) return {1, false};
-  const uint64_t wanted = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const uint64_t needed = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   // Only the second byte has a range of its own: it keeps out overlong forms, surrogates and what lies beyond U+10FFFF.
   uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  for (uint64_t i = 1; i < wanted; ++i) {
+  for (uint64_t i = 1; i < needed; ++i) {
     if (i == available || text[i] < low || text[i] > high) return {i, false};
     low = 0x80;
     high = 0xBF;
   }
-  return {wanted, true};
+  return {needed, true};
 }
 
 char* put_escaped_ascii(char* out, uint8_t byte) {

@@ -225,18 +225,18 @@ void FrameNames::decide_for(Code& code, uint32_t sessions) {
     int bit = __builtin_ctz(rest);
     uint32_t session = 1u << bit;
     bool of_torch = code.is_module_call || code.is_step;
-    bool wanted = of_torch || (modules_only & session) == 0;
-    if (wanted && !of_torch && decide[bit] != nullptr) {
+    bool requested = of_torch || (modules_only & session) == 0;
+    if (requested && !of_torch && decide[bit] != nullptr) {
       PyObject* module = code.module == nullptr ? Py_None : code.module;
       PyObject* asked = decide[bit];
       Py_INCREF(asked);  // another session may take its place meanwhile
       PyObject* answer = PyObject_CallFunctionObjArgs(asked, code.object, module, nullptr);
-      wanted = answer != Py_False;
+      requested = answer != Py_False;
       Py_XDECREF(answer);
       Py_DECREF(asked);
       give_back_error();  // deciding raises nothing: it is of a handler of a signal
     }
-    code.not_for = wanted ? code.not_for & ~session : code.not_for | session;
+    code.not_for = requested ? code.not_for & ~session : code.not_for | session;
   }
 }
 

@@ -107,9 +107,9 @@ class FrameNames {
   // Finds out where a builtin_function_or_method has its definition. False, without an exception, where that fails.
   static bool find_fields();
 
-  // A function of a session, asked with a code and the name of its module whether its calls are wanted; or null.
+  // A function of a session, asked with a code and the name of its module whether its calls are requested; or null.
   PyObject* decide[OTP_MAX_SESSIONS] = {};
-  uint32_t modules_only = 0;  // sessions that want calls of modules, and steps of optimizers, and no others
+  uint32_t modules_only = 0;  // sessions that request calls of modules, and steps of optimizers, and no others
 
  private:
   // Objects that are told apart by what they are, and kept only where no weak reference to them can be.

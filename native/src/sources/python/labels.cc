@@ -101,7 +101,7 @@ int64_t begin(Label* label) {
   event.nests = 1;
   event.sequence_nr = -1;
   int64_t words[2];
-  if (__atomic_load_n(g_api->wants_inputs, __ATOMIC_RELAXED) != 0 && !add_args(label, words, &event)) {
+  if (__atomic_load_n(g_api->requests_inputs, __ATOMIC_RELAXED) != 0 && !add_args(label, words, &event)) {
     Py_XDECREF(owner);
     return -1;
   }

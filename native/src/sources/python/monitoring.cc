@@ -2,7 +2,7 @@
 // the thread (running_frame.h). Events are of the whole interpreter: threads that come later are traced without
 // more.
 //
-// Where no session wants a code's calls, the callback answers that it is not to be called back from there again.
+// Where no session requests a code's calls, the callback answers that it is not to be called back from there again.
 //
 // Python's lock is held in all of this.
 #include "monitoring.h"
@@ -111,16 +111,16 @@ void settle(MonitoredThread& thread) {
 
 bool modules_alone() { return (g_tracer.sessions & ~g_tracer.names->modules_only) == 0; }
 
-bool functions_wanted() { return (g_tracer.sessions & ~g_tracer.no_functions) != 0; }
+bool functions_requested() { return (g_tracer.sessions & ~g_tracer.no_functions) != 0; }
 
-inline bool is_unwanted(const Code* code) {
+inline bool is_unrequested(const Code* code) {
   return code != nullptr && !code->is_own && (g_tracer.sessions & ~code->not_for) == 0;
 }
 
 // Whether the end of a call of the code is told of.
 bool is_told_of(const Code* code) {
   if (code == nullptr) return false;
-  return modules_alone() ? code->is_module_call || code->is_step : !is_unwanted(code);
+  return modules_alone() ? code->is_module_call || code->is_step : !is_unrequested(code);
 }
 
 // The keys of what is on the thread's stack whose end is told of.
@@ -131,7 +131,7 @@ std::vector<uintptr_t> told_of(const MonitoredThread& thread) {
     auto* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
     if (is_told_of(g_tracer.names->find(code))) {
       found.push_back(identity_of_frame(frame));
-      if (functions_wanted()) found.push_back(found.back() | kFunction);
+      if (functions_requested()) found.push_back(found.back() | kFunction);
     }
     Py_DECREF(code);
     PyFrameObject* caller = g_caller_of(frame);
@@ -180,10 +180,10 @@ inline MonitoredThread* thread_here(bool enters) {
   return __builtin_expect(usual, 1) ? thread : look_around(enters);
 }
 
-// Whether nobody wants calls by the code.
+// Whether nobody requests calls by the code.
 inline bool is_excluded(PyObject* object) {
   return __builtin_expect(g_tracer.filtered != 0, 0) && g_tracer.names != nullptr &&
-         is_unwanted(g_tracer.names->find(object));
+         is_unrequested(g_tracer.names->find(object));
 }
 
 // Each answers whether it is not to be called back from that place.
@@ -203,8 +203,8 @@ __attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* 
   }
   Inside inside(thread);
   enter_slowpath(thread, key, arguments[0], nullptr, start);
-  // Unwanted, as is known only now: not listed. A call inside of it, of the same code, would answer that its end need
-  // not be told of, and this one's would not be either.
+  // Unrequested, as is known only now: not listed. A call inside of it, of the same code, would answer that its end
+  // need not be told of, and this one's would not be either.
   if (is_excluded(arguments[0])) leave(thread, key, 0);
   PyFrameObject* frame = known ? g_frame_of(thread.state) : nullptr;
   if (frame != nullptr) names.keep_place(*code, instruction, frame);
@@ -213,7 +213,7 @@ __attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* 
 
 bool on_start(MonitoredThread& thread, PyObject* const* arguments) {
   const Code* code = g_tracer.names->find(arguments[0]);
-  if (__builtin_expect(is_unwanted(code), 0)) return true;
+  if (__builtin_expect(is_unrequested(code), 0)) return true;
   if (__builtin_expect(code != nullptr && code->is_usual && thread.special == 0, 1)) {
     begin_call(thread, running_frame(thread.state), code->name, 0, code->not_for);
   } else {
@@ -353,7 +353,7 @@ const EventCallback g_callbacks[] = {
 int ask() {
   if (g_tracer.names == nullptr) return -1;  // an audit hook has let somebody stop it
   const Naming& naming = g_tracer.names->naming();
-  return ask_for_events(!modules_alone(), functions_wanted(), {naming.module_call, naming.step});
+  return ask_for_events(!modules_alone(), functions_requested(), {naming.module_call, naming.step});
 }
 
 bool start(int*) {

@@ -21,7 +21,7 @@ namespace otp_python {
 // Set once, by attach(), before any other function of the extension is there.
 extern const otp_api* g_api;
 
-// The sessions that want a kind of event, or (0) that run: they come and go without Python's lock.
+// The sessions that request a kind of event, or (0) that run: they come and go without Python's lock.
 inline uint32_t active_sessions(int kind) { return __atomic_load_n(&g_api->active[kind], __ATOMIC_RELAXED); }
 
 // at::RecordScope::USER_SCOPE: what torch gives to whatever is not an operator of its own. Labels and modules have it.
@@ -31,7 +31,7 @@ constexpr uint8_t kUserScope = 7;
 // which the caller releases. Null with an exception set on failure.
 const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner);
 
-// A class's name as OpenTelemetry's error.type wants it: qualified, but for builtins. Null with an exception set on
+// A class's name as OpenTelemetry's error.type has it: qualified, but for builtins. Null with an exception set on
 // failure.
 PyObject* class_name(PyObject* type);
 

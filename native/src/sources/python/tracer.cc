@@ -105,7 +105,7 @@ bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code* code, PyFrame
   return true;
 }
 
-// Whether the thread's innermost call is that frame, and nothing that it calls is wanted: it is left out for all
+// Whether the thread's innermost call is that frame, and nothing that it calls is requested: it is left out for all
 // sessions that it is listed for, or closed.
 bool is_left_out(const ThreadCalls& thread, uintptr_t frame) {
   const std::vector<uintptr_t>& open = thread.open;

@@ -28,7 +28,7 @@ constexpr uintptr_t kFunction = 1, kLeftOut = 2, kNotTaken = 4, kClosed = 8, kMa
 enum Special : uint32_t {
   kInsideClosed = 1,  // of a function of this package that calls nothing of the program's
   kTwice = 2,         // some of its calls are listed twice, for sessions that came one after the other
-  kPaused = 4,        // nothing of it is wanted now
+  kPaused = 4,        // nothing of it is requested now
   kLimited = 8,       // a session has a maximum depth
   kFollowed = 16,     // a session follows contexts: to begin a call may run code of the program
 };
@@ -37,7 +37,7 @@ enum Special : uint32_t {
 struct ThreadCalls {
   std::vector<uintptr_t> open;
   uint32_t special = 0;
-  uint32_t sessions = 0;  // that want calls
+  uint32_t sessions = 0;  // that request calls
   uint32_t epoch = 0;     // of the tracer, when `sessions` was true
   uint32_t run = 0;       // of the tracer, that `open` is of
   uint32_t id = 0;        // the recorder's, of the thread
@@ -60,7 +60,7 @@ struct Mechanism {
   uintptr_t (*key)(PyFrameObject* frame);
   // The calling thread's, or null where it has none (any more).
   ThreadCalls* (*here)();
-  // Whether it is told of all calls and returns of a thread that are wanted.
+  // Whether it is told of all calls and returns of a thread that are requested.
   bool (*follows)(PyThreadState* thread);
 };
 
@@ -72,7 +72,7 @@ struct Tracer {
   uint32_t sessions = 0;
   uint32_t epoch = 1;         // raised when one comes or goes
   uint32_t run = 0;           // how many times it was switched on
-  uint32_t no_functions = 0;  // sessions that want no C functions
+  uint32_t no_functions = 0;  // sessions that request no C functions
   uint32_t filtered = 0;      // sessions that leave out some codes
   uint32_t limited = 0;       // sessions with a maximum depth
   uint32_t following = 0;     // sessions that follow contexts

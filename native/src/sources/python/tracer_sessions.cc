@@ -28,7 +28,7 @@ void remove_sessions(uint32_t consumers) {
   }
 }
 
-// What a session wants of calls.
+// What a session requests of calls.
 struct Wish {
   PyObject* decide = Py_None;
   unsigned int max_depth = 0;  // 0: any

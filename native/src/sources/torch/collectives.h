@@ -1,6 +1,6 @@
 /* What collectives are: of which group, with which number, of how many bytes. Torch's observer of operators is told of
- * their arguments only if it wants those of all operators, which costs each of them; so the operators of c10d, and no
- * others, are intercepted in the dispatcher. The fourth part of the boundary of the torch library (see ops.h).
+ * their arguments only if it requests those of all operators, which costs each of them; so the operators of c10d, and
+ * no others, are intercepted in the dispatcher. The fourth part of the boundary of the torch library (see ops.h).
  *
  * Control calls only; any thread.
  */

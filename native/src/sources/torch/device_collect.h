@@ -32,7 +32,7 @@ inline void calibrate_all(State& s) {
 
 inline void note_time(State& s, const Pair& pair, double begin_ms, double duration_ms) {
   for (auto& session : s.sessions) {
-    if (!session->wants(pair)) continue;
+    if (!session->requests(pair)) continue;
     if (session->times.size() >= session->most) {
       ++session->counts.lost;
       continue;
@@ -56,7 +56,7 @@ inline void find_time(State& s, const Pair& pair) {
   DeviceClock& clock = clock_of(s, pair.stream.device_index());
   std::optional<double> begin = clock.since(pair.moment, pair.begin);
   if (begin.has_value()) return note_time(s, pair, *begin, std::max(0.0, clock.elapsed(pair.begin, pair.end)));
-  for (auto& session : s.sessions) session->counts.late += session->wants(pair) ? 1 : 0;
+  for (auto& session : s.sessions) session->counts.late += session->requests(pair) ? 1 : 0;
 }
 
 inline void give_back(State& s, const Pair& pair) {

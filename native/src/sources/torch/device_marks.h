@@ -1,4 +1,4 @@
-// What a thread that records does: a timing event at the begin of what is wanted, and another at its end.
+// What a thread that records does: a timing event at the begin of what is requested, and another at its end.
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
@@ -8,8 +8,8 @@
 
 namespace otp::devices {
 
-// Sessions that want this event timed.
-inline uint32_t wanted(const State& s, const otp_begin_args& event, uint32_t consumers) {
+// Sessions that request this event timed.
+inline uint32_t requested(const State& s, const otp_begin_args& event, uint32_t consumers) {
   const Wishes& wishes = s.wishes;
   if (event.kind != OTP_EVENT_OPERATOR || event.scope == static_cast<uint8_t>(at::RecordScope::USER_SCOPE))
     return consumers & wishes.labels.load(std::memory_order_acquire);
@@ -18,7 +18,7 @@ inline uint32_t wanted(const State& s, const otp_begin_args& event, uint32_t con
 }
 
 // Whether any of them has not stopped.
-inline bool is_wanted_by(const State& s, uint32_t consumers) {
+inline bool is_requested_by(const State& s, uint32_t consumers) {
   const Wishes& wishes = s.wishes;
   uint32_t all = wishes.ops.load(std::memory_order_relaxed) | wishes.labels.load(std::memory_order_relaxed);
   return (consumers & all) != 0;
@@ -67,7 +67,7 @@ inline std::optional<c10::DeviceIndex> index_of(State& s, const otp_begin_args& 
 }
 
 inline int mark_begin(State& s, uint64_t id, const otp_begin_args& event, uint32_t consumers) {
-  consumers = wanted(s, event, consumers);
+  consumers = requested(s, event, consumers);
   if (consumers == 0) return 0;
   if (is_off(s)) {
     if (s.wishes.held.load(std::memory_order_relaxed) != 0) count_captured(s, consumers);
@@ -79,7 +79,7 @@ inline int mark_begin(State& s, uint64_t id, const otp_begin_args& event, uint32
   if (!index.has_value()) return 0;
   ThreadMarks& marks = own_marks(s);
   std::lock_guard<std::timed_mutex> hold(marks.mutex);
-  if (!is_wanted_by(s, consumers)) return 0;  // what was found at the end of everything is not added to
+  if (!is_requested_by(s, consumers)) return 0;  // what was found at the end of everything is not added to
   if (event.kind == OTP_EVENT_OPERATOR) drop_leaf(s, marks);
   c10::Stream stream = s.guard->getStream(c10::Device(s.type, *index));
   if (is_capturing(*s.guard, stream)) {

@@ -59,7 +59,7 @@ struct Timed {
   int64_t until = INT64_MAX;   // the token of who has the bit now
 
   // Not what the bit's last owner left open, nor what its next one began.
-  bool wants(const Pair& pair) const {
+  bool requests(const Pair& pair) const {
     return (consumer & pair.consumers) != 0 && token <= pair.era && pair.era < until;
   }
 };
@@ -71,7 +71,7 @@ struct Collector {
 
 // What every begin reads.
 struct Wishes {
-  std::atomic<uint32_t> ops{0}, leaves{0}, labels{0};  // sessions, by what they want timed
+  std::atomic<uint32_t> ops{0}, leaves{0}, labels{0};  // sessions, by what they request timed
   std::atomic<int> held{0};
   std::atomic<bool> failed{false};
 };

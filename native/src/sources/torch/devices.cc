@@ -78,7 +78,7 @@ void open_type(State& s, c10::DeviceType type) {
   if (!is_capturing(*s.guard, s.guard->getStream(current))) calibrate(s, current.index(), kFirstWait);
 }
 
-// Under `control`: tells those who record what is wanted.
+// Under `control`: tells those who record what is requested.
 void publish_wishes(State& s) {
   uint32_t ops = 0, leaves = 0, labels = 0;
   for (auto& session : s.sessions) {
@@ -174,7 +174,7 @@ int take(State& s, Timed& session, otp_device_times* out) {
 otp_device_counts counts_of(State& s, const Timed& session) {
   otp_device_counts counts = session.counts;
   int bit = __builtin_ctz(session.consumer);
-  counts.waiting = s.waiting.count([&](const Pair& pair) { return session.wants(pair); });
+  counts.waiting = s.waiting.count([&](const Pair& pair) { return session.requests(pair); });
   counts.captured = s.captured[bit].load(std::memory_order_relaxed) - counts.captured;
   counts.failed = s.refused[bit].load(std::memory_order_relaxed) - counts.failed;
   return counts;

@@ -26,7 +26,7 @@ using torch::profiler::impl::ProfilerStateBase;
 using DebugInfo = c10::ThreadLocalDebugInfo;
 using Node = std::shared_ptr<DebugInfo>;
 
-const volatile uint32_t* g_wants_memory = nullptr;
+const volatile uint32_t* g_requests_memory = nullptr;
 int (*g_memory)(const otp_memory_args*) = nullptr;
 
 // Torch looks at whatever is in the slot as a ProfilerStateBase, so it has to be one. Its state is Disabled and its
@@ -37,7 +37,7 @@ class Reporter final : public ProfilerStateBase {
   Reporter() : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled, false, /*profile_memory=*/true)) {}
 
   ActiveProfilerType profilerType() override { return ActiveProfilerType::NONE; }
-  bool memoryProfilingEnabled() const override { return __atomic_load_n(g_wants_memory, __ATOMIC_RELAXED) != 0; }
+  bool memoryProfilingEnabled() const override { return __atomic_load_n(g_requests_memory, __ATOMIC_RELAXED) != 0; }
 
   void reportMemoryUsage(void* block, int64_t bytes, size_t allocated, size_t reserved, c10::Device device) override {
     report(block, bytes, allocated, reserved, device, 0);
@@ -187,7 +187,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void otp_torch_attach_memory(const otp_api* api) {
   if (otp::memory::g_memory != nullptr) return;
-  otp::memory::g_wants_memory = api->wants_memory;
+  otp::memory::g_requests_memory = api->requests_memory;
   otp::memory::g_memory = api->memory;
   pthread_atfork([] { otp::memory::g_mutex.lock(); }, [] { otp::memory::g_mutex.unlock(); },
                  otp::memory::forget_in_child);

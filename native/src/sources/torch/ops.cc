@@ -25,13 +25,13 @@ namespace {
 // What every operator needs, in one cache line of this library's own.
 struct alignas(64) Hot {
   const volatile uint32_t* active = nullptr;
-  const volatile uint32_t* wants_inputs = nullptr;
+  const volatile uint32_t* requests_inputs = nullptr;
   uint32_t (*begin)(const otp_begin_args*) = nullptr;
   int (*end)(const void*, uint8_t, const char*, uint32_t) = nullptr;
   // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
   // watches.
   std::atomic<uint32_t> name_generation{0};
-  std::atomic<uint64_t> wanting{0};  // how many observers want each of otp_torch_wants, 8 bits each
+  std::atomic<uint64_t> requesting{0};  // how many observers request each of otp_torch_requests, 8 bits each
 };
 Hot g_hot;
 const otp_api* g_api = nullptr;
@@ -44,19 +44,22 @@ std::atomic<uint64_t> g_handles[OTP_MAX_SESSIONS];
 struct Observer {
   uint32_t consumer;
   bool all_threads;
-  uint32_t wants;
+  uint32_t requests;
 };
 // By handle, with g_control. Never destroyed: Python may remove an observer when the process ends.
 std::unordered_map<uint64_t, Observer>& g_observers = *new std::unordered_map<uint64_t, Observer>;
 
-// Counts the wants of an observer that comes (by = 1) or goes (-1).
-void count_wants(uint32_t wants, int64_t by) {
+// Counts the requests of an observer that comes (by = 1) or goes (-1).
+void count_requests(uint32_t requests, int64_t by) {
   uint64_t counts = 0;
-  for (uint32_t bit = 0; bit < OTP_WANTS_COUNT; ++bit) counts += static_cast<uint64_t>(wants >> bit & 1) << 8 * bit;
-  g_hot.wanting.fetch_add(counts * static_cast<uint64_t>(by), std::memory_order_relaxed);
+  for (uint32_t bit = 0; bit < OTP_REQUEST_COUNT; ++bit)
+    counts += static_cast<uint64_t>(requests >> bit & 1) << 8 * bit;
+  g_hot.requesting.fetch_add(counts * static_cast<uint64_t>(by), std::memory_order_relaxed);
 }
 
-bool is_wanted(uint64_t wanting, otp_torch_wants what) { return (wanting >> 8 * __builtin_ctz(what) & 0xFF) != 0; }
+bool is_requested(uint64_t requesting, otp_torch_requests what) {
+  return (requesting >> 8 * __builtin_ctz(what) & 0xFF) != 0;
+}
 
 // Taking a callback away asks torch for its lock, which another thread may have held when this process was forked.
 bool is_forked() { return g_forks.load(std::memory_order_relaxed) != 0; }
@@ -112,7 +115,7 @@ void after_fork_in_child() {
   g_control.unlock();
   g_forks.fetch_add(1, std::memory_order_relaxed);
   for (std::atomic<uint64_t>& handle : g_handles) handle.store(0, std::memory_order_relaxed);
-  g_hot.wanting.store(0, std::memory_order_relaxed);
+  g_hot.requesting.store(0, std::memory_order_relaxed);
 }
 
 class OperatorWatch final : public c10::OpRegistrationListener {
@@ -187,18 +190,18 @@ uint32_t overload_of(const at::RecordFunction& fn) {
 // Asking for keywords copies them. What has outputs before it has run is an operator with a schema, which has none.
 bool may_have_keywords(const at::RecordFunction& fn) { return fn.num_outputs() == 0; }
 
-bool collect(const at::RecordFunction& fn, uint64_t wanting, InputWords* words) try {
-  words->clear(is_wanted(wanting, OTP_WANTS_STORAGES));
+bool collect(const at::RecordFunction& fn, uint64_t requesting, InputWords* words) try {
+  words->clear(is_requested(requesting, OTP_REQUEST_STORAGES));
   bool fitted = true;
-  if (is_wanted(wanting, OTP_WANTS_INPUTS) && fn.needsInputs()) {
+  if (is_requested(requesting, OTP_REQUEST_INPUTS) && fn.needsInputs()) {
     fitted = words->add_inputs(fn.inputs(), fn.scope() == at::RecordScope::USER_SCOPE ? g_api->intern : nullptr);
     if (may_have_keywords(fn)) fitted &= words->add_keywords(fn.kwinputs(), g_api->intern);
   }
-  if (__builtin_expect(wanting < 0x100, 1)) return fitted;
-  if (is_wanted(wanting, OTP_WANTS_OVERLOADS)) fitted &= words->add_text(OTP_INPUT_OVERLOAD, overload_of(fn));
+  if (__builtin_expect(requesting < 0x100, 1)) return fitted;
+  if (is_requested(requesting, OTP_REQUEST_OVERLOADS)) fitted &= words->add_text(OTP_INPUT_OVERLOAD, overload_of(fn));
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return fitted;  // as torch has it
-  if (is_wanted(wanting, OTP_WANTS_CALL_STACKS)) fitted &= add_call_stack(words);
-  if (is_wanted(wanting, OTP_WANTS_MODULE_HIERARCHY)) fitted &= add_module_hierarchy(words);
+  if (is_requested(requesting, OTP_REQUEST_CALL_STACKS)) fitted &= add_call_stack(words);
+  if (is_requested(requesting, OTP_REQUEST_MODULE_HIERARCHY)) fitted &= add_module_hierarchy(words);
   return fitted;
 } catch (...) {  // an operator must run whatever its inputs are; what is there so far is whole
   return false;
@@ -211,13 +214,13 @@ struct Scratch {
 
 // The words are the thread's. Before the recorder has copied them it may ask for the context, and that may run
 // operators, which then go without.
-void begin_with_words(const at::RecordFunction& fn, uint64_t wanting, otp_begin_args* args) {
+void begin_with_words(const at::RecordFunction& fn, uint64_t requesting, otp_begin_args* args) {
   static thread_local Scratch t_scratch;
   Scratch& scratch = t_scratch;  // finding it is a call
   bool was_in_use = scratch.in_use;
   if (!was_in_use) {
     scratch.in_use = true;
-    if (!collect(fn, wanting, &scratch.words)) args->flags |= OTP_FLAG_INPUTS_CUT;
+    if (!collect(fn, requesting, &scratch.words)) args->flags |= OTP_FLAG_INPUTS_CUT;
     if (!scratch.words.empty() || args->flags != 0) {
       args->inputs = scratch.words.data();
       args->input_words = scratch.words.size();
@@ -253,9 +256,9 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   args.inputs = nullptr;
   args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
   args.name_is_stable = name_is_stable;
-  uint64_t wanting = g_hot.wanting.load(std::memory_order_relaxed);
-  if (__builtin_expect(wanting != 0, 0) && __atomic_load_n(g_hot.wants_inputs, __ATOMIC_RELAXED) != 0) {
-    begin_with_words(fn, wanting, &args);
+  uint64_t requesting = g_hot.requesting.load(std::memory_order_relaxed);
+  if (__builtin_expect(requesting != 0, 0) && __atomic_load_n(g_hot.requests_inputs, __ATOMIC_RELAXED) != 0) {
+    begin_with_words(fn, requesting, &args);
   } else {
     g_hot.begin(&args);
   }
@@ -280,7 +283,7 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
     return OTP_E_VERSION;
   if (otp::g_api != nullptr) return OTP_OK;
   otp::g_hot.active = api->active;
-  otp::g_hot.wants_inputs = api->wants_inputs;
+  otp::g_hot.requests_inputs = api->requests_inputs;
   otp::g_hot.begin = api->begin;
   otp::g_hot.end = api->end;
   otp::g_api = api;
@@ -293,22 +296,22 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
 
 __attribute__((visibility("default"))) const char* otp_torch_version(void) { return TORCH_VERSION; }
 
-__attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t wants,
+__attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer, int all_threads, uint32_t requests,
                                                               uint64_t* handle) {
   at::RecordFunctionCallback callback(otp::on_begin, otp::on_end);
-  callback.needsInputs((wants & (OTP_WANTS_INPUTS | OTP_WANTS_DEVICES)) != 0);
-  otp::count_wants(wants, 1);
+  callback.needsInputs((requests & (OTP_REQUEST_INPUTS | OTP_REQUEST_DEVICES)) != 0);
+  otp::count_requests(requests, 1);
   *handle = 0;
   try {
     std::lock_guard<std::mutex> lock(otp::g_control);
-    otp::g_observers.insert_or_assign(0, otp::Observer{consumer, all_threads != 0, wants});  // needs memory: first
+    otp::g_observers.insert_or_assign(0, otp::Observer{consumer, all_threads != 0, requests});  // needs memory: first
     *handle = all_threads != 0 ? at::addGlobalCallback(callback) : at::addThreadLocalCallback(callback);
     auto observer = otp::g_observers.extract(0);
     observer.key() = *handle;
     otp::g_observers.insert(std::move(observer));
     if (all_threads == 0) otp::g_handles[__builtin_ctz(consumer)].store(*handle, std::memory_order_relaxed);
   } catch (...) {
-    otp::count_wants(wants, -1);
+    otp::count_requests(requests, -1);
     *handle = 0;  // of which otp_torch_unobserve knows that nothing is to be done
   }
 }
@@ -320,7 +323,7 @@ __attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle)
   if (found == otp::g_observers.end()) return;
   otp::Observer observer = found->second;
   otp::g_observers.erase(found);
-  otp::count_wants(observer.wants, -1);
+  otp::count_requests(observer.requests, -1);
   // Only its own entry: a profile that nobody stopped goes when it is collected, and its bit may be another's by then.
   uint64_t own = handle;
   otp::g_handles[__builtin_ctz(observer.consumer)].compare_exchange_strong(own, 0, std::memory_order_relaxed);

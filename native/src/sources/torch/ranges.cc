@@ -105,9 +105,9 @@ void remember_end(const at::RecordFunction& fn) {
 }
 
 bool forget_end(const void* key) {
-  uint64_t wanted = ended_elsewhere(key, at::RecordFunction::currentThreadId());
+  uint64_t requested = ended_elsewhere(key, at::RecordFunction::currentThreadId());
   for (std::atomic<uint64_t>& place : g_ended_elsewhere) {
-    if (place.load(std::memory_order_relaxed) != wanted) continue;
+    if (place.load(std::memory_order_relaxed) != requested) continue;
     place.store(0, std::memory_order_relaxed);
     g_ended_elsewhere_count.fetch_sub(1, std::memory_order_release);
     return true;

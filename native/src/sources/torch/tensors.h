@@ -27,7 +27,7 @@ inline bool has_plain_sizes(const at::Tensor& tensor) {
   return !impl.has_symbolic_sizes_strides() && !PythonSizes::has(impl);
 }
 
-// By its keys, as torch does: layout() calls Python for a subclass that wants that.
+// By its keys, as torch does: layout() calls Python for a subclass that requests that.
 inline bool is_strided(const at::Tensor& tensor) {
   return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
 }
