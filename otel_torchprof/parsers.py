@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_Number = TypeVar("_Number", int, float)
 RANK_CHOICES = ("all", "node", "one")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -59,13 +60,7 @@ def share(value: object) -> float:
     Raises:
         ValueError: it is none.
     """
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = 0.0
-    if isinstance(value, bool) or not 0 < found <= 1:
-        raise ValueError("allowed is a number above 0, up to 1")
-    return found
+    return _number(value, float, lambda found: 0 < found <= 1, "a number above 0, up to 1")
 
 
 def seconds(value: object) -> float:
@@ -74,13 +69,7 @@ def seconds(value: object) -> float:
     Raises:
         ValueError: it is none.
     """
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = -1.0
-    if isinstance(value, bool) or not 0 <= found < math.inf:
-        raise ValueError("allowed is a number of seconds, 0 or above")
-    return found
+    return _number(value, float, lambda found: 0 <= found < math.inf, "a number of seconds, 0 or above")
 
 
 def type_of_device(value: str) -> str:
@@ -100,13 +89,18 @@ def whole_number(value: object) -> int:
     Raises:
         ValueError: it is none.
     """
+    whole = None if isinstance(value, float) else value
+    return _number(whole, int, lambda found: found >= 1, "a whole number above 0")
+
+
+def _number(value: Any, kind: type[_Number], allows: Callable[[_Number], bool], allowed: str) -> _Number:
     try:
-        found = int(value)  # type: ignore[call-overload]
+        found = None if isinstance(value, bool) else kind(value)
     except (TypeError, ValueError):
-        found = 0
-    if isinstance(value, bool | float) or found < 1:
-        raise ValueError("allowed is a whole number above 0")
-    return int(found)
+        found = None
+    if found is None or not allows(found):
+        raise ValueError(f"allowed is {allowed}")
+    return found
 
 
 def share_of_ranks(value: object) -> str | float:
