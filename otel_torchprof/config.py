@@ -28,8 +28,8 @@ GPU_CHOICES = ("visible", "all")
 _ALIKE = 0.7
 """How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
-_URL = re.compile(r"[\w+.-]*:?//|.*@|[\w.-]+:\d+[/?]", re.DOTALL)
-"""What begins like a URL, or carries a user: no glob and no list of names does."""
+_URL = re.compile(r"//|@|:\d+[/?]|\?.*=", re.DOTALL)
+"""What a URL has that may carry credentials, and no glob and no list of names has."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
 
 def displayed(value: object) -> str:
     """The value as messages may show it: without the credentials that a URL may carry."""
-    return repr(without_credentials(value) if isinstance(value, str) and _URL.match(value) else value)
+    return repr(without_credentials(value) if isinstance(value, str) and _URL.search(value) else value)
 
 
 def without_credentials(url: str) -> str:

@@ -88,7 +88,9 @@ class Instrumentation:
         self._cleanup = CleanupStack(self)
         self._states = _states(detail)
         if recording.device is not None:
-            self._states |= {"devices": _WAITING, "energy": _WAITING}
+            self._states["devices"] = _WAITING
+        if recording.reads_energy:
+            self._states["energy"] = _WAITING
         self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
         # It has to be known before a step begins whether its events are recorded, if they may not be.

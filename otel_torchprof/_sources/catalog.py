@@ -48,12 +48,12 @@ class Entry(NamedTuple):
 
 def _energy(request: Request) -> Source | None:
     options = request.options
-    if not options.is_live:
-        return EnergySource() if options.reads_energy else None
-    energy, device = options.sources.get("energy"), options.device
-    if energy is False or (energy is None and device is None):
+    if not options.reads_energy:
         return None
-    return LiveEnergySource(device if energy is None or device == "cuda" else None)
+    if not options.is_live:
+        return EnergySource()
+    is_by_default = options.sources.get("energy") is None
+    return LiveEnergySource(options.device if is_by_default or options.device == "cuda" else None)
 
 
 def _memory(request: Request) -> Source | None:

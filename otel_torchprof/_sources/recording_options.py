@@ -64,9 +64,11 @@ class RecordingOptions:
 
     @property
     def reads_energy(self) -> bool:
-        """Whether the energy counters are to be read."""
+        """Whether the energy counters are to be read; of a live recording, on any device: its health says where there are none."""
         energy = self.sources.get("energy")
-        return self.device == "cuda" if energy is None else energy
+        if energy is not None:
+            return energy
+        return self.device is not None if self.is_live else self.device == "cuda"
 
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of events."""

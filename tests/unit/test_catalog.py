@@ -116,6 +116,16 @@ def test_what_starts_before_torch():
     assert (early, late) == (["CompileEvents"], ["Calls"])
 
 
+def test_health_of_energy():
+    """A stream tells of the energy counters where they are to be read, and is silent where somebody said no."""
+    states = [otp.stream(**options) for options in ({}, {"energy": True}, {"use_device": "cuda", "energy": False})]
+    found = []
+    for running in states:
+        with running:
+            found.append(sorted(name for name in running.health.sources if name in {"energy", "devices"}))
+    assert found == [[], ["energy"], ["devices"]]
+
+
 def test_no_device_no_energy():
     """The energy counters are read where the device is CUDA's or somebody asked, and not where somebody said no."""
 

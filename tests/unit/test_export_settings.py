@@ -130,6 +130,7 @@ def test_protocol():
         (otlp(protocol="http/json"), "'http/json' is ignored: allowed are 'grpc' and 'http/protobuf'"),
         (otlp(endpoint="http://user:secret@host:port/?key=secret"), "'http://***@host:port/?***' is ignored"),
         (otlp(traces_endpoint="http://user:secret@[host"), "'http://***@[host' is ignored"),
+        (otlp(endpoint="a host?key=secret"), "'a host?***' is ignored"),
         (otlp(timeout="-1"), "'-1' is ignored: allowed is a number of seconds above 0"),
         (otlp(timeout="nan"), "'nan' is ignored"),
         (otlp(compression="zip"), "'zip' is ignored: allowed are 'gzip' and 'none'"),
