@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     needs_torch: bool = True
     """A recording that begins before torch is imported starts it only then."""
     survives_fork: bool = False
-    """In a forked child it goes on by itself."""
+    """In a forked child it continues by itself."""
     checks: Mapping[str, Callable[[Any], Any]] = {}
     """Its own options (see ``SourceOptions``): each with what checks a value and returns it, or raises."""
 
