@@ -16,6 +16,8 @@ __all__ = ["pytest_configure", "pytest_runtest_protocol", "simulated"]
 # Every run of the tests draws the same examples, on every machine: one that fails fails again, and a change is not stopped by what
 # has nothing to do with it. New ones are drawn by `make explore`.
 settings.register_profile("same", deadline=None, derandomize=True)
+# `make test`: fewer, where a test does not say how many.
+settings.register_profile("some", settings.get_profile("same"), max_examples=25)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("same")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from examples import one_in
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -42,12 +44,12 @@ class Sent:
 
 
 CONFIGURATIONS = [
-    Sent("grpc", "none"),
     Sent("grpc", "gzip"),
+    Sent("grpc", "none"),
     Sent("http/protobuf", "none"),
+    Sent("http/protobuf", "gzip", as_objects=True),
     Sent("http/protobuf", "gzip"),
     Sent("grpc", "none", as_objects=True),
-    Sent("http/protobuf", "gzip", as_objects=True),
 ]
 
 
@@ -154,7 +156,7 @@ def arrived(bodies: list[bytes]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("sent", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("sent", one_in(3, CONFIGURATIONS), ids=str)
 def test_everything_comes_out_behind(collector, recorded, sent):
     """Ids, parents, times, links, attributes, status, scope and resource of every span are the same, in every store."""
     for store in collector.stores:

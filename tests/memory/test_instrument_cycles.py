@@ -19,7 +19,7 @@ from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
-CYCLES = 200
+CYCLES = 100
 STEPS = 2
 DETAILS = ("steps", "modules", "ops")
 
@@ -77,7 +77,7 @@ def test_hooks_are_found_while_they_are_there(detail):
 
 @pytest.mark.parametrize("own", [False, True], ids=["the provider's processor", "one made each time"])
 def test_nothing_is_left_behind(own, monkeypatch):
-    """No hook, observer, thread, processor or instrumentation outlives 200 cycles around a running model, all of which arrive."""
+    """No hook, observer, thread, processor or instrumentation outlives 100 cycles around a running model, all of which arrive."""
     before = set(threading.enumerate())
     instrumentor, made = otp.TorchInstrumentor(), []
     with HttpReceiver() as receiver:

@@ -55,7 +55,7 @@ layer = torch.nn.Linear(3, 3)
 
 def instrumented():
     for tracer_provider in providers:
-        otp.TorchInstrumentor().instrument(tracer_provider=tracer_provider, detail="ops")
+        otp.TorchInstrumentor().instrument(tracer_provider=tracer_provider, detail="ops", skip_dep_check=True)
         with otp.record_function("label"):
             layer(x).sum().backward()
         otp.TorchInstrumentor().uninstrument()
@@ -75,8 +75,8 @@ if everywhere: everywhere.stop()
 
 MOST_BYTES = 200
 """Growth per cycle that is let pass: less than anything that is allocated per profile or per thread (a session is 400 bytes, a
-thread's buffer 60 KB), and above what the allocator, when it takes 32 KB late, makes of the second half (65 bytes, of threads 22)."""
-CYCLES = {"cycles": 1000, "threads": 3000, "instrumented": 1000}
+thread's buffer 60 KB), and above what the allocator, when it takes 32 KB late, makes of the second half (65 bytes, of threads 22, of instrumentations 109)."""
+CYCLES = {"cycles": 1000, "threads": 3000, "instrumented": 600}
 """Threads come and go with stacks, which the allocator takes some of late: more of them tell that from a leak."""
 
 

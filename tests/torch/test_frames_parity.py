@@ -14,6 +14,7 @@ from frame_programs import PROGRAMS, described, functions, masked, modules, pyth
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
+from examples import one_in
 from otel_torchprof import profile
 
 
@@ -43,7 +44,7 @@ def _ours(program):
 ALL_PROGRAMS = (*PROGRAMS, *frame_models.PROGRAMS, *call_programs.PROGRAMS)
 
 
-@pytest.mark.parametrize("program", ALL_PROGRAMS)
+@pytest.mark.parametrize("program", one_in(2, ALL_PROGRAMS))
 def test_same_events_as_torch(program):
     """Every event inside the program is torch's: name, place in the tree, stack, module number; three times over.
 

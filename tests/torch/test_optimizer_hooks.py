@@ -8,6 +8,8 @@ import weakref
 
 import pytest
 
+from examples import one_in
+
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from observed import succeeds  # noqa: E402
@@ -240,7 +242,7 @@ MAKE = {
 }
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("make", one_in(3, MAKE.values()), ids=MAKE)
 def test_steps_are_expected_once_an_optimizer_was_made(make):
     """In a program without an optimizer no steps are expected; once one was made, of torch or of a derived class, they are."""
     succeeds(EXPECTED.format(make=make), has_torch=True)

@@ -10,6 +10,8 @@ import json
 import numpy as np
 import pytest
 
+from examples import one_in
+
 torch = pytest.importorskip("torch", minversion="2.6")
 
 import memory_programs  # noqa: E402
@@ -66,7 +68,7 @@ def by_category(points):
     return found
 
 
-@pytest.mark.parametrize("factory", memory_programs.PROGRAMS, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("factory", one_in(2, memory_programs.PROGRAMS), ids=lambda factory: factory.__name__)
 def test_the_timeline_is_torchs(tmp_path, factory):
     """Every block comes and goes with torch's size and category, and changes with it, in torch's order."""
     theirs, ours = both(factory, tmp_path)

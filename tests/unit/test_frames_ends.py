@@ -10,6 +10,7 @@ import pytest
 from frame_runs import printed, run
 from frame_trees import masked, recorded, recording, tree
 
+from examples import one_in
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.recording_options import RecordingOptions
@@ -99,7 +100,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDS)
+@pytest.mark.parametrize("ending", one_in(2, ENDS))
 def test_interpreter_that_ends_while_calls_are_recorded(ending):
     """However the program ends, it ends with its own status and says what it would say without the recording."""
     program, status, errors = ENDS[ending]

@@ -9,6 +9,8 @@ import pytest
 from debug_client import stops_at
 from frame_runs import HELPERS, ROOT, printed
 
+from examples import one_in
+
 WORKED_ON = """
 import threading
 
@@ -127,7 +129,7 @@ DEBUGGED = {
 }
 
 
-@pytest.mark.parametrize("when", DEBUGGED)
+@pytest.mark.parametrize("when", one_in(3, DEBUGGED))
 def test_debugpy(worked_on, when):
     """Each breakpoint is hit on every thread, whether the debugger attaches before, in or after a recording, which has all calls."""
     pytest.importorskip("debugpy")
