@@ -57,6 +57,35 @@ def test_calls_of_python_and_c_functions_nest():
     ]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 tells no profile function of these calls")
+def test_c_functions_that_are_bound_to_an_object_are_calls():
+    """A method object with a C function or a method of a C class inside is told of as that; one with a class or a wrong object is not."""
+    length, upper = types.MethodType(len, [1]), types.MethodType(str.upper, "a")
+    number, fails, wrong = types.MethodType(int, "1"), types.MethodType(len, 1), types.MethodType(str.upper, 1)
+
+    def program():
+        length()
+        upper()
+        number()
+        types.MethodType(_leaf, 1)
+        try:
+            fails()
+        except TypeError:
+            abs(1)
+        try:
+            wrong()
+        except TypeError:
+            abs(1)
+
+    assert tree(recorded(program), "program") == [
+        ".<built-in function len>",
+        ".<built-in method upper of str object>",
+        ".<built-in function len>",
+        ".<built-in function abs>",
+        ".<built-in function abs>",
+    ]
+
+
 def test_names_have_the_line_of_the_function_and_the_short_path():
     """A function is named by its file below sys.path, the line where it is defined, and its name."""
     batch = recorded(_leaf)

@@ -1,8 +1,15 @@
 #include "methods.h"
 
+#include <dlfcn.h>
+
+#include <cstring>
+
 namespace otp_python {
 
 int g_method_class_at = 0, g_method_definition_at = 0;
+PyTypeObject* g_bound_method = nullptr;
+PyObject* (*g_function_of)(PyObject*) = nullptr;
+PyObject* (*g_object_of)(PyObject*) = nullptr;
 
 namespace {
 
@@ -22,7 +29,13 @@ bool find_method_fields() {
     if (word_of(method, at) == &g_probe) g_method_definition_at = at;
   }
   Py_XDECREF(method);
-  return g_method_class_at != 0 && g_method_definition_at != 0;
+  g_bound_method = static_cast<PyTypeObject*>(dlsym(RTLD_DEFAULT, "PyMethod_Type"));
+  void* function = dlsym(RTLD_DEFAULT, "PyMethod_Function");
+  void* object = dlsym(RTLD_DEFAULT, "PyMethod_Self");
+  std::memcpy(&g_function_of, &function, sizeof function);
+  std::memcpy(&g_object_of, &object, sizeof object);
+  bool can_unbind = g_bound_method != nullptr && function != nullptr && object != nullptr;
+  return can_unbind && g_method_class_at != 0 && g_method_definition_at != 0;
 }
 
 PyObject* bound_method(PyObject* method, PyObject* object) {

@@ -12,6 +12,11 @@ namespace otp_python {
 // In words, of a method_descriptor: no part of the stable ABI, so they are looked for.
 extern int g_method_class_at, g_method_definition_at;
 
+// types.MethodType, and what one of them binds to what: borrowed. No part of the stable ABI either.
+extern PyTypeObject* g_bound_method;
+extern PyObject* (*g_function_of)(PyObject* bound_method);
+extern PyObject* (*g_object_of)(PyObject* bound_method);
+
 // Finds these. False, without an exception, where that fails.
 bool find_method_fields();
 

@@ -257,28 +257,34 @@ bool on_unwind(MonitoredThread& thread, PyObject* const* arguments) {
 
 // The callable is a method of a class, which is called with an object of it: the function that is bound to the object
 // stands for it. With anything else it would not be called.
-void enter_method(MonitoredThread& thread, PyObject* const* arguments) {
-  if (!is_method_of(arguments[2], arguments[3])) return;
+void enter_method(MonitoredThread& thread, PyObject* code, PyObject* method, PyObject* object) {
+  if (!is_method_of(method, object)) return;
   uintptr_t key = running_frame(thread.state);
-  uint32_t name = g_tracer.names->find_definition(definition_of_method(arguments[2]));
+  uint32_t name = g_tracer.names->find_definition(definition_of_method(method));
   bool left_out = !thread.open.empty() && (thread.open.back() & kLeftOut) != 0;
   if (__builtin_expect(name != 0 && !left_out && (thread.special | g_tracer.filtered) == 0, 1)) {
     begin_call(thread, key | kFunction, name, 0, g_tracer.no_functions);
     return;
   }
   Unraising guard;
-  PyObject* function = name == 0 ? bound_method(arguments[2], arguments[3]) : nullptr;
-  if (name != 0 || function != nullptr) enter_function_slowpath(thread, key, arguments[0], nullptr, function, name);
+  PyObject* function = name == 0 ? bound_method(method, object) : nullptr;
+  if (name != 0 || function != nullptr) enter_function_slowpath(thread, key, code, nullptr, function, name);
   Py_XDECREF(function);
 }
 
 bool on_call(MonitoredThread& thread, PyObject* const* arguments) {
   if (is_excluded(arguments[0])) return true;
-  PyTypeObject* type = Py_TYPE(arguments[2]);
-  if (type == &PyMethodDescr_Type) {
-    enter_method(thread, arguments);
-  } else if (type == &PyCFunction_Type || PyCFunction_Check(arguments[2])) {
-    enter_function(thread, running_frame(thread.state), arguments[0], nullptr, arguments[2]);
+  PyObject* callable = arguments[2];
+  PyObject* object = arguments[3];
+  if (Py_TYPE(callable) == g_bound_method) {
+    // Up to 3.13: what is called, and returns, is its function, with its object.
+    object = g_object_of(callable);
+    callable = g_function_of(callable);
+  }
+  if (Py_TYPE(callable) == &PyMethodDescr_Type) {
+    enter_method(thread, arguments[0], callable, object);
+  } else if (PyCFunction_CheckExact(callable) || PyCFunction_Check(callable)) {
+    enter_function(thread, running_frame(thread.state), arguments[0], nullptr, callable);
   }
   return false;
 }
