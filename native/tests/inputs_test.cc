@@ -242,6 +242,15 @@ void types_have_torchs_names() {
   CHECK_EQ(std::string(otp_input_type_name(kTensor | kFloat)), "float");
   CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_TENSOR)), "");
   CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_TENSOR | 255 << 8)), "");
+  CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_TENSOR | (100 + 1) << 8)), "");
+  otp_set_dtype_name(100, "c10::Later");
+  otp_set_dtype_name(100, "c10::Another");
+  otp_set_dtype_name(6, "c10::Wrong");
+  otp_set_dtype_name(101, "a name of more characters than there is space for");
+  otp_set_dtype_name(1'000'000, "c10::Beyond");
+  CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_TENSOR | (100 + 1) << 8)), "c10::Later");
+  CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_TENSOR | (101 + 1) << 8)), "");
+  CHECK_EQ(std::string(otp_input_type_name(kTensor | kFloat)), "float");
   CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_OTHER)), "");
   CHECK_EQ(std::string(otp_input_type_name(OTP_INPUT_OTHER | OTP_INPUT_SYMBOLIC << 16)), "Scalar");
   CHECK_EQ(std::string(otp_input_type_name(-1)), "");

@@ -348,6 +348,7 @@ def _build(torch: Any, path: Path, *, announce: bool) -> None:
             sys.stderr.write(f"otel-torchprof: {text}\n")
             sys.stderr.flush()
 
+    compiler()  # or nothing is begun
     why = "the kept one is damaged: building again" if path.exists() else "building, once"
     say(f"library that records operators of torch {torch.__version__}: {why} (some seconds) ...")
     begin = time.monotonic()

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import enum
 import functools
+import itertools
 import os
 import threading
 import weakref
@@ -213,6 +214,7 @@ def _attached(handle: int, path: Path) -> TorchFunctions:
     api = functions.ffi.cast("otp_api *", int(ffi.cast("uintptr_t", lib.otp_get_api())))
     if native.otp_torch_attach(api) != 0:
         raise TorchLibraryError(f"{path} was built for another version of otel-torchprof; remove the file")
+    _name_dtypes(functions)
     if functions.reports_memory:
         native.otp_torch_attach_memory(api)
     if functions.reports_collectives:
@@ -221,6 +223,15 @@ def _attached(handle: int, path: Path) -> TorchFunctions:
         native.otp_torch_attach_devices(api)
         atexit.register(native.otp_torch_devices_exit)
     return functions
+
+
+def _name_dtypes(functions: TorchFunctions) -> None:
+    """Gives the recorder torch's names of types that its own table is too old for."""
+    for number in itertools.count():
+        name = functions.lib.otp_torch_dtype_name(number)
+        if not name:
+            return
+        lib.otp_set_dtype_name(number, functions.ffi.string(name))
 
 
 _FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32

@@ -196,6 +196,7 @@ def test_no_compiler(tmp_path):
     for hint in ("apt install g++", "conda install", "otel-torchprof build", "profile(operators=False)"):
         assert hint in first
     assert label == "label"
+    assert "building" not in done.stderr  # it was not begun
 
 
 BAD_COMPILERS = {

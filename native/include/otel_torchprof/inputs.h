@@ -69,6 +69,10 @@ uint64_t otp_inputs_storages(const otp_inputs* inputs, otp_storage* storages);
  * "TensorList"; static memory. */
 const char* otp_input_type_name(int64_t header);
 
+/* Names a type of a torch that is newer than this library's table: the number is a c10::ScalarType. Of a type that has
+ * a name, and of what is no number of one, nothing changes. From any thread. */
+void otp_set_dtype_name(uint32_t number, const char* name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,9 @@
 #include "encode/dtype_names.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
 #include "otel_torchprof/inputs.h"
 
 namespace otp {
@@ -53,15 +57,25 @@ constexpr const char* kDtypes[] = {
     "c10::dummy_int1_7_t<7>",
     "c10::Float8_e8m0fnu",
     "c10::Float4_e2m1fn_x2",
+    "c10::complex<c10::BFloat16>",  // bcomplex32
 };
 constexpr uint32_t kDtypeCount = sizeof(kDtypes) / sizeof(kDtypes[0]);
+constexpr uint32_t kMostDtypes = 128;
+// Of types that a later torch has; never freed, since names are handed out.
+std::atomic<const char*> g_later[kMostDtypes - kDtypeCount];
+
+const char* dtype_name(uint32_t number) {
+  if (number < kDtypeCount) return kDtypes[number];
+  const char* later = number < kMostDtypes ? g_later[number - kDtypeCount].load(std::memory_order_acquire) : nullptr;
+  return later == nullptr ? "" : later;
+}
 
 }  // namespace
 
 const char* type_name(const InputHead& head) {
   switch (head.kind) {
     case OTP_INPUT_TENSOR:
-      return head.dtype == 0 || head.dtype > kDtypeCount ? "" : kDtypes[head.dtype - 1];
+      return head.dtype == 0 ? "" : dtype_name(head.dtype - 1);
     case OTP_INPUT_TENSOR_LIST:
       return "TensorList";
     case OTP_INPUT_SCALAR_LIST:
@@ -79,5 +93,13 @@ const char* type_name(const InputHead& head) {
 }
 
 }  // namespace otp
+
+extern "C" void otp_set_dtype_name(uint32_t number, const char* name) {
+  if (number < otp::kDtypeCount || number >= otp::kMostDtypes || std::strlen(name) > otp::kMaxTypeNameSize) return;
+  const char* copy = strdup(name);
+  const char* expected = nullptr;
+  if (!otp::g_later[number - otp::kDtypeCount].compare_exchange_strong(expected, copy))
+    std::free(const_cast<char*>(copy));
+}
 
 extern "C" const char* otp_input_type_name(int64_t header) { return otp::type_name(otp::InputHead::of(header)); }

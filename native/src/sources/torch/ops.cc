@@ -178,7 +178,8 @@ bool add_module_hierarchy(InputWords* words) {
   return modules.empty() || words->add_text(OTP_INPUT_MODULE_HIERARCHY, intern_lines(modules, '.'));
 }
 
-uint32_t overload_of(const at::RecordFunction& fn) {
+template <typename Function>  // what is asked of no template has to compile
+uint32_t overload_of(const Function& fn) {
   if constexpr (requires { fn.overload_name(); }) {
     return g_api->intern(fn.overload_name(), UINT32_MAX, OTP_NAME_OPERATOR);
   } else {  // torch 2.6
@@ -277,6 +278,19 @@ void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
 }  // namespace otp
 
 extern "C" {
+
+__attribute__((visibility("default"))) const char* otp_torch_dtype_name(int number) {
+  static const auto& names = *new std::vector<std::string>([] {
+    std::vector<std::string> found;
+    for (int type = 0; type < static_cast<int>(c10::ScalarType::Undefined); ++type) {
+      auto name = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(type)).name();
+      found.emplace_back(name.data(), name.size());
+    }
+    return found;
+  }());
+  bool is_type = number >= 0 && number < static_cast<int>(names.size());
+  return is_type ? names[static_cast<size_t>(number)].c_str() : nullptr;
+}
 
 __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) {
   if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)

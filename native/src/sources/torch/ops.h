@@ -18,6 +18,9 @@ int otp_torch_attach(const otp_api* api);
 /* The version of the headers that the library was built with; static memory. */
 const char* otp_torch_version(void);
 
+/* What torch calls the type with this number (a c10::ScalarType); static memory, null where no type has it. */
+const char* otp_torch_dtype_name(int number);
+
 /* What an observer requests beside the operators. What is recorded is the union; sessions that keep no INPUTS records
  * get none of it. */
 enum otp_torch_requests {
