@@ -28,9 +28,12 @@ _NS_PER_US = 1000
 
 
 def averages(
-    source: EventSource, by_shapes: bool, stack_n: int = 0, by_overload: bool = False
+    source: EventSource, by_shapes: bool, stack_n: int = 0, by_overload: bool = False, with_calls: bool = True
 ) -> Iterator[FunctionEventAvg]:
-    """One average per name, and per what else is asked for; makes the first event of each."""
+    """One average per name, and per what else is asked for; makes the first event of each.
+
+    ``with_calls``: of calls of Python functions too.
+    """
     splits: list[Array] = []
     if by_shapes:
         splits.append(shape_keys(source.batch)[0][source.view.rows])
@@ -44,6 +47,8 @@ def averages(
     amounts = {name: column.tolist() for name, column in (*sums.amounts.items(), *sums.peaks.items())}
     for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         first, count, total, own = times
+        if not with_calls and source.value("kind", first) == Kind.FRAME:  # and so all others of the group
+            continue
         rest = {name: values[group] for name, values in amounts.items()}
         yield _average(source.event(first), count, total, own, rest)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.table import TableOptions, attribute_of, build_table, format_table
 from otel_torchprof._export.file import write
+from otel_torchprof._process.torch_differences import differences
 
 from . import event_sums
 from .event_frames import of_columns, of_objects
@@ -136,20 +137,29 @@ class EventList(list[Any]):
         )
 
     def key_averages(
-        self, group_by_input_shapes: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+        self,
+        group_by_input_shapes: bool = False,
+        group_by_stack_n: int = 0,
+        group_by_overload_name: bool = False,
+        include_python_functions: bool | None = None,
     ) -> EventList:
         """Add up the events by name, and on request by input shapes, innermost stack frames and overload.
 
         Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
+        ``include_python_functions``: whether calls of Python functions (``with_stack``) are among them; by default as in the
+        torch that is imported: up to 2.13 they are, from 2.14 on they are not.
         """
         if not isinstance(group_by_stack_n, int):
             raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")
+        with_calls = include_python_functions
+        if with_calls is None:
+            with_calls = differences().averages_have_python_functions
         source = self._columns()
         if source is None:
-            averages = self._grouped(group_by_input_shapes, group_by_stack_n, group_by_overload_name)
+            averages = self._grouped(group_by_input_shapes, group_by_stack_n, group_by_overload_name, with_calls)
         else:
             averages = list(
-                event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name)
+                event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name, with_calls)
             )
         for average in averages:
             average.stack = (average.stack or [])[:group_by_stack_n]
@@ -244,10 +254,12 @@ class EventList(list[Any]):
                 sums[text] = sums.get(text, 0.0) + getattr(event, attribute)
         return ((text, int(round(value, 5))) for text, value in sums.items() if round(value, 5) >= 1)
 
-    def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool) -> list[FunctionEventAvg]:
+    def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool, with_calls: bool) -> list[FunctionEventAvg]:
         """Averages of the objects in the list."""
         groups: dict[tuple[Any, ...], FunctionEventAvg] = {}
         for event in self:
+            if event.is_python_function and not with_calls:
+                continue
             key = [event.key, event.node_id, str(event.device_type), event.is_legacy, event.is_user_annotation]
             if by_overload:
                 key.append(event.overload_name)

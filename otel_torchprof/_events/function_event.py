@@ -201,6 +201,7 @@ class FunctionEvent(FormattedTimesMixin):
     python_id: int = -1
     python_parent_id: int = -1
     python_module_id: int = -1
+    typed_metadata: InitVar[dict[str, Any] | None] = None
 
     module_hierarchy: str = field(default="", init=False)
     """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
@@ -226,15 +227,24 @@ class FunctionEvent(FormattedTimesMixin):
     total_cpu_percent: float = field(default=-1, init=False)
     total_device_percent: float = field(default=-1, init=False)
 
+    metadata: dict[str, Any] | None = field(default=None, init=False)
+    """What a device's own event tells, by torch's names of its fields: the constructor's ``typed_metadata``. None of recorded events,
+    whose devices are timed by torch's events and not by Kineto."""
     event_metadata: EventMetadata | None = field(default=None, init=False)
     """What a device's own event tells, out of the constructor's ``extra_meta``."""
     _metadata_json: str | None = field(default=None, init=False)
 
     def __post_init__(
-        self, start_us: float, end_us: float, metadata_json: str | None, extra_meta: dict[str, str] | None
+        self,
+        start_us: float,
+        end_us: float,
+        metadata_json: str | None,
+        extra_meta: dict[str, str] | None,
+        typed_metadata: dict[str, Any] | None,
     ) -> None:
         self.time_range = Interval(start_us, end_us)
         self._metadata_json = metadata_json
+        self.metadata = typed_metadata
         self.event_metadata = EventMetadata.of(extra_meta) if extra_meta else None
         if self.device_resource_id is None:
             self.device_resource_id = self.thread

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._native import torch_library
 from otel_torchprof._process.caller_warnings import warn_caller
+from otel_torchprof._process.torch_differences import differences
 from otel_torchprof.config import warn_once
 from otel_torchprof.health import NO_DEVICE
 
@@ -314,7 +315,16 @@ def synchronize(device: str | None) -> None:
 
 
 def _say_that_use_cuda_is_deprecated(use_cuda: bool | None, *, as_torch_profiler: bool) -> None:
-    """Torch's two warnings: one of its classes has ``use_device`` in the place of ``use_cuda``, the other ``activities``."""
+    """Torch's two warnings: one of its classes has ``use_device`` in the place of ``use_cuda``, the other ``activities``.
+
+    Raises:
+        TypeError: the torch that is installed has the argument no longer.
+    """
+    if use_cuda is not None and not differences().takes_use_cuda:
+        raise TypeError(
+            "profile() got an unexpected keyword argument 'use_cuda', which torch has no longer since 2.14: say "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or use_device='cuda'"
+        )
     if as_torch_profiler:
         if use_cuda is not None:
             warn_caller("`use_cuda` is deprecated, use `activities` argument instead", FutureWarning)
@@ -326,12 +336,18 @@ def _say_that_use_cuda_is_deprecated(use_cuda: bool | None, *, as_torch_profiler
 # --- the experimental configuration ---
 
 
-def checked_config(config: Any, *, with_stack: bool) -> Any:
+def checked_config(config: Any, *, with_stack: bool, with_modules: bool) -> Any:
     """The configuration as it is used: with stacks, events are wanted, so torch drops ``trace_only``.
 
     Raises:
         TypeError: it is none.
     """
+    if with_modules and differences().warns_of_modules:
+        warn_caller(
+            "with_modules is deprecated and will be removed in a future release. Use with_stack=True, which records the modules "
+            "of models in eager mode.",
+            FutureWarning,
+        )
     if config is None:
         return None
     if not hasattr(config, "trace_only"):
@@ -361,13 +377,20 @@ def of_config(config: Any, name: str) -> Any:
     return value
 
 
+def torchs_state(prof: Any) -> Any:
+    """Torch's ``ProfilerState`` of a profile."""
+    from torch.autograd import ProfilerState
+
+    return getattr(ProfilerState, prof._kind)  # noqa: SLF001 - of this package
+
+
 def torchs_config(prof: Any) -> Any:
     """The options of a profile as torch's ``ProfilerConfig``."""
     from torch._C._profiler import _ExperimentalConfig
-    from torch.autograd import ProfilerConfig, ProfilerState
+    from torch.autograd import ProfilerConfig
 
     return ProfilerConfig(
-        getattr(ProfilerState, prof._kind),  # noqa: SLF001 - of this package
+        torchs_state(prof),
         prof.record_shapes or prof.with_flops,
         prof.profile_memory,
         prof.with_stack,

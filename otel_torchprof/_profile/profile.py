@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
 from dataclasses import replace
 from time import perf_counter_ns
@@ -53,14 +54,14 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
 
     Args:
         enabled: False: nothing is recorded, everything else works.
-        use_cuda: deprecated by torch, with its warning; use ``use_device`` or ``activities``.
+        use_cuda: up to torch 2.13, deprecated, with its warning; use ``use_device`` or ``activities``.
         use_device: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1 backend: its times are recorded
             (see ``docs/devices.md``), and it is waited for at the end. The CUDA activity means the same.
         record_shapes: keep the shapes of the operators' inputs.
         with_flops: estimate floating point operations from the shapes, which are then kept.
         profile_memory: record allocations and releases.
         with_stack: record Python and C calls, and the stack of each operator.
-        with_modules: record the hierarchy of modules around each operator.
+        with_modules: record the hierarchy of modules around each operator; deprecated by torch 2.14, with its warning.
         use_kineto: chooses nothing here; torch's rules for the other arguments depend on it.
         use_cpu: False: the CPU's events are not recorded, which needs another activity.
         experimental_config: a torch ``_ExperimentalConfig``, of which ``trace_only``, ``capture_overload_names`` and
@@ -152,7 +153,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             use_kineto=use_kineto,
             as_torch_profiler=schedule is not None or on_trace_ready is not None,
         )
-        config = options.checked_config(experimental_config, with_stack=with_stack)
+        config = options.checked_config(experimental_config, with_stack=with_stack, with_modules=with_modules)
         super().__init__(
             Segments(
                 RecordingOptions(
@@ -261,6 +262,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         """The first half of :meth:`start`: makes the recording ready, under a new trace id."""
         self._prepare(new_cycle=False)
 
+    _prepare_trace = prepare_trace
+
     def start_trace(self) -> None:
         """The second half of :meth:`start`: records from now on.
 
@@ -278,9 +281,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._note(profiler_enable_call_duration_us=us_since(begun))
         self._device_steps.begin(self.step_num)
         self._marks.open(self.step_num, began)
-        self._tracing, self._window = True, perf_counter_ns()
+        self._tracing, self.profiling_start_time_ns = True, perf_counter_ns()
         names = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
         self._metadata.note(self.trace_id, [name for name in names if getattr(self, name)])
+
+    _start_trace = start_trace
 
     def stop_trace(self) -> None:
         """Stops what :meth:`start_trace` began, after the device in use has done its work.
@@ -295,12 +300,12 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                 self.execution_trace_observer.stop()
             options.synchronize(self.use_device)
         finally:
-            begun = perf_counter_ns()
+            begun = self.profiling_end_time_ns = perf_counter_ns()
             self._tracing = False
             self._marks.close(self._segments.end() if self._segments.running else now_ns())
             self._note(
                 profiler_disable_call_duration_us=us_since(begun),
-                profiling_window_duration_sec=(begun - self._window) / 1e9,
+                profiling_window_duration_sec=(begun - self.profiling_start_time_ns) / 1e9,
             )
 
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
@@ -335,6 +340,21 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         """Number of the step that is running; the first is 0."""
         return self._cycles.step_num
 
+    @step_num.setter
+    def step_num(self, number: int) -> None:
+        """For loops that count by themselves, from 0 or on from a checkpoint. The schedule is asked for the step after it next."""
+        self._cycles.step_num = operator.index(number)
+
+    @property
+    def record_steps(self) -> bool:
+        """Whether steps are labels among the events: where there is a schedule."""
+        return self._labels_steps
+
+    @property
+    def profiler_kind(self) -> Any:
+        """Torch's ``ProfilerState`` for the device that is in use; imports torch."""
+        return options.torchs_state(self)
+
     @property
     def current_action(self) -> ProfilerAction:
         """What the schedule says of that step."""
@@ -355,6 +375,14 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         """Sets what gives the ids of the traces that begin from now on; None: random ones."""
         self.custom_trace_id_callback = callback
 
+    def default_trace_id(self) -> str:
+        """A random id for a trace: 32 hexadecimal digits, as torch's."""
+        return f"{uuid.uuid4().int:032X}"
+
+    def create_trace_id(self) -> str:
+        """The id for a trace that begins: what the callback returns, or a random one."""
+        return self.custom_trace_id_callback() if self.custom_trace_id_callback else self.default_trace_id()
+
     def config(self, create_trace_id: bool = False) -> Any:
         """The profile's options as torch's ``ProfilerConfig``; imports torch.
 
@@ -362,7 +390,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             ImportError: torch is not installed.
         """
         if create_trace_id:
-            self.trace_id = self._new_trace_id()
+            self.trace_id = self.create_trace_id()
         return options.torchs_config(self)
 
     # ---- within ----
@@ -387,13 +415,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._forget_results()
             self._segments.clear()
             self._marks.clear()
-        self.trace_id = self._new_trace_id()
+        self.trace_id = self.create_trace_id()
         self._segments.prepare()
         self._prepared = True
         self._note(profiler_prepare_call_duration_us=us_since(begun))
-
-    def _new_trace_id(self) -> str:
-        return self.custom_trace_id_callback() if self.custom_trace_id_callback else f"{uuid.uuid4().int:032X}"
 
     def _end(self) -> None:
         try:

@@ -83,7 +83,7 @@ class ProfileResults:
         self._spans: dict[str, tuple[SpanTable, Array]] = {}
         self._ids = sdk.SameIds()
         self._figures = ProfilerStats()
-        self._window = 0
+        self.profiling_start_time_ns = self.profiling_end_time_ns = 0
         self._kind = "KINETO"
 
     # ---- events and averages ----
@@ -161,10 +161,19 @@ class ProfileResults:
         return self.events()
 
     def key_averages(
-        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+        self,
+        group_by_input_shape: bool = False,
+        group_by_stack_n: int = 0,
+        group_by_overload_name: bool = False,
+        include_python_functions: bool | None = None,
     ) -> EventList:
-        """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event."""
-        return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
+        """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event.
+
+        The arguments are those of :meth:`EventList.key_averages`.
+        """
+        return self.events().key_averages(
+            group_by_input_shape, group_by_stack_n, group_by_overload_name, include_python_functions
+        )
 
     def total_average(self) -> FunctionEventAvg:
         """Sums over all events, under the key ``Total``."""
@@ -250,6 +259,13 @@ class ProfileResults:
             ValueError: the value is no JSON.
         """
         self._metadata.add_preset(key, value)
+
+    def wait_for_exports(self) -> None:
+        """Returns at once: each file is written when its export returns. Torch 2.14 writes those of one of its backends later."""
+
+    def take_pending_cupti_export(self) -> None:
+        """None: there is no export that waits. Torch 2.14 has some, of the same backend."""
+        return
 
     def get_trace_id(self) -> str | None:
         """The id of the trace, as it stands at the top level of the Chrome trace; None before one was begun."""

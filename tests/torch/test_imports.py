@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -82,3 +83,41 @@ def test_the_profile_inside():
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert "aten::mm" in {event.name for event in prof.profiler.function_events}
     assert isinstance(prof, otp._KinetoProfile)
+
+
+KINETOS = {
+    "kineto_activities",
+    "kineto_results",
+    "entered",
+    "action_map",
+    "has_cudagraphs",
+    "mem_tl",
+    "step_rec_fn",
+    "preset_metadata",
+}
+"""What torch's profiles keep for Kineto and for themselves, under names that look public."""
+PROFILES = {
+    "torch.profiler.profile": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    "torch.autograd.profiler.profile": torch.autograd.profiler.profile,
+}
+
+
+@pytest.mark.parametrize("theirs", PROFILES)
+def test_profiles_events_and_averages_have_torchs_attributes(theirs):
+    """Every public attribute of torch's profiles, lists, events and averages is one of ours too, after a run."""
+
+    def run(prof):
+        with prof:
+            torch.ones(2).neg()
+        events = prof.events() if hasattr(prof, "events") else prof.function_events
+        return prof, events, events[0], prof.key_averages()[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # attributes that are deprecated
+        missing = {
+            (type(expected).__name__, name)
+            for expected, found in zip(run(PROFILES[theirs]()), run(otp.profile()), strict=True)
+            for name in dir(expected)
+            if not name.startswith("_") and not hasattr(found, name)
+        }
+    assert {name for _, name in missing} <= KINETOS, missing

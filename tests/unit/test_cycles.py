@@ -142,6 +142,20 @@ def test_cycles_that_accumulate():
     assert spans[1].start_time >= spans[0].end_time
 
 
+def test_the_number_of_a_step_may_be_set():
+    """A loop that counts by itself sets it: the schedule is asked for the steps after it, and the steps have these numbers."""
+    with otp.profile(schedule=otp.schedule(wait=0, warmup=1, active=2, skip_first=99), operators=False) as prof:
+        assert (prof.step_num, prof.current_action, prof.record_steps) == (0, NONE, True)
+        prof.step_num = 99
+        prof.step()
+        assert (prof.step_num, prof.current_action) == (100, RECORD)
+        with otp.record_function("label"):
+            pass
+        with pytest.raises(TypeError):
+            prof.step_num = "1"
+    assert [span.attributes.get("torch.step") for span in prof.spans() if span.name == "torch.step"] == [100]
+
+
 def test_a_cycle_that_the_end_cuts_short():
     """A recording that the end of the profile cuts short is reported; one that was only warming up is not."""
     assert looped(2, schedule=otp.schedule(wait=1, warmup=1, active=5))[1] == [(2, ["ProfilerStep*"])]

@@ -1,0 +1,41 @@
+"""What supported versions of torch do differently. The one that is imported is the reference; where there is none, the newest."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from typing import Any, NamedTuple
+
+
+class Differences(NamedTuple):
+    """One version's ways; the defaults are those of the newest."""
+
+    averages_have_python_functions: bool = False
+    """``key_averages`` adds up calls of Python functions where it is not told whether to."""
+    takes_use_cuda: bool = False
+    """Profilers have the argument ``use_cuda``, with a warning."""
+    warns_of_modules: bool = True
+    """``with_modules`` is deprecated, with a warning."""
+
+
+_SINCE: dict[tuple[int, int], Differences] = {
+    (2, 6): Differences(averages_have_python_functions=True, takes_use_cuda=True, warns_of_modules=False),
+    (2, 14): Differences(),
+}
+"""By the first version, oldest first; each stands until the next."""
+
+
+@functools.cache
+def _of(version: str) -> Differences:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    own = (int(numbers[1]), int(numbers[2])) if numbers else max(_SINCE)
+    earlier = [since for since in _SINCE if since <= own]
+    return _SINCE[max(earlier, default=min(_SINCE))]
+
+
+def differences() -> Differences:
+    """Those of the torch that this process has imported. Costs a microsecond."""
+    torch: Any = sys.modules.get("torch")
+    version = getattr(torch, "__version__", None)
+    return Differences() if version is None else _of(str(version))

@@ -1,0 +1,110 @@
+"""What follows the torch that is installed: names of types, what averages have, arguments that come and go."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch.autograd import profiler_util
+
+import otel_torchprof as otp
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.ffi import ffi, lib
+from otel_torchprof._process import torch_differences
+from otel_torchprof._process.torch_differences import Differences, differences
+
+OLDEST, NEWEST = torch_differences._SINCE.values()
+CPU = torch.profiler.ProfilerActivity.CPU
+
+
+def test_types_have_torchs_names():
+    """Every type that torch has is called what torch calls it, those that its version alone has too."""
+    native = torch_library.load().functions
+    names = []
+    for number in itertools.count():
+        theirs = native.lib.otp_torch_dtype_name(number)
+        if not theirs:
+            break
+        ours = ffi.string(lib.otp_input_type_name(lib.OTP_INPUT_TENSOR | (number + 1) << 8))
+        assert (number, ours) == (number, native.ffi.string(theirs))
+        names.append(ours)
+    assert len(set(names)) == len(names) >= 44
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.6.0+cu124", OLDEST),
+        ("2.13.0a0+gitabc", OLDEST),
+        ("2.14.0.dev20270101", NEWEST),
+        ("3.0", NEWEST),
+        ("2.4", OLDEST),
+        ("parrot", NEWEST),
+    ],
+)
+def test_versions(version, expected):
+    """A version has the ways of the last that changed them; what is no version is taken for the newest."""
+    assert torch_differences._of(version) == expected
+
+
+def test_the_table_is_torchs():
+    """What the table says of this torch is what its signatures and warnings say."""
+    averages = inspect.signature(profiler_util.EventList.key_averages).parameters.get("include_python_functions")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.autograd.profiler.profile(with_modules=True)
+    assert differences() == Differences(
+        averages_have_python_functions=averages is None or averages.default,
+        takes_use_cuda="use_cuda" in inspect.signature(torch.profiler.profile.__init__).parameters,
+        warns_of_modules=any("with_modules" in str(warning.message) for warning in said),
+    )
+
+
+@pytest.fixture(params=[OLDEST, NEWEST], ids=["oldest", "newest"])
+def version(request, monkeypatch):
+    """The ways of a version, whichever is installed."""
+    monkeypatch.setattr(torch_differences, "_of", lambda _: request.param)
+    return request.param
+
+
+def _called():
+    torch.ones(2).neg()
+
+
+def test_python_functions_in_averages(version):
+    """Calls are among the averages where the version has them, or as one says; events of a list made by hand likewise."""
+    with otp.profile(with_stack=True) as prof:
+        _called()
+    by_hand = otp.EventList(list(prof.events()))
+    expected = {None: version.averages_have_python_functions, True: True, False: False}
+    for asked, has_calls in expected.items():
+        arguments = {} if asked is None else {"include_python_functions": asked}
+        for averages in (prof.key_averages(**arguments), by_hand.key_averages(**arguments)):
+            names = [average.key for average in averages]
+            assert any("_called" in name for name in names) == has_calls
+            assert "aten::neg" in names
+
+
+@pytest.mark.parametrize("arguments", [{"use_cuda": True}, {"use_cuda": False, "activities": [CPU]}], ids=str)
+def test_use_cuda(version, arguments):
+    """Where torch has the argument no longer, neither have we, and the error says what to write instead."""
+    if version.takes_use_cuda:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            otp.profile(**arguments)
+    else:
+        with pytest.raises(TypeError, match=r"'use_cuda'.*say activities="):
+            otp.profile(**arguments)
+
+
+def test_with_modules(version):
+    """with_modules is said to be deprecated where torch says so, at the line of the caller."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        otp.profile(with_modules=True)
+    assert [warning.filename for warning in said if "with_modules" in str(warning.message)] == (
+        [__file__] if version.warns_of_modules else []
+    )
