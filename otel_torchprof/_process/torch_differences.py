@@ -17,10 +17,14 @@ class Differences(NamedTuple):
     """Profilers have the argument ``use_cuda``, with a warning."""
     warns_of_modules: bool = True
     """``with_modules`` is deprecated, with a warning."""
+    names_wrong_activities: bool = True
+    """What is no activity is named in the error where there is nothing else, too."""
 
 
 _SINCE: dict[tuple[int, int], Differences] = {
-    (2, 6): Differences(averages_have_python_functions=True, takes_use_cuda=True, warns_of_modules=False),
+    (2, 6): Differences(
+        averages_have_python_functions=True, takes_use_cuda=True, warns_of_modules=False, names_wrong_activities=False
+    ),
     (2, 14): Differences(),
 }
 """By the first version, oldest first; each stands until the next."""

@@ -88,7 +88,7 @@ def checked_activities(given: Iterable[Any], use_cuda: bool | None = None) -> Ac
     named = {activity for activity in map(as_activity, keys) if activity is not None}
     if use_cuda is not None:
         named = named | {ProfilerActivity.CUDA} if use_cuda else named - {ProfilerActivity.CUDA}
-    if not named:
+    if not named and not differences().names_wrong_activities:
         raise AssertionError("No valid profiler activities found")
     found: set[ProfilerActivity] = set()
     for key in keys:
@@ -98,6 +98,8 @@ def checked_activities(given: Iterable[Any], use_cuda: bool | None = None) -> Ac
         if activity in found:
             raise ValueError(f"Activity {activity} specified more than once")
         found.add(activity)
+    if not found:
+        raise AssertionError("No valid profiler activities found")
     filters = {key: types for item in items if isinstance(item, dict) for key, types in item.items()}
     return Activities(frozenset(found), checked_filters(filters))
 
@@ -322,7 +324,7 @@ def _say_that_use_cuda_is_deprecated(use_cuda: bool | None, *, as_torch_profiler
     """
     if use_cuda is not None and not differences().takes_use_cuda:
         raise TypeError(
-            "profile() got an unexpected keyword argument 'use_cuda', which torch has no longer since 2.14: say "
+            "profile.__init__() got an unexpected keyword argument 'use_cuda': torch has it no longer since 2.14; say "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or use_device='cuda'"
         )
     if as_torch_profiler:
@@ -344,8 +346,8 @@ def checked_config(config: Any, *, with_stack: bool, with_modules: bool) -> Any:
     """
     if with_modules and differences().warns_of_modules:
         warn_caller(
-            "with_modules is deprecated and will be removed in a future release. Use with_stack=True, which records the modules "
-            "of models in eager mode.",
+            "with_modules is deprecated and will be removed in a future release of torch, whose with_stack=True tells of modules "
+            "too",
             FutureWarning,
         )
     if config is None:

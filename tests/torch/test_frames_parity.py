@@ -150,7 +150,7 @@ def test_same_groups_by_stack_as_torch(entries):
     theirs = groups(_theirs(training).key_averages(group_by_stack_n=entries))
     ours = groups(_ours(training).key_averages(group_by_stack_n=entries))
     assert ours == theirs
-    assert len(ours) > 10
+    assert len(ours) > 5  # of operators alone from torch 2.14 on
 
 
 def test_table_has_the_column_of_sources():
@@ -179,7 +179,7 @@ def test_chrome_trace_has_torchs_python_functions(tmp_path):
         start = next(number for number, call in calls.items() if call["name"].endswith("): modules"))
         inside, found = {start}, []
         for number, call in sorted(calls.items()):
-            caller = call["args"]["Python parent id"]
+            caller = call["args"].get("Python parent id")  # torch 2.14: not of what has no caller
             if caller in inside:
                 inside.add(number)
                 found.append(

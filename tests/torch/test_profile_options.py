@@ -42,6 +42,14 @@ def outcome(profiler, arguments):
     return error, own
 
 
+def assert_same(arguments, theirs):
+    """Where torch has an argument no longer, our error begins as its own and goes on with what to write instead."""
+    (ours, warned), (error, expected) = outcome(otp.profile, arguments), outcome(theirs, arguments)
+    if error is not None and "unexpected keyword" in error[1]:
+        ours = ours[0], ours[1].partition(": ")[0]
+    assert (ours, warned) == (error, expected)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is compared here is how a device is missed")
 @pytest.mark.parametrize(
     "arguments",
@@ -68,7 +76,7 @@ def outcome(profiler, arguments):
 )
 def test_as_torch_autograd(arguments):
     """What torch.autograd.profiler.profile refuses and warns of, ours does, with its words."""
-    assert outcome(otp.profile, arguments) == outcome(autograd_profiler.profile, arguments)
+    assert_same(arguments, autograd_profiler.profile)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is compared here is how a device is missed")
@@ -99,7 +107,7 @@ def test_as_torch_autograd(arguments):
 )
 def test_as_torch_profiler(arguments):
     """What torch.profiler.profile refuses and warns of, ours does, with its words."""
-    assert outcome(otp.profile, arguments) == outcome(torch_profiler.profile, arguments)
+    assert_same(arguments, torch_profiler.profile)
 
 
 @pytest.mark.parametrize(

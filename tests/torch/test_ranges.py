@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import time
 import warnings
@@ -335,10 +336,12 @@ def test_no_more_than_sixteen(log):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that has no device")
 def test_without_cuda_it_is_torchs_error():
-    """A torch without CUDA says so itself, and the object can be tried again."""
+    """A torch without CUDA, or without a driver, says so itself, and the object can be tried again."""
+    with pytest.raises((AssertionError, RuntimeError)) as theirs, torch.autograd.profiler.emit_nvtx():
+        pass
     ranges = otp.emit_nvtx()
     for _ in range(2):
-        with pytest.raises(AssertionError, match="Torch not compiled with CUDA enabled"), ranges:
+        with pytest.raises(theirs.type, match=re.escape(str(theirs.value))), ranges:
             pass
 
 
@@ -366,6 +369,7 @@ def test_a_wrong_library_is_named(log, monkeypatch, file, why):
         pass
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has NVTX itself, and nothing is looked for")
 def test_an_installed_library_is_found(log, library, monkeypatch, tmp_path):
     """Without the variable, the packages that pip puts under nvidia/ are looked through; with none, the error lists them."""
     monkeypatch.delenv("OTEL_TORCHPROF_NVTX_LIBRARY")

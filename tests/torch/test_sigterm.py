@@ -27,8 +27,7 @@ class Said(SpanExporter):
             os.write(1, f"{span.name} {span.attributes.get('torch.unfinished', False)}\\n".encode())
         return SpanExportResult.SUCCESS
 
-@torch.library.custom_op("sigterm::wait", mutates_args=())
-def wait(x: torch.Tensor) -> torch.Tensor:
+def wait(x):
     library = ctypes.CDLL(None)
     mutex, condition = (ctypes.create_string_buffer(256) for _ in range(2))
     library.pthread_mutex_lock(mutex)
@@ -36,12 +35,16 @@ def wait(x: torch.Tensor) -> torch.Tensor:
     library.pthread_cond_wait(condition, mutex)
     return x.clone()
 
+sigterm = torch.library.Library("sigterm", "DEF")
+sigterm.define("wait(Tensor x) -> Tensor")
+sigterm.impl("wait", wait, "CompositeExplicitAutograd")
+
 provider = TracerProvider(shutdown_on_exit=False)
 provider.add_span_processor(otp.TorchSpanProcessor(Said(), schedule_delay_millis=3_600_000))
 otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops", gpu_metrics=False, sigterm_timeout=20)
 with otp.record_function("done"):
     pass
-wait(torch.ones(2))
+torch.ops.sigterm.wait(torch.ones(2))
 """
 
 

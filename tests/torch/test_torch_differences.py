@@ -56,10 +56,13 @@ def test_the_table_is_torchs():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.autograd.profiler.profile(with_modules=True)
+    with pytest.raises((AssertionError, TypeError)) as wrong:
+        torch.profiler.profile(activities=["CPU"])
     assert differences() == Differences(
         averages_have_python_functions=averages is None or averages.default,
         takes_use_cuda="use_cuda" in inspect.signature(torch.profiler.profile.__init__).parameters,
         warns_of_modules=any("with_modules" in str(warning.message) for warning in said),
+        names_wrong_activities=wrong.type is TypeError,
     )
 
 
