@@ -54,7 +54,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-all explore stress test-gpu native-test sanitized-test fuzz-readers house lint bench clean
+.PHONY: help demo test test-all explore stress test-gpu native-test sanitized-test fuzz-readers wheels matrix house lint bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -99,6 +99,25 @@ sanitized-test: $(MADE)/test ## Run the tracer's tests with the extension module
 fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS="--inputs 1 --seed N" is one of them again
 	$(call say,Malformed files)
 	@$(BIN)/python tests/fuzz_readers.py $(FUZZ_ARGS)
+
+# Every release of torch that is supported. TORCH="2.13.0 2.14.1" for some of them, or their wheels, or folders of installed ones.
+TORCH ?= 2.6.0 2.7.0 2.7.1 2.8.0 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1
+PREBUILT := otel_torchprof/_native/prebuilt
+wheels: $(MADE)/wheels ## Build dist/*.whl with the library for every release of torch (downloads some 900 MB for each), and prove it
+	$(call say,The library for each release of torch)
+	@$(BIN)/python native/prebuild.py $(PREBUILT) $(TORCH)
+	$(call say,The wheel)
+	@rm -rf build/wheel && trap 'rm -rf $(PREBUILT)' EXIT && \
+		$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtorch_cpu.so --exclude libc10.so \
+		--wheel-dir dist build/wheel/*.whl
+	@ls -l dist
+
+# What is tried: an interpreter and a torch. Each gets an environment of its own in build/matrix, of 3 GB with a CUDA build of torch.
+MATRIX ?= 3.10+2.8.0 3.11+2.6.0 3.11+2.9.1 3.11+2.13.0 3.11+2.14.1 3.12+2.13.0 3.13+2.14.1
+matrix: $(MADE)/test ## Try every pair of MATRIX="3.11+2.6.0 ..." against its own torch's profiler, with dist/*.whl where it is built
+	$(call say,Interpreters and releases of torch)
+	@$(BIN)/python tests/matrix.py $(MATRIX)
 
 house: $(MADE)/test ## Print how the package is laid out: modules, folders, cycles, longest functions and files
 	@$(BIN)/python tests/house.py
@@ -165,6 +184,11 @@ $(VENV)/interpreters/%/.bench: requirements/build.txt requirements/package.txt r
 	@$(if $(call has,$*),$(call interpreter,$*) -m venv $(@D))
 	@$(if $(call has,$*),$(call pip,-r requirements/package.txt -r requirements/bench.txt))
 	@$(if $(call has,$*),touch $@)
+
+$(MADE)/wheels: requirements/wheels.txt $(MADE)/requirements
+	$(call say,Installing what proves the tag of a wheel)
+	@$(call pip,-r requirements/wheels.txt)
+	@touch $@
 
 $(MADE)/lint: requirements/lint.txt $(MADE)/requirements
 	$(call say,Installing the linters)

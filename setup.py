@@ -18,6 +18,8 @@ def files(pattern: str) -> list[str]:
 
 
 setup(
+    # Both extension modules are of the stable ABI: one wheel is for all interpreters from the first that is supported.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
     cffi_modules=["otel_torchprof/_native/build.py:ffibuilder"],
     ext_modules=[
         Extension(

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof._native import torch_build, torch_library
+from otel_torchprof._native import prebuilt, torch_build, torch_library
 from otel_torchprof.errors import TorchProfError
 
 from .terminal import show
@@ -20,8 +20,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "build",
         help="build the library that records torch's operators, ahead of time",
-        description="Builds the library that records operators of the installed torch, if it is not there yet, proves that it "
-        "works, and prints its path. For container images: build with --dir, and set "
+        description="Builds the library that records operators of the installed torch, if it neither came with the package nor is "
+        "there yet, proves that it works, and prints its path. For container images: build with --dir, and set "
         f"{config.BUILD_DIR} to the same folder where the image runs.",
     )
     parser.add_argument(
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     torch = torch_library.installed_torch()
     if torch is None:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
-    path = torch_build.ensure(torch)
-    torch_library.load()
-    show(f"{path}\n")
+    if prebuilt.find(torch) is None:
+        torch_build.ensure(torch)
+    show(f"{torch_library.load().path}\n")
     return 0

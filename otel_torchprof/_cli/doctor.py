@@ -23,7 +23,7 @@ from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.otlp_values import HTTP
 from otel_torchprof._export.settings import QueueSettings, Settings
-from otel_torchprof._native import frames, torch_build, torch_library
+from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
@@ -106,9 +106,8 @@ def _library(torch: Any) -> Check:
     name = "operators"
     try:
         path = torch_build.folder() / torch_build.library_name(torch)
-        if torch_build.is_whole(path):
-            torch_library.load()
-            return Check(name, ON, f"the library that records them works: {path}")
+        if prebuilt.find(torch) is not None or torch_build.is_whole(path):
+            return Check(name, ON, f"the library that records them works: {torch_library.load().path}")
         compiler = torch_build.compiler()
     except TorchLibraryError as error:
         return Check(name, PROBLEM, str(error), "see above, then: otel-torchprof build")

@@ -51,7 +51,8 @@ def _sources() -> Path:
     return inside if inside.is_dir() else here.parent.parent / "native"
 
 
-def _source_files() -> list[Path]:
+def source_files() -> list[Path]:
+    """All that the library is compiled from, but torch's headers."""
     root = _sources()
     return sorted([*root.glob("include/otel_torchprof/*.h"), *root.glob("src/sources/torch/*")])
 
@@ -61,15 +62,43 @@ def _name(source: Path) -> str:
     return f"{source.parent.name}/{source.name}"
 
 
-def _cxx11_abi(torch: Any) -> int:
-    return int(torch.compiled_with_cxx11_abi())
+def sources_digest() -> str:
+    """Digest of the sources and of the compiler's flags."""
+    digest = hashlib.sha256(repr(_FLAGS).encode())
+    for path in source_files():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+class Target(NamedTuple):
+    """A torch that the library is compiled against."""
+
+    version: str
+    git_version: str
+    cxx11_abi: int
+    include: Path
+    libraries: Path
+    """Where ``libtorch_cpu`` and ``libc10`` are."""
+    has_distributed: bool = True
+
+    @classmethod
+    def of(cls, torch: Any) -> Target:
+        """The one that is installed."""
+        root = Path(torch.__file__).parent
+        return cls(
+            torch.__version__,
+            torch.version.git_version,
+            int(torch.compiled_with_cxx11_abi()),
+            root / "include",
+            root / "lib",
+            torch.distributed.is_available(),
+        )
 
 
 def library_name(torch: Any) -> str:
     """The file's name, which says all that it depends on."""
-    digest = hashlib.sha256(repr((_FLAGS, torch.version.git_version, _cxx11_abi(torch))).encode())
-    for path in _source_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    target = Target.of(torch)
+    digest = hashlib.sha256(repr((sources_digest(), target.git_version, target.cxx11_abi)).encode())
     tag = f"{sys.implementation.cache_tag}-{sys.platform}-{platform.machine()}"
     return f"torch_ops-{torch.__version__}-{tag}-{digest.hexdigest()[:16]}.so"
 
@@ -208,14 +237,19 @@ def compiler() -> str:
     )
 
 
-def _command(torch: Any, sources: list[Path], output: Path) -> list[str]:
-    root = Path(torch.__file__).parent
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={_cxx11_abi(torch)}"
-    includes = [f"-I{_sources() / 'include'}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+def include_folders(include: Path) -> tuple[Path, Path]:
+    """Where torch's headers are looked for, given the folder that it has them in."""
+    return include, include / "torch/csrc/api/include"
+
+
+def _command(target: Target, sources: list[Path], output: Path) -> list[str]:
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={target.cxx11_abi}"
+    includes = [f"-I{folder}" for folder in (_sources() / "include", *include_folders(target.include))]
     # As one, since torch's headers are most of the work.
     unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull, "-x", "none"]
-    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", *undefined]
+    # Torch's libraries are named in it even where those that it is linked against are empty: see native/prebuild.py.
+    linking = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--no-as-needed"]
+    libraries = [*linking, f"-L{target.libraries}", "-ltorch_cpu", "-lc10"]
     # Without warnings, so that what is said is errors.
     return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, *libraries, "-o", str(output)]
 
@@ -240,30 +274,40 @@ class _Failure(NamedTuple):
     """For people."""
 
 
-def _compile_without(torch: Any, left_out: tuple[str, ...], output: Path) -> _Failure | None:
+def _compile_without(target: Target, left_out: tuple[str, ...], output: Path) -> _Failure | None:
     """Compiles the sources without some of them; returns what went wrong."""
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
-    absent = () if torch.distributed.is_available() else (COLLECTIVES,)
-    sources = [path for path in _source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
-    command = _command(torch, sources, output)
+    absent = () if target.has_distributed else (COLLECTIVES,)
+    sources = [path for path in source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
+    command = _command(target, sources, output)
     done = _run_compiler(command)
     if done.returncode == 0:
         return None
     return _Failure(
         done.stderr,
-        f"building the library that records operators of torch {torch.__version__} failed (exit status "
+        f"building the library that records operators of torch {target.version} failed (exit status "
         f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}",
     )
 
 
-def _compile_what_can_be(torch: Any, output: Path) -> tuple[tuple[str, ...], str]:
+def compile_whole(target: Target, output: Path) -> None:
+    """Compiles all of it.
+
+    Raises:
+        TorchLibraryError: it does not compile; has the command and what the compiler said.
+    """
+    if failed := _compile_without(target, (), output):
+        raise TorchLibraryError(failed.command_and_errors)
+
+
+def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...], str]:
     """The optional sources that had to be left out, and why.
 
     Each time those go that errors were found in: not one after the other, since a compiler takes half a minute to find none.
     """
     left_out: tuple[str, ...] = ()
     why = ""
-    while failed := _compile_without(torch, left_out, output):
+    while failed := _compile_without(target, left_out, output):
         why = why or failed.command_and_errors
         blamed = tuple(name for name in OPTIONAL if name not in left_out and name in failed.errors)
         if not blamed:
@@ -278,7 +322,7 @@ def _compile(torch: Any, target: Path) -> tuple[str, ...]:
         with tempfile.TemporaryDirectory(dir=target.parent, suffix=".building") as name:
             output = Path(name) / target.name
             output.touch()  # what a compiler makes that makes nothing: told where it is loaded
-            left_out, why = _compile_what_can_be(torch, output)
+            left_out, why = _compile_what_can_be(Target.of(torch), output)
             output.chmod(0o755)
             for source in OPTIONAL:
                 _why_file(target, source).unlink(missing_ok=True)

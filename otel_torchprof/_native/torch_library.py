@@ -12,20 +12,24 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from opentelemetry import context
 
+from otel_torchprof import config
 from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
-from . import torch_build
+from . import prebuilt, torch_build
 from .collectives import Collecting
 from .device_timing import DeviceTiming
 from .ffi import ffi, lib
 from .recorder import CHUNK_BYTES, Session
 from .torch_functions import TorchFunctions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def installed_torch() -> Any | None:
@@ -109,9 +113,9 @@ _OCCUPIED = (
 class TorchLibrary:
     """The loaded library."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: Callable[[Path], int] = torch_build.open_private) -> None:
         self.path = path
-        self.handle = _open(path)
+        self.handle = _open(path, opened)
         """Of ``dlopen``, for those who need others of its functions."""
         self.functions = _attached(self.handle, path)
 
@@ -188,14 +192,14 @@ def _name_of(descriptor: int, path: Path) -> str:
     return str(path)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, opened: Callable[[Path], int]) -> int:
     """Loads what was checked, whatever has its path by then; returns the handle.
 
     The descriptor stays open: ``dlopen`` knows a library by its name, and would return this one for a later file of that name.
     """
     descriptor, name = None, str(path)
     try:
-        descriptor = torch_build.open_private(path)
+        descriptor = opened(path)
         name = _name_of(descriptor, path)
         # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
         return int(ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NODELETE)._handle)  # noqa: SLF001 - as ctypes documents it
@@ -273,11 +277,23 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
         )
 
 
+def _prebuilt(torch: Any) -> TorchLibrary | None:
+    """The one that came with the package, where there is one for this torch and it can be loaded."""
+    path = prebuilt.find(torch)
+    if path is None:
+        return None
+    try:
+        return TorchLibrary(path, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except TorchLibraryError as error:  # another C library than where it was built, for one
+        config.warn_once(f"{error}; it came with the package, so one is built here instead")
+        return None
+
+
 @functools.cache
 def _load(torch: Any) -> TorchLibrary | str:
     """The library, or why there is none: asked once per process, since a build that failed will fail again."""
     try:
-        library = TorchLibrary(torch_build.ensure(torch))
+        library = _prebuilt(torch) or TorchLibrary(torch_build.ensure(torch))
         _probe(torch, library)
     except TorchLibraryError as error:
         return str(error)

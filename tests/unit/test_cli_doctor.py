@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,6 +149,7 @@ class Torch:
 
     __version__ = "2.99"
     __file__ = "/nowhere/torch/__init__.py"
+    distributed = SimpleNamespace(is_available=lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -304,9 +304,12 @@ def test_few_attempts(monkeypatch, tmp_path, broken, runs):
     monkeypatch.setattr(torch_build, "compiler", lambda: "c++")
     if "ops" in broken:
         with pytest.raises(otp.TorchLibraryError, match=r"torch/ops\.cc:3: error"):
-            torch_build._compile_what_can_be(torch, tmp_path)
+            torch_build._compile_what_can_be(torch_build.Target.of(torch), tmp_path)
     else:
-        assert torch_build._compile_what_can_be(torch, tmp_path)[0] == ("torch/devices.cc", "torch/ranges.cc")
+        assert torch_build._compile_what_can_be(torch_build.Target.of(torch), tmp_path)[0] == (
+            "torch/devices.cc",
+            "torch/ranges.cc",
+        )
     assert len(commands) == runs
 
 
@@ -412,7 +415,7 @@ def test_the_name_says_what_it_depends_on(monkeypatch):
     names = {torch_build.library_name(torch)}
     monkeypatch.setattr(torch_build, "_FLAGS", ("-O3",))
     names.add(torch_build.library_name(torch))
-    monkeypatch.setattr(torch_build, "_source_files", lambda: [Path(__file__)])
+    monkeypatch.setattr(torch_build, "source_files", lambda: [Path(__file__)])
     names.add(torch_build.library_name(torch))
     monkeypatch.setattr(torch.version, "git_version", "another")
     names.add(torch_build.library_name(torch))

@@ -7,6 +7,7 @@ what each option of the profilers adds to them.
 from __future__ import annotations
 
 import enum
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 InfoField = "Callable[[list[Any]], list[Any]]"
+
+
+def configured(**arguments: Any) -> Any:
+    """Torch's configuration, of those of the arguments that it knows."""
+    known = torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
+    return torch._C._profiler._ExperimentalConfig(
+        **{name: value for name, value in arguments.items() if f"{name}:" in known}
+    )
 
 
 class Order(enum.Enum):
@@ -83,6 +92,21 @@ def _stacks(events: list[Any]) -> list[Any]:
     return [_above_the_test(event.stack or []) for event in events]
 
 
+_SMALLEST = torch.autograd.profiler_util.FunctionEvent(0, "", 0, 0, 0)
+_TABLE = inspect.signature(torch.autograd.profiler_util.EventList.table).parameters
+_GROUPINGS = inspect.signature(torch.autograd.profiler_util.EventList.key_averages).parameters
+
+
+def is_told(name: str) -> bool:
+    """Whether the torch that is installed has this fact: the oldest ones lack attributes of events that later ones have."""
+    attribute = {"flows": "flow_id"}.get(name, name)
+    return hasattr(_SMALLEST, attribute) or name in _READ
+
+
+_READ = ("path", "children", "stack")
+"""Facts that are read of other attributes than one of their name."""
+
+
 def _above_the_test(stack: list[str]) -> list[str]:
     marks = [place for place, frame in enumerate(stack) if "observed.py" in frame and frame.endswith(": run")]
     return [_plain(frame) for frame in (stack[: marks[0]] if marks else stack)]
@@ -143,7 +167,7 @@ OPTIONS = (
         "with_stack",
         {"with_stack": True},
         ("stack",),
-        {"experimental_config": torch._C._profiler._ExperimentalConfig(verbose=True)},
+        {"experimental_config": configured(verbose=True)},
         together=False,
     ),
     Option("with_modules", {"with_modules": True}),
@@ -207,7 +231,7 @@ def torchs(option: Option) -> Any:
 def reported(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     """What a profile says of the events of the step, by fact."""
     events = inside(prof.events())
-    return {name: INFO_FIELDS[name](events) for name in names}
+    return {name: INFO_FIELDS[name](events) for name in names if is_told(name)}
 
 
 # ---- texts ----
@@ -227,7 +251,7 @@ def averages(prof: Any, *grouping: Any) -> Any:
     Those are left out since their names may have addresses, and since what runs around the step is the test's own.
     """
     events = prof.events()
-    if not any(event.is_python_function for event in events):
+    if not is_told("is_python_function") or not any(event.is_python_function for event in events):
         return prof.key_averages(*grouping)
     options = {name: getattr(events, f"_{name}") for name in ("use_device", "profile_memory", "with_flops")}
     listed = type(events)((event for event in inside(events) if not event.is_python_function), **options)
@@ -239,12 +263,14 @@ def averages(prof: Any, *grouping: Any) -> Any:
 def tables(prof: Any, *, stacks: bool = True) -> list[str]:
     """The masked tables of a profile: of the averages by all that they can be grouped by, with every way to shape a table."""
     texts = []
-    for grouping in ((), (True,), *(((False, 2),) if stacks else ()), (False, 0, True)):
+    by_overload = ((False, 0, True),) if "group_by_overload_name" in _GROUPINGS else ()
+    for grouping in ((), (True,), *(((False, 2),) if stacks else ()), *by_overload):
         listed = averages(prof, *grouping)
         for row in listed:
             row.stack, row.flops = _above_the_test(row.stack or [] if stacks else []), _flops(row)
         texts += [listed.table(), listed.table(row_limit=3, header="A header", top_level_events_only=True)]
-        texts.append(listed.table(sort_by="count", row_limit=-1, time_unit="ms", max_name_column_width=20))
+        unit = {"time_unit": "ms"} if "time_unit" in _TABLE else {}
+        texts.append(listed.table(sort_by="count", row_limit=-1, max_name_column_width=20, **unit))
     return [masked(text) for text in texts]
 
 
@@ -261,8 +287,11 @@ def stack_lines(prof: Any, folder: Path) -> list[str]:
 
 def sums(prof: Any) -> list[Any]:
     """What averages add up besides times, and the number of all events in the total."""
-    names = ("count", "overload_name", "cpu_memory_usage", "self_cpu_memory_usage", "is_user_annotation")
-    rows = averages(prof, True, 0, True)
+    names = filter(
+        is_told, ("count", "overload_name", "cpu_memory_usage", "self_cpu_memory_usage", "is_user_annotation")
+    )
+    names = tuple(names)
+    rows = averages(prof, True, 0, *((True,) if "group_by_overload_name" in _GROUPINGS else ()))
     found = [
         (row.key, str(row.input_shapes), row.scope, _flops(row), *(getattr(row, name) for name in names))
         for row in rows

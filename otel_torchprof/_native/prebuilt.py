@@ -1,0 +1,90 @@
+"""The libraries that come with a wheel, one per release of torch, so that recording operators needs no compiler.
+
+``prebuilt/libraries.json`` lists them; ``make wheels`` makes both (``native/prebuild.py``). One is taken where everything that it was
+built from is the same: this package's sources, torch's commit, the C++ ABI, and the headers of torch that the sources name, where
+they are installed. For any other torch (a distribution's, a nightly, one of one's own) the library is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import torch_build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FOLDER = Path(__file__).resolve().parent / "prebuilt"
+LIST = "libraries.json"
+
+
+class Library(NamedTuple):
+    """One of them."""
+
+    file: str
+    sha256: str
+    torch: str
+    """Its release, for people."""
+    git_version: str
+    cxx11_abi: int
+    sources: str
+    """Digest of this package's sources and of the compiler's flags."""
+    headers: str
+    """Digest of torch's headers: see :func:`headers_digest`."""
+
+
+def headers_digest(include: Path) -> str:
+    """Digest of those headers of torch that the sources name: there stands what they read of torch's objects."""
+    named = sorted(
+        {
+            name
+            for path in torch_build.source_files()
+            for name in re.findall(r"^ *#include <((?:ATen|c10|torch)/[^>]+)>", path.read_text(), re.MULTILINE)
+        }
+    )
+    digest = hashlib.sha256()
+    for name in named:
+        path = next(folder / name for folder in torch_build.include_folders(include) if (folder / name).exists())
+        digest.update(name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def listed(folder: Path) -> list[Library]:
+    """What lies in a folder; nothing where there is no list, as in a checkout."""
+    try:
+        entries = json.loads((folder / LIST).read_text())
+    except FileNotFoundError:
+        return []
+    return [Library(**entry) for entry in entries]
+
+
+def write_list(folder: Path, libraries: Iterable[Library]) -> None:
+    """Lists what lies in a folder."""
+    (folder / LIST).write_text(json.dumps([library._asdict() for library in libraries], indent=1) + "\n")
+
+
+def find(torch: Any) -> Path | None:
+    """The library for the installed torch; None where none fits. Costs a millisecond, and two more where one does."""
+    if not torch.distributed.is_available():  # the releases of torch have it
+        return None
+    target = torch_build.Target.of(torch)
+    version = target.git_version, target.cxx11_abi, torch_build.sources_digest()
+    for library in listed(FOLDER):
+        if (library.git_version, library.cxx11_abi, library.sources) == version:
+            path = FOLDER / library.file
+            return path if _is_of(target, library) and digest(path) == library.sha256 else None
+    return None
+
+
+def _is_of(target: torch_build.Target, library: Library) -> bool:
+    """Whether torch's headers are those that it was built from; an image may have been stripped of them."""
+    return not target.include.is_dir() or headers_digest(target.include) == library.headers
+
+
+def digest(path: Path) -> str:
+    """Of a file that comes with the package, which is trusted as its code is: whoever could change it could change that."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
