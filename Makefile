@@ -146,10 +146,17 @@ $(MADE)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(MADE) && touch $@
 
-# Why torch comes first, alone and pinned is said in requirements/torch.txt: do not fold it into another step.
+# A torch that $(PYTHON) has is used, whichever it is: a line in our site-packages points at its. Else it is installed; why it comes
+# first, alone and pinned is said in requirements/torch.txt: do not fold it into another step.
 $(MADE)/torch: requirements/torch.txt $(MADE)/venv
-	$(call say,Installing torch (the largest download))
-	@$(call pip,-r requirements/torch.txt)
+	@found=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null || true); \
+	if [ -n "$$found" ]; then \
+		printf '\033[1m==> Using the torch of %s\033[0m\n' "$(PYTHON)"; \
+		echo "$$found" >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-python.pth"; \
+	else \
+		printf '\033[1m==> Installing torch: some 200 MB, or 3 GB where the index has builds for CUDA alone\033[0m\n'; \
+		$(call pip,-r requirements/torch.txt); \
+	fi
 	@touch $@
 
 $(MADE)/requirements: requirements/build.txt requirements/package.txt $(MADE)/torch
