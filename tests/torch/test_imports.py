@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,24 +46,6 @@ def test_what_is_torchs_own(module):
     assert module.itt is torch.profiler.itt
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = module.no_such_name
-
-
-def test_names_that_are_imported_later_are_where_type_checkers_see_them():
-    """The table of modules and the imports for type checkers name the same, and ``dir`` lists all of it."""
-    source = ast.parse(Path(otp.__file__).read_text())
-    (checked,) = (node for node in source.body if isinstance(node, ast.If))
-    declared = {
-        alias.name: f".{node.module}"
-        for node in checked.body
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
-    assert declared == otp._PLACES
-    assert {*otp.__all__, *declared} <= {*dir(otp)}
-    assert {getattr(otp, name).__module__ for name in ("profile", "TorchInstrumentor")} == {
-        "otel_torchprof._profile.profile",
-        "otel_torchprof._instrument.instrumentor",
-    }
 
 
 def test_every_name_of_all_can_be_had_without_torch():
