@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     torch = torch_library.installed_torch()
     if torch is None:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
-    if prebuilt.find(torch) is None:
-        torch_build.ensure(torch)
-    show(f"{torch_library.load().path}\n")
+    path = prebuilt.find(torch) or torch_build.ensure(torch)
+    torch_library.load()
+    show(f"{path}\n")
     return 0
