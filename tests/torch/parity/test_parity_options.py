@@ -17,6 +17,7 @@ from harness import (
     Order,
     both,
     configured,
+    is_told,
     possible,
     reported,
     stack_lines,
@@ -31,6 +32,9 @@ from examples import one_in
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features that are deprecated or in beta
 
 
+CALLS = pytest.mark.skipif(
+    not is_told("python_module_id"), reason="the lists of this torch have no calls of Python functions"
+)
 BOUND = pytest.mark.skipif(
     (3, 12) <= sys.version_info < (3, 14),
     reason="these interpreters do not tell torch's tracer of C functions that are bound to an object, which ours has",
@@ -44,6 +48,8 @@ def _case(number: int, program: Any, option: Option, order: Order) -> Any:
     """
     is_one_more = order is not Order.OURS_INSIDE and option.together and option is not OPTIONS[0]
     marks = [pytest.mark.exhaustive] if is_one_more or number % 3 else []
+    if option.name == "with_stack":
+        marks.append(CALLS)
     if (program, option.name) == (models.modes, "with_stack"):
         marks.append(BOUND)
     return pytest.param(program, option, order, marks=marks, id=f"{program.__name__}, {option}, {order.value}")
@@ -83,6 +89,7 @@ EVERYTHING = Option(
 WITH_STACKS = (models.gpt2, models.lstm, models.convnet, models.checkpointed, models.labelled, models.modes)
 
 
+@CALLS
 @pytest.mark.parametrize("program", one_in(3, WITH_STACKS), indirect=True, ids=lambda factory: factory.__name__)
 def test_every_fact_can_be_compared(program, step, tmp_path):
     """Torch's profiler tells the same twice, with everything on, so that a difference to ours is never torch's own."""
