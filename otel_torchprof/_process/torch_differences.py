@@ -1,4 +1,4 @@
-"""What supported versions of torch do differently. The one that is imported is the reference; where there is none, the newest."""
+"""What supported versions of torch do differently: the one that is imported is the reference."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ _SINCE: dict[tuple[int, int], Differences] = {
 """By the first version, oldest first; each stands until the next."""
 
 
+_WITHOUT_TORCH = Differences(averages_have_python_functions=True)
+"""The newest's, but that calls of Python functions are what there is to add up."""
+
+
 @functools.cache
 def _of(version: str) -> Differences:
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -42,4 +46,4 @@ def differences() -> Differences:
     """Those of the torch that this process has imported. Costs a microsecond."""
     torch: Any = sys.modules.get("torch")
     version = getattr(torch, "__version__", None)
-    return Differences() if version is None else _of(str(version))
+    return _WITHOUT_TORCH if version is None else _of(str(version))
