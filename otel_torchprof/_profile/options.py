@@ -346,7 +346,7 @@ def checked_config(config: Any, *, with_stack: bool, with_modules: bool) -> Any:
     """
     if with_modules and differences().warns_of_modules:
         warn_caller(
-            "with_modules is deprecated and will be removed in a future release of torch, whose with_stack=True tells of modules "
+            "with_modules is deprecated and will be removed in a future release of torch, whose with_stack=True records modules "
             "too",
             FutureWarning,
         )

@@ -257,7 +257,7 @@ def _names_inside(prof):
 
 
 DISPLACES = pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="from 3.12 on calls are told of by sys.monitoring, where nobody is displaced"
+    sys.version_info >= (3, 12), reason="from 3.12 on calls are recorded through sys.monitoring, which displaces nobody"
 )
 
 

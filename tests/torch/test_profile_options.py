@@ -43,7 +43,7 @@ def outcome(profiler, arguments):
 
 
 def assert_same(arguments, theirs):
-    """Where torch has an argument no longer, our error begins as its own and goes on with what to write instead."""
+    """Where torch has an argument no longer, our error begins as its own and adds what to write instead."""
     (ours, warned), (error, expected) = outcome(otp.profile, arguments), outcome(theirs, arguments)
     if error is not None and "unexpected keyword" in error[1]:
         ours = ours[0], ours[1].partition(": ")[0]

@@ -59,7 +59,7 @@ def test_calls_of_python_and_c_functions_nest():
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 tells no profile function of these calls")
 def test_c_functions_that_are_bound_to_an_object_are_calls():
-    """A method object with a C function or a method of a C class inside is told of as that; one with a class or a wrong object is not."""
+    """A method object with a C function or a method of a C class inside is recorded as that; one with a class or a wrong object is not."""
     length, upper = types.MethodType(len, [1]), types.MethodType(str.upper, "a")
     number, fails, wrong = types.MethodType(int, "1"), types.MethodType(len, 1), types.MethodType(str.upper, 1)
 
