@@ -38,7 +38,11 @@ class Library(NamedTuple):
 
 
 def headers_digest(include: Path) -> str:
-    """Digest of those headers of torch that the sources name: there stands what they read of torch's objects."""
+    """Digest of those headers of torch that the sources name: there stands what they read of torch's objects.
+
+    Raises:
+        OSError: one of them is missing or cannot be read.
+    """
     named = sorted(
         {
             name
@@ -48,7 +52,8 @@ def headers_digest(include: Path) -> str:
     )
     digest = hashlib.sha256()
     for name in named:
-        path = next(folder / name for folder in torch_build.include_folders(include) if (folder / name).exists())
+        first, second = (folder / name for folder in torch_build.include_folders(include))
+        path = first if first.exists() else second
         digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -76,7 +81,10 @@ def find(torch: Any) -> Path | None:
     for library in listed(FOLDER):
         if (library.git_version, library.cxx11_abi, library.sources) == version:
             path = FOLDER / library.file
-            return path if _is_of(target, library) and digest(path) == library.sha256 else None
+            try:
+                return path if _is_of(target, library) and digest(path) == library.sha256 else None
+            except OSError:  # a file or a header that is gone: compiling says what is missing
+                return None
     return None
 
 

@@ -79,6 +79,18 @@ def test_whatever_differs_it_is_not_taken(folder, changed):
     assert prebuilt.find(torch) is None
 
 
+@pytest.mark.parametrize("gone", ["the library", "a header"])
+def test_what_is_gone_is_compiled(folder, tmp_path, monkeypatch, gone):
+    """A library that was removed, or an installation with some of torch's headers only, is no error here."""
+    if gone == "the library":
+        (folder / "torch_ops-own.so").unlink()
+    else:
+        (tmp_path / "include").mkdir()
+        some = torch_build.Target.of(torch)._replace(include=tmp_path / "include")
+        monkeypatch.setattr(torch_build.Target, "of", lambda _: some)
+    assert prebuilt.find(torch) is None
+
+
 def test_a_torch_without_headers_or_distributed(folder, tmp_path):
     """Headers may be missing, as in images that were stripped of them; a torch without distributed is no release."""
     bare = SimpleNamespace(
