@@ -83,6 +83,9 @@ void on_sigterm(int) {
 // kernel ignores default actions; false where the program has set a handler meanwhile, which gets the signal.
 bool end_process() {
   bool is_ours = action_is(on_sigterm);
+  // Not left to the kernel: it ends the process all the same where the main thread is in a handler, which blocks the
+  // signal, while this thread does not.
+  if (is_ours && getpid() == 1) return true;
   if (is_ours) {
     set_action(SIG_DFL);
     sigset_t term;
