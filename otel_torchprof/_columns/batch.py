@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,24 +109,41 @@ class Names(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
 
-    def matching(self, whole: tuple[str, ...], prefixes: tuple[str, ...] = ()) -> npt.NDArray[np.bool_] | None:
-        """By index, whether the name is one of ``whole`` or begins with one of ``prefixes``; None where none does.
+    def matching(
+        self, whole: tuple[str, ...], prefixes: tuple[str, ...] = (), parts: tuple[str, ...] = ()
+    ) -> npt.NDArray[np.bool_] | None:
+        """By index, whether the name is one of ``whole``, begins with one of ``prefixes`` or has one of ``parts`` in it; None where none does.
 
         Looks at each of the recorder's names once in a process: for some ns per name, and nothing where none is new.
         """
-        own = self._known.matching(self, whole, prefixes)
+        own = self._known.matching(self, _Wanted(whole, prefixes, parts))
         if self.added is None:
             return own
-        added = self.added.matching(whole, prefixes)
+        added = self.added.matching(whole, prefixes, parts)
         if own is None and added is None:
             return None
-        parts = ((own, len(self.ends)), (added, len(self.added)))
-        return np.concatenate([np.zeros(n, dtype=np.bool_) if found is None else found for found, n in parts])
+        both = ((own, len(self.ends)), (added, len(self.added)))
+        return np.concatenate([np.zeros(n, dtype=np.bool_) if found is None else found for found, n in both])
 
 
 def _end_to_end(names: Names, more: Names) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
     size = int(names.ends[-1]) if len(names.ends) else 0
     return np.concatenate((names.data[:size], more.data)), np.concatenate((names.ends, more.ends + np.uint64(size)))
+
+
+class _Wanted(NamedTuple):
+    whole: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    parts: tuple[str, ...]
+
+    def texts(self) -> Iterator[tuple[bytes, Callable[[bytes, bytes], bool]]]:
+        """Each as it is in the table, and how a name is compared with it that has it somewhere."""
+        for texts, is_match in (
+            (self.whole, bytes.__eq__),
+            (self.prefixes, bytes.startswith),
+            (self.parts, bytes.__contains__),
+        ):
+            yield from ((text.encode(), is_match) for text in texts)
 
 
 class _Matches(NamedTuple):
@@ -148,32 +165,30 @@ class KnownNames:
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
-        self._matches: dict[tuple[tuple[str, ...], tuple[str, ...]], _Matches] = {}
+        self._matches: dict[_Wanted, _Matches] = {}
         self.looked_at = 0
         """Names that were looked at so far, for all that was asked."""
 
-    def matching(self, names: Names, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> npt.NDArray[np.bool_] | None:
+    def matching(self, names: Names, wanted: _Wanted) -> npt.NDArray[np.bool_] | None:
         """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
         count = len(names.ends)
-        found = self._matches.get((whole, prefixes)) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
+        found = self._matches.get(wanted) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
         if found.seen < count:
-            found = self._matches[whole, prefixes] = self._looked_at(names, found, whole, prefixes)
+            found = self._matches[wanted] = self._looked_at(names, found, wanted)
         return found.mask[:count] if found.first < count else None
 
-    def _looked_at(self, names: Names, before: _Matches, whole: tuple[str, ...], prefixes: tuple[str, ...]) -> _Matches:
+    def _looked_at(self, names: Names, before: _Matches, wanted: _Wanted) -> _Matches:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:
             mask = np.concatenate((mask, np.zeros(max(2 * count, 1024) - len(mask), dtype=np.bool_)))
         begin = int(names.ends[seen - 1]) if seen else 0
         joined = names.data[begin : int(names.ends[-1])].tobytes()
-        for text, is_prefix in (*((text, False) for text in whole), *((text, True) for text in prefixes)):
-            requested = text.encode()
+        for requested, is_match in wanted.texts():
             at = joined.find(requested)
             while at >= 0:
                 index = int(np.searchsorted(names.ends, begin + at, side="right"))
-                raw = names.raw(index)
-                if raw == requested or (is_prefix and raw.startswith(requested)):
+                if is_match(names.raw(index), requested):
                     mask[index], first = True, min(first, index)
                 at = joined.find(requested, at + 1)
         self.looked_at += count - seen

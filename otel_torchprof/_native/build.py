@@ -28,7 +28,7 @@ HEADERS = (
     "sigterm.h",
 )
 TORCH = ROOT / "native" / "src" / "sources" / "torch"
-TORCH_HEADERS = ("ops.h", "memory.h", "devices.h", "collectives.h", "ranges.h")
+TORCH_HEADERS = ("ops.h", "memory.h", "devices.h", "collectives.h", "ranges.h", "record_function_fast.h")
 CDEF = HERE / "core.cdef"
 
 

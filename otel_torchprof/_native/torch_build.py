@@ -39,6 +39,7 @@ OPTIONAL = {
     "torch/devices.cc": "devices cannot be timed",
     "torch/memory.cc": "memory cannot be recorded",
     "torch/ranges.cc": "operators cannot be shown as ranges",
+    "torch/record_function_fast.cc": "kernels and phases of torch.compile are not recorded",
 }
 """Sources that use more of torch than its operators, as a compiler's message names them: where one does not compile, the library
 is built without it."""

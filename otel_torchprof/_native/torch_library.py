@@ -115,9 +115,7 @@ class TorchLibrary:
 
     def __init__(self, path: Path, opened: Callable[[Path], int] = torch_build.open_private) -> None:
         self.path = path
-        self.handle = _open(path, opened)
-        """Of ``dlopen``, for those who need others of its functions."""
-        self.functions = _attached(self.handle, path)
+        self.functions = _attached(_open(path, opened), path)
 
     def observe(self, session: Session, requested: Requested | None = None) -> Observation:
         """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.

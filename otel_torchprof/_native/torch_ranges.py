@@ -10,15 +10,11 @@ import enum
 import functools
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
 from . import torch_build, torch_library
-
-if TYPE_CHECKING:
-    from .torch_functions import TorchFunctions
 
 
 class Parts(enum.IntFlag):
@@ -46,11 +42,10 @@ class TorchRanges:
 
     def __init__(self) -> None:
         library = torch_library.load()
-        native = ctypes.PyDLL(str(library.path), handle=library.handle)
-        if not hasattr(native, "otp_ranges_start"):
+        if not library.functions.makes_ranges:
             raise TorchLibraryError(torch_build.why_left_out(library.path, "torch/ranges.cc"))
-        _declare(native, library.functions)
-        self._native = native
+        structures = {"otp_range_functions": RangeFunctions}
+        self._native = library.functions.keeping_lock("otp_ranges_", structures)
 
     def of_torch(self, *, itt: bool) -> RangeFunctions | None:
         """Torch's own way to ITT or NVTX; None where it was built without."""
@@ -85,24 +80,6 @@ class TorchRanges:
     def label_end(self, key: int) -> None:
         """Ends it, where it is open on the calling thread."""
         self._native.otp_ranges_label_end(key)
-
-
-_INTEGERS = {"int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64}
-_TARGETS = {"char": ctypes.c_char_p, "void": ctypes.c_void_p, "otp_range_functions": ctypes.POINTER(RangeFunctions)}
-
-
-def _declare(native: ctypes.PyDLL, functions: TorchFunctions) -> None:
-    """Tells ctypes what the header says of these functions."""
-    for name in dir(functions.lib):
-        if name.startswith("otp_ranges_"):
-            declared, function = functions.ffi.typeof(getattr(functions.lib, name)), getattr(native, name)
-            function.argtypes = [_of_ctypes(argument) for argument in declared.args]
-            function.restype = None if declared.result.kind == "void" else _of_ctypes(declared.result)
-
-
-def _of_ctypes(declared: Any) -> Any:
-    """The type of ctypes for one of cffi."""
-    return _TARGETS[declared.item.cname] if declared.kind == "pointer" else _INTEGERS[declared.cname]
 
 
 def _bytes(text: str) -> bytes:

@@ -10,8 +10,9 @@ from otel_torchprof._native import frame_book, frames, module_names, tensor_note
 from otel_torchprof._native.gc_pauses import GcPauses
 from otel_torchprof.health import ON
 
-from . import frame_filter, torch_hooks
+from . import frame_filter, record_function_fast, torch_hooks
 from .compiled_code import leave_uncompiled
+from .record_function_fast import fast_records
 from .torch_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
-leave_uncompiled(*(m.__name__ for m in (torch_hooks, module_names, frame_book, tensor_notes, frame_filter)))
+_UNCOMPILED = (torch_hooks, module_names, frame_book, tensor_notes, frame_filter, record_function_fast)
+leave_uncompiled(*(m.__name__ for m in _UNCOMPILED))
 
 
 class Source:
@@ -119,7 +121,7 @@ class Sources:
 
 
 class Operators(Source):
-    """Torch's operators; may be started again after a stop.
+    """Torch's operators, and what compiled code labels like them; may be started again after a stop.
 
     Args:
         library: that observes them.
@@ -138,9 +140,11 @@ class Operators(Source):
             TorchLibraryError: torch refuses.
         """
         self._observation = self._library.observe(session, self._requested)
+        fast_records.follow(self, self._library, self._requested)
 
     def stop(self) -> None:
         """Takes it away, 2 us (measured)."""
+        fast_records.leave(self)
         observation = self._observation
         if observation is not None:
             observation.stop()

@@ -29,7 +29,8 @@ GRAPH_LABEL = "TORCHDYNAMO"
 """What ``fx_insert_profiling`` puts around every call of a graph."""
 
 _REGION_PREFIX = "Torch-Compiled Region"
-_LOOKUP = "TorchDynamo Cache Lookup"
+_NAMESPACE = "::"
+"""In the name of every operator, and in that of no region, look-up, phase or kernel of ``torch.compile``."""
 _COMPILED_FUNCTIONS = ("CompiledFunction", "CompiledFunctionBackward")
 """What AOTAutograd calls graphs that have a backward pass."""
 
@@ -52,15 +53,15 @@ class Captured:
 def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph_labels_only: bool = False) -> Captured:
     """Which of a batch's operators ran in compiled regions.
 
-    Operators are what torch calls so: no labels, modules, Python frames and no utility operators of torch's profiler. Neither
-    are a region and the look-up of one, nor what ran while dynamo compiled. ``graph_labels_only``: only what
+    Operators are what torch calls so, and backward functions: no labels, modules, Python frames and no utility operators of
+    torch's profiler, nor what ran while dynamo compiled. ``graph_labels_only``: only what
     ``fx_insert_profiling`` put its label around is a region. ``parent``: of the rows and then of ``batch.opens``, by position
     among them; by default the batch's own.
 
     Costs some 50 ns per event. Pure; safe from any thread.
     """
     rows = len(batch)
-    name, operator = batch["name"], (batch["kind"] == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
+    name, operator = batch["name"], _operators(batch)
     if parent is None:
         parent = batch["parent"].astype(np.int64)
     else:
@@ -72,13 +73,22 @@ def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph
 
     region = named(_regions(batch.names))
     compilation = named(batch.names.matching((), (COMPILATION_PREFIX,)))
-    operator &= ~(region | named(batch.names.matching((*HIDDEN_NAMES, _LOOKUP))) | compilation)
+    operator &= ~(region | named(batch.names.matching(HIDDEN_NAMES)))
     counts = operator & ~_inside(operator, parent)
     if compilation.any():
         counts &= ~_inside(compilation, parent)
     if graph_labels_only:
         region = named(batch.names.matching((GRAPH_LABEL,)))
     return Captured(counts[:rows], (counts & _inside(region, parent))[:rows], region[:rows])
+
+
+def _operators(batch: Batch) -> Mask:
+    by_name = batch.names.matching((), parts=(_NAMESPACE,))
+    found: Mask = batch["scope"] == Scope.BACKWARD_FUNCTION
+    if by_name is not None:
+        found |= by_name[batch["name"]]
+    found &= (batch["kind"] == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

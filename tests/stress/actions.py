@@ -252,10 +252,16 @@ def is_fair(frame: types.FrameType | None) -> bool:
 
 def interrupt_thread(thread: threading.Thread) -> None:
     """Raises KeyboardInterrupt where a thread is, or will be when it runs again, if that is fair."""
-    if not is_fair(sys._current_frames().get(thread.ident or 0)):
-        return
     ident, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+    # Nobody else runs between question and answer: a thread that this one starts has its ident at first, so that the interrupt
+    # would end that one before it has said that it runs, and who has started it would wait for ever.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5.0)
+    try:
+        if is_fair(sys._current_frames().get(thread.ident or 0)):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def interrupting(worker: Worker) -> None:

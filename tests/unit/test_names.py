@@ -166,6 +166,7 @@ def test_matches_among_added_names():
     assert names.matching(("a",)).tolist() == [False, True, False, True]
     assert names.matching(("b",)).tolist() == [False, False, True, False]
     assert names.matching(("c",)) is None
+    assert names.matching((), parts=("b",)).tolist() == [False, False, True, False]
 
 
 def table_with_many_names() -> SpanTable:

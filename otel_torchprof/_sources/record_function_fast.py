@@ -1,0 +1,108 @@
+"""Torch's ``_RecordFunctionFast``, with which compiled code labels its kernels and dynamo its phases.
+
+It begins only where it sees one of torch's profilers, so that what it labels would be in none of our recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._native.torch_library import Requested
+
+if TYPE_CHECKING:
+    from otel_torchprof._native.torch_library import TorchLibrary
+
+_NAME = "_RecordFunctionFast"
+
+
+class FastRecords:
+    """Lets what torch labels with ``torch._C._profiler._RecordFunctionFast`` begin while somebody records operators.
+
+    The class of that name is replaced meanwhile by one that takes the same arguments and has the same effect, also where
+    torch's own profiler is on for the thread: then the original decides alone. What it labels comes to the observers of
+    torch's operators, with inputs and keyword inputs where one of them wants inputs. Code that has kept the name from
+    before a recording keeps the original; code that keeps it from within one keeps a class that costs half a microsecond
+    more. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.with_inputs = False
+        """Whether one of those who record wants inputs."""
+        self._lock = threading.RLock()  # a finalizer may stop a recording in the middle
+        self._users: dict[object, bool] = {}
+        self._original: Any = None
+        self._ours: Any = None
+
+    def follow(self, user: object, library: TorchLibrary, requested: Requested) -> None:
+        """Somebody records operators from now on; nothing where torch has no such class, or this part was not compiled."""
+        native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - there is no public name
+        if not library.functions.stands_in or not hasattr(native, _NAME):
+            return
+        with self._lock:
+            self._users[user] = bool(requested & Requested.INPUTS)
+            self.with_inputs = any(self._users.values())
+            if self._ours is None or getattr(native, _NAME) is not self._ours:
+                self._original = getattr(native, _NAME)
+                self._ours = _beginning_here(self._original, library, self)
+                setattr(native, _NAME, self._ours)
+
+    def leave(self, user: object) -> None:
+        """One that has recorded does so no more; again without effect."""
+        with self._lock:
+            self._users.pop(user, None)
+            self.with_inputs = any(self._users.values())
+            if self._users or self._ours is None:
+                return
+            native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - as above
+            # Where somebody has put a class of their own around it since, it stays, and does what torch's does.
+            if getattr(native, _NAME) is self._ours:
+                setattr(native, _NAME, self._original)
+            self._original = self._ours = None
+
+    def after_fork_in_child(self) -> None:
+        """Another thread may have held the lock."""
+        self._lock = threading.RLock()
+
+
+def _beginning_here(original: Any, library: TorchLibrary, records: FastRecords) -> Any:
+    """A class in the place of torch's. Its objects have one of torch's each, which does all that there is to do."""
+    native = library.functions.keeping_lock("otp_fast_records_")
+    stand_in, stand_down = native.otp_fast_records_stand_in, native.otp_fast_records_stand_down
+
+    class Replacement:
+        __slots__ = ("_began_here", "_original")
+        __doc__ = original.__doc__
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._original = original(*args, **kwargs)
+            self._began_here = False
+
+        def __enter__(self) -> None:
+            self._began_here = is_standing = bool(stand_in(records.with_inputs))
+            try:
+                self._original.__enter__()
+            finally:
+                if is_standing:
+                    stand_down()
+
+        def __exit__(self, *exc_info: object) -> None:
+            # Torch ends what it began only where it sees a profiler, too.
+            is_standing = self._began_here and stand_in(False)
+            try:
+                self._original.__exit__(*exc_info)
+            finally:
+                if is_standing:
+                    stand_down()
+
+    Replacement.__name__ = Replacement.__qualname__ = _NAME
+    Replacement.__module__ = original.__module__
+    return Replacement
+
+
+fast_records = FastRecords()
+"""The one of the process."""
+
+os.register_at_fork(after_in_child=fast_records.after_fork_in_child)
