@@ -17,7 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "matrix"
 REQUIREMENTS = ("package.txt", "without-torch.txt")
-TESTS = ("parity", "test_frames_parity.py", "test_torch_differences.py", "test_imports.py", "test_schedules.py")
+TESTS = (
+    "parity",
+    *(
+        f"test_{name}.py"
+        for name in ("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast")
+    ),
+)
 SCRIPT = """
 import collections, sys, torch, otel_torchprof as otp
 from torch.profiler import ProfilerActivity, profile as theirs

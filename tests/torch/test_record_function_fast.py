@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 
@@ -27,21 +28,24 @@ def labelled():
         raise KeyError
 
 
+FIELDS = ("name", "scope", "is_user_annotation", "input_shapes", "input_dtypes", "concrete_inputs", "kwinputs")
+
+
 def found(events):
-    """Everything that says what an event is, by name."""
+    """Everything that says what an event is, as far as this torch's profiler tells it."""
+    names = [name for name in FIELDS if name in vars(torchs_event())]
     return [
-        (
-            event.name,
-            event.scope,
-            event.is_user_annotation,
-            event.input_shapes,
-            event.input_dtypes,
-            event.concrete_inputs,
-            event.kwinputs,
-            event.cpu_parent.name if event.cpu_parent else None,
-        )
+        (*(getattr(event, name) for name in names), event.cpu_parent.name if event.cpu_parent else None)
         for event in events
     ]
+
+
+@functools.cache
+def torchs_event():
+    """An event of torch's profiler."""
+    with torch.profiler.profile() as prof:
+        X.neg()
+    return prof.events()[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"record_shapes": True}, {"record_shapes": True, "profile_memory": True}])
@@ -219,12 +223,14 @@ def test_phases_of_a_compilation():
 
     compiling(otp.profile())  # the first one in a process runs more
     ours, theirs = compiling(otp.profile()), compiling(torch.profiler.profile())
-    assert ours.pop("TorchDynamo Compile: 0/0") == 1  # a label of this package's own
-    assert "dynamo" in theirs
+    for name in [name for name in ours if name.startswith("TorchDynamo Compile: ")]:
+        assert ours.pop(name) == 1  # a label of this package's own
+    assert any("dynamo_timed" in name for name in theirs)
     assert ours == theirs
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Skipping serialization")  # of torch 2.6
 def test_inductors_code_as_torchs_profiler_has_it():
     """A model that inductor compiled has the same events, with the same inputs, as in torch's profiler."""
     model = torch.compile(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU()))
@@ -238,4 +244,4 @@ def test_inductors_code_as_torchs_profiler_has_it():
             profiles.append(prof)
     ours, theirs = (found(prof.events()) for prof in profiles)
     assert ours == theirs
-    assert any("CompiledFxGraph" in name for name, *_ in ours)
+    assert any("Compiled" in name for name, *_ in ours)

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "otel_torchprof/recorder.h"
 
@@ -29,6 +30,18 @@ struct CarriedContext final : c10::SafePyObject {
   uint32_t forks;  // the parent's threads are not those of a forked child
 };
 
+// Torch hands such an object over by locks and by atomics, of which ThreadSanitizer sees none in torch itself. It never
+// changes after it was made, so whoever sees it sees all of it.
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+inline void made(CarriedContext* object) { __tsan_release(object); }
+inline void found(const CarriedContext* object) { __tsan_acquire(const_cast<CarriedContext*>(object)); }
+#else
+inline void made(CarriedContext*) {}
+inline void found(const CarriedContext*) {}
+#endif
+
 // Short, so that a copy of it needs no memory of its own. Never destroyed: a thread may run an operator while the
 // process ends.
 inline const std::string& carried_name() {
@@ -40,6 +53,7 @@ inline uint32_t carried_context(uint32_t* thread) try {
   using Objects = at::impl::ThreadLocalPythonObjects;
   if (!Objects::contains(carried_name())) return 0;
   const auto* carried = static_cast<const CarriedContext*>(Objects::get(carried_name()).get());
+  found(carried);
   if (carried == nullptr || carried->forks != g_forks.load(std::memory_order_relaxed)) return 0;
   *thread = carried->thread;
   return carried->context;
@@ -51,7 +65,9 @@ inline uint32_t carried_context(uint32_t* thread) try {
 inline void carry_context(uint32_t context, uint32_t thread) try {
   using Objects = at::impl::ThreadLocalPythonObjects;
   if (context != 0) {
-    Objects::set(carried_name(), std::make_shared<CarriedContext>(context, thread));
+    auto carried = std::make_shared<CarriedContext>(context, thread);
+    made(carried.get());
+    Objects::set(carried_name(), std::move(carried));
   } else if (Objects::contains(carried_name())) {
     Objects::set(carried_name(), nullptr);  // not every torch can take a name out
   }

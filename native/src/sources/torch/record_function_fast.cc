@@ -33,8 +33,7 @@ std::shared_ptr<c10::DebugInfoBase> stand_in(bool with_inputs) {
 extern "C" {
 
 __attribute__((visibility("default"))) int otp_fast_records_stand_in(int with_inputs) try {
-  const ProfilerStateBase* present = ProfilerStateBase::get();
-  if (present != nullptr && !present->config().disabled()) return 0;
+  if (torch::profiler::impl::profilerEnabled()) return 0;
   DebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, stand_in(with_inputs != 0));
   return 1;
 } catch (...) {

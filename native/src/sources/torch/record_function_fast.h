@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* Until otp_fast_records_stand_down, torch finds a profiler on the calling thread, which takes inputs or not. Returns 1;
- * 0 where one of torch's is on, which is left alone, or where there is no memory: then there is nothing to stand down.
+/* Until otp_fast_records_stand_down, torch finds a profiler on the calling thread, which takes inputs or not. Returns
+ * 1; 0 where one of torch's is on, which is left alone, or where there is no memory: then there is nothing to stand
+ * down.
  */
 int otp_fast_records_stand_in(int with_inputs);
 
