@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import os
 import platform
@@ -31,6 +32,9 @@ _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hid
 inputs throws. Never -march=native: an image is built on one machine and runs on another."""
 
 _COMPILE_SECONDS = 300.0
+
+_KEPT_SECONDS = 90 * 86400.0
+_DAY = 86400.0
 
 COLLECTIVES = "torch/collectives.cc"
 
@@ -384,7 +388,27 @@ def ensure(torch: Any, *, announce: bool = True) -> Path:
         with _one_builder(path):
             if not is_whole(path):
                 _build(torch, path, announce=announce)
+                _remove_unused(path.parent)
+    _note_use(path)
     return path
+
+
+def _note_use(library: Path) -> None:
+    with contextlib.suppress(OSError):  # a folder that is carried along may be read-only
+        if time.time() - library.stat().st_mtime > _DAY:
+            os.utime(library)
+
+
+def _remove_unused(place: Path) -> None:
+    """Removes libraries that no process has asked for in three months: those of other releases, and of earlier versions.
+
+    One that a process has loaded stays usable there.
+    """
+    for library in place.glob("torch_ops-*.so"):
+        with contextlib.suppress(OSError):  # another process may do the same
+            if time.time() - library.stat().st_mtime > _KEPT_SECONDS:
+                for path in place.glob(f"{glob.escape(library.stem)}.*"):
+                    path.unlink(missing_ok=True)
 
 
 def _build(torch: Any, path: Path, *, announce: bool) -> None:

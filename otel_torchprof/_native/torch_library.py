@@ -263,36 +263,38 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     thread.start()
     thread.join()
     if not found:
-        raise TorchLibraryError("the library was built and loaded, but recording one operator for a trial failed")
+        raise TorchLibraryError("the library was loaded, but recording one operator for a trial failed")
     batch = found[0]
     names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
-        raise TorchLibraryError(f"the library was built and loaded, but recorded {names} where aten::neg_ ran")
+        raise TorchLibraryError(f"the library was loaded, but recorded {names} where aten::neg_ ran")
     words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]
     if not np.array_equal(words, [1, _FLOAT_2D, 2, 3]):
-        raise TorchLibraryError(
-            f"the library was built and loaded, but read a float of shape (2, 3) as {words.tolist()}"
-        )
+        raise TorchLibraryError(f"the library was loaded, but read a float of shape (2, 3) as {words.tolist()}")
 
 
 def _prebuilt(torch: Any) -> TorchLibrary | None:
-    """The one that came with the package, where there is one for this torch and it can be loaded."""
+    """The one that came with the package, where there is one for this torch, and it can be loaded and records what it should."""
     path = prebuilt.find(torch)
     if path is None:
         return None
     try:
-        return TorchLibrary(path, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        library = TorchLibrary(path, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        _probe(torch, library)
     except TorchLibraryError as error:  # another C library than where it was built, for one
         config.warn_once(f"{error}; it came with the package, so one is built here instead")
         return None
+    return library
 
 
 @functools.cache
 def _load(torch: Any) -> TorchLibrary | str:
     """The library, or why there is none: asked once per process, since a build that failed will fail again."""
     try:
-        library = _prebuilt(torch) or TorchLibrary(torch_build.ensure(torch))
-        _probe(torch, library)
+        library = _prebuilt(torch)
+        if library is None:
+            library = TorchLibrary(torch_build.ensure(torch))
+            _probe(torch, library)
     except TorchLibraryError as error:
         return str(error)
     return library

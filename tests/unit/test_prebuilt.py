@@ -130,3 +130,31 @@ def test_one_that_cannot_be_loaded_is_built_instead(folder, tmp_path):
     assert done.returncode == 0
     assert done.stdout == f"[memory] {torch_build.library_name(torch)}\n"
     assert done.stderr.count("torch_ops-own.so could not be loaded") == 1
+
+
+WRONG_FIRST = """
+from otel_torchprof.errors import TorchLibraryError
+from otel_torchprof._native import torch_library
+probe, probed = torch_library._probe, []
+
+def wrong_first(torch, library):
+    probed.append(library.path.name)
+    if len(probed) == 1:
+        raise TorchLibraryError("the library was loaded, but read nonsense")
+    probe(torch, library)
+
+torch_library._probe = wrong_first
+"""
+
+
+def test_one_that_records_nonsense_is_not_used(folder):
+    """A library of the wheel that loads and then reads torch's objects wrongly is said to, and one is built instead."""
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_FIRST + PROFILE, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["[memory]", torch_build.library_name(torch)]
+    assert done.stderr.count("read nonsense; it came with the package, so one is built here instead") == 1

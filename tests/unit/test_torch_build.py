@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import preloaded
@@ -235,6 +236,31 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
     with pytest.raises(otp.TorchLibraryError, match="could not be written: No space left"):
         torch_build.ensure(torch, announce=False)
+
+
+def test_what_nobody_uses_goes(tmp_path, monkeypatch):
+    """A build removes libraries that were asked for three months ago, with all that belongs to them, and nothing else."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path))
+    (tmp_path / "notes.so").touch()
+    for name, days in (("torch_ops-2.6.0[a]", 100), ("torch_ops-2.7.0", 80)):
+        for suffix in (".so", ".sha256", ".no_memory"):
+            (tmp_path / f"{name}{suffix}").touch()
+        os.utime(tmp_path / f"{name}.so", (0, time.time() - days * 86400))
+    path = tmp_path / torch_build.library_name(torch)
+    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    assert torch_build.ensure(torch, announce=False) == path
+    left = {found.name for found in tmp_path.iterdir() if found.stem != path.stem}
+    assert left == {"notes.so", *(f"torch_ops-2.7.0{suffix}" for suffix in (".so", ".sha256", ".no_memory"))}
+
+
+def test_use_is_noted(tmp_path, monkeypatch):
+    """A library that was last asked for long ago is young again once it is asked for."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path))
+    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    path = torch_build.ensure(torch, announce=False)
+    os.utime(path, (0, 0))
+    torch_build.ensure(torch, announce=False)
+    assert path.stat().st_mtime > time.time() - 86400
 
 
 WITHOUT_MEMORY = """
