@@ -83,7 +83,7 @@ def find(torch: Any) -> Path | None:
             path = FOLDER / library.file
             try:
                 return path if _is_of(target, library) and digest(path) == library.sha256 else None
-            except OSError:  # a file or a header that is gone: compiling says what is missing
+            except OSError:  # a file or a header is missing: compiling says which
                 return None
     return None
 

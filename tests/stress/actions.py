@@ -254,7 +254,7 @@ def interrupt_thread(thread: threading.Thread) -> None:
     """Raises KeyboardInterrupt where a thread is, or will be when it runs again, if that is fair."""
     ident, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
     # Nobody else runs between question and answer: a thread that this one starts has its ident at first, so that the interrupt
-    # would end that one before it has said that it runs, and who has started it would wait for ever.
+    # would end that one before it has said that it runs, and its starter would wait for ever.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(5.0)
     try:

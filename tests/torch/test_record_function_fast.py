@@ -77,7 +77,7 @@ def test_both_profilers_at_once(outer):
 
 
 def test_the_class_is_torchs_again():
-    """Nested recordings replace it once, the last to stop puts it back, and what code has kept of it goes on working."""
+    """Nested recordings replace it once, the last to stop puts it back, and what code has kept of it continues to work."""
     with otp.profile() as outer:
         kept = native._RecordFunctionFast
         with otp.profile() as inner, kept("in both"):

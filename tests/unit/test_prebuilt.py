@@ -79,10 +79,10 @@ def test_whatever_differs_it_is_not_taken(folder, changed):
     assert prebuilt.find(torch) is None
 
 
-@pytest.mark.parametrize("gone", ["the library", "a header"])
-def test_what_is_gone_is_compiled(folder, tmp_path, monkeypatch, gone):
+@pytest.mark.parametrize("missing", ["the library", "a header"])
+def test_where_something_is_missing_it_is_compiled(folder, tmp_path, monkeypatch, missing):
     """A library that was removed, or an installation with some of torch's headers only, is no error here."""
-    if gone == "the library":
+    if missing == "the library":
         (folder / "torch_ops-own.so").unlink()
     else:
         (tmp_path / "include").mkdir()
