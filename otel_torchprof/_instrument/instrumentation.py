@@ -249,7 +249,7 @@ class Instrumentation:
 
     def _awaits_torch(self, entry: Entry) -> bool:
         """As a rule calls too: what calls torch's import makes nobody asked for."""
-        return entry.needs_torch and not (entry.name == "frames" and self._calls_at_once)
+        return entry.needs_torch and not (entry.name in {"frames", "collections"} and self._calls_at_once)
 
     def _add_sources(self, chooses: Callable[[Entry], bool]) -> None:
         """Starts those sources; one that torch refuses is off, which is said, and the others are not."""

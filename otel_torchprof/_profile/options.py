@@ -46,7 +46,9 @@ _CONFIG_STATE = (
 )
 """What a torch ``_ExperimentalConfig`` pickles, in its order: most of it cannot be read in any other way."""
 
-_CONFIG_MEANS = frozenset(("verbose", "profile_all_threads", "capture_overload_names", "trace_only"))
+_CONFIG_MEANS = frozenset(
+    ("verbose", "profile_all_threads", "capture_overload_names", "record_python_gc_info", "trace_only")
+)
 """What of it means something here; ``verbose`` asks for stacks on events, which ``with_stack`` always gives."""
 
 CPU_ACTIVITY_TYPES = frozenset(("CPU_OP", "USER_ANNOTATION", "CPU_INSTANT_EVENT", "PYTHON_FUNCTION"))

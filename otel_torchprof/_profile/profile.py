@@ -123,13 +123,12 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         device_events_every: int = 1,
         **source_options: Unpack[SourceOptions],
     ) -> None:
-        self.acc_events, self.on_trace_ready = acc_events, on_trace_ready
+        self.acc_events, self.on_trace_ready, self.with_modules = acc_events, on_trace_ready, with_modules
         self.custom_trace_id_callback = custom_trace_id_callback
         self.post_processing_timeout_s = post_processing_timeout_s
         self.execution_trace_observer = execution_trace_observer
-        self.with_modules, self._active = with_modules, False
         self._step_label: record_function | None = None
-        self._kineto_steps = ProfilerSteps()
+        self._kineto_steps, self._active = ProfilerSteps(), False
         events = checked_device_events(device_events, device_events_every)
         self._device_steps = TimedSteps(device_events_every)
         sources = checked_source_options("profile", source_options)
@@ -162,6 +161,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                     overloads=bool(options.of_config(config, "capture_overload_names")),
                     memory=profile_memory,
                     frames=with_stack,
+                    collections=bool(options.of_config(config, "record_python_gc_info")),
                     frame_filter=checked_filter(frames) if with_stack or frames is not None else ALL_FRAMES,
                     modules=with_modules,
                     device=chosen.device,

@@ -12,7 +12,7 @@ from .compile_events import CompileEvents
 from .device_source import BYTES_OF_A_TIME, DeviceSource
 from .energy_source import EnergySource, checked_energy
 from .live_device_source import LiveDeviceSource, LiveEnergySource
-from .source import Calls, Memory, Modules, Operators, Source
+from .source import Calls, Collections, Memory, Modules, Operators, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -92,6 +92,10 @@ def _modules(request: Request) -> Source | None:
     return Modules() if request.options.modules and torch_library.installed_torch() is not None else None
 
 
+def _collections(request: Request) -> Source | None:
+    return Collections() if request.options.has_collections else None
+
+
 def _frames(request: Request) -> Source | None:
     return Calls(request.options.frame_filter) if request.options.frames else None
 
@@ -104,6 +108,7 @@ SOURCES = (
     Entry("devices", _devices),
     Entry("compilations", _compilations, needs_torch=False),
     Entry("modules", _modules),
+    Entry("collections", _collections),
     # Last to start and so the first to stop: the calls that stop the others are not recorded.
     Entry("frames", _frames),
 )

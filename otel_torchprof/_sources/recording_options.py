@@ -40,6 +40,8 @@ class RecordingOptions:
     """Calls of Python and C functions."""
     frame_filter: FrameFilter = ALL_FRAMES
     """Which of them."""
+    collections: bool = False
+    """Pauses of Python's garbage collector, where calls are not recorded, among which they are anyway."""
     modules: bool = False
     """Calls of modules."""
     device: str | None = None
@@ -70,12 +72,17 @@ class RecordingOptions:
             return energy
         return self.device is not None if self.is_live else self.device == "cuda"
 
+    @property
+    def has_collections(self) -> bool:
+        """Whether pauses of the garbage collector are recorded, asked for or among the calls."""
+        return self.collections or (self.frames and not self.frame_filter.modules_only)
+
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of events."""
         found = [Kind.OPERATOR, Kind.LABEL]
         if self.modules:
             found.append(Kind.MODULE)
-        if self.frames:
+        if self.frames or self.has_collections:
             found.append(Kind.FRAME)
         return tuple(found)
 

@@ -208,13 +208,29 @@ class Modules(Source):
         self._hooks.remove()
 
 
+class Collections(Source):
+    """Pauses of Python's garbage collector, on every thread."""
+
+    def __init__(self) -> None:
+        self._pauses: GcPauses | None = None
+
+    def start(self, session: Session) -> None:
+        """Begins."""
+        self._pauses = GcPauses(session)
+        self._pauses.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._pauses is not None:
+            self._pauses.stop()
+
+
 class Calls(Source):
-    """Calls of Python and C functions, and the pauses of the garbage collector among them."""
+    """Calls of Python and C functions."""
 
     def __init__(self, filtering: FrameFilter) -> None:
         self._filter = filtering
         self._tracing: frames.Tracing | None = None
-        self._pauses: GcPauses | None = None
         self._stopped = False
         self.state = "off: not started"
         """``on``, or ``off: `` and the reason."""
@@ -231,14 +247,9 @@ class Calls(Source):
             _logger.warning("Python's calls are not recorded, all else is: %s", error)
             return
         self.state = ON
-        if not self._filter.modules_only:
-            self._pauses = GcPauses(session)
-            self._pauses.start()
 
     def stop(self) -> None:
         """Ends it."""
-        if self._pauses is not None:
-            self._pauses.stop()
         if self._tracing is not None:
             self._tracing.stop()
         self._stopped = True

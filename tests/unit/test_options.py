@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import subprocess
 import sys
 import time
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -195,6 +197,21 @@ def test_settings_without_a_meaning(caplog):
     assert [record.getMessage().partition(" is ")[0] for record in caplog.records] == [
         "experimental_config: enable_cuda_sync_events"
     ]
+
+
+def test_collections_without_calls():
+    """``record_python_gc_info`` records pauses of the garbage collector, and no calls; without it there are none."""
+
+    def names(**options):
+        with otp.profile(operators=False, **options) as prof:
+            gc.collect(0)
+        return [event.name for event in prof.events()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "gc.collect: generation 0" in (found := names(experimental_config=config(record_python_gc_info=True)))
+    assert {name.rpartition(" ")[0] for name in found} == {"gc.collect: generation"}
+    assert names() == []
 
 
 def test_trace_only(tmp_path):
