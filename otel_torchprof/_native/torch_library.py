@@ -25,6 +25,7 @@ from . import prebuilt, torch_build
 from .collectives import Collecting
 from .device_timing import DeviceTiming
 from .ffi import ffi, lib
+from .record_function_fast import fast_records
 from .recorder import CHUNK_BYTES, Session
 from .torch_functions import TorchFunctions
 
@@ -67,6 +68,7 @@ class Observation:
         functions.lib.otp_torch_observe(session.consumer, session.all_threads, requested, handle)
         if handle[0] == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
+        fast_records.follow(handle[0], functions, with_inputs=bool(requested & Requested.INPUTS))
 
     def stop(self) -> None:
         """Removes it; does nothing in a forked child, and when called again.
@@ -81,6 +83,7 @@ class Observation:
 def _unobserve(library: Any, handle: Any, pid: int) -> None:
     # A child that was forked while another thread held torch's lock would wait for it for ever.
     if os.getpid() == pid:
+        fast_records.leave(handle[0])
         library.otp_torch_unobserve(handle[0])
 
 

@@ -6,13 +6,12 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from otel_torchprof._native import frame_book, frames, module_names, tensor_notes
+from otel_torchprof._native import frame_book, frames, module_names, record_function_fast, tensor_notes
 from otel_torchprof._native.gc_pauses import GcPauses
 from otel_torchprof.health import ON
 
-from . import frame_filter, record_function_fast, torch_hooks
+from . import frame_filter, torch_hooks
 from .compiled_code import leave_uncompiled
-from .record_function_fast import fast_records
 from .torch_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -140,11 +139,9 @@ class Operators(Source):
             TorchLibraryError: torch refuses.
         """
         self._observation = self._library.observe(session, self._requested)
-        fast_records.follow(self, self._library, self._requested)
 
     def stop(self) -> None:
         """Takes it away, 2 us (measured)."""
-        fast_records.leave(self)
         observation = self._observation
         if observation is not None:
             observation.stop()

@@ -10,10 +10,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native.torch_library import Requested
-
 if TYPE_CHECKING:
-    from otel_torchprof._native.torch_library import TorchLibrary
+    from .torch_functions import TorchFunctions
 
 _NAME = "_RecordFunctionFast"
 
@@ -32,44 +30,50 @@ class FastRecords:
         self.with_inputs = False
         """Whether one of those who record wants inputs."""
         self._lock = threading.RLock()  # a finalizer may stop a recording in the middle
-        self._users: dict[object, bool] = {}
+        self._users: dict[int, bool] = {}
         self._original: Any = None
         self._ours: Any = None
 
-    def follow(self, user: object, library: TorchLibrary, requested: Requested) -> None:
-        """Somebody records operators from now on; nothing where torch has no such class, or this part was not compiled."""
+    def follow(self, observer: int, functions: TorchFunctions, *, with_inputs: bool) -> None:
+        """An observer of torch's operators is there from now on; nothing where torch has no such class, or this part was not compiled."""
         native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - there is no public name
-        if not library.functions.stands_in or not hasattr(native, _NAME):
+        if not functions.stands_in or not hasattr(native, _NAME):
             return
         with self._lock:
-            self._users[user] = bool(requested & Requested.INPUTS)
+            self._users[observer] = with_inputs
             self.with_inputs = any(self._users.values())
             if self._ours is None or getattr(native, _NAME) is not self._ours:
                 self._original = getattr(native, _NAME)
-                self._ours = _beginning_here(self._original, library, self)
+                self._ours = _beginning_here(self._original, functions, self)
                 setattr(native, _NAME, self._ours)
 
-    def leave(self, user: object) -> None:
-        """One that has recorded does so no more; again without effect."""
+    def leave(self, observer: int) -> None:
+        """It is there no more; again without effect."""
         with self._lock:
-            self._users.pop(user, None)
+            self._users.pop(observer, None)
             self.with_inputs = any(self._users.values())
-            if self._users or self._ours is None:
-                return
-            native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - as above
-            # Where somebody has put a class of their own around it since, it stays, and does what torch's does.
-            if getattr(native, _NAME) is self._ours:
-                setattr(native, _NAME, self._original)
-            self._original = self._ours = None
+            if not self._users:
+                self._give_back()
 
     def after_fork_in_child(self) -> None:
-        """Another thread may have held the lock."""
+        """Nobody observes there, and another thread may have held the lock."""
         self._lock = threading.RLock()
+        self._users.clear()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._ours is None:
+            return
+        native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - as above
+        # Where somebody has put a class of their own around it since, it stays, and does what torch's does.
+        if getattr(native, _NAME) is self._ours:
+            setattr(native, _NAME, self._original)
+        self._original = self._ours = None
 
 
-def _beginning_here(original: Any, library: TorchLibrary, records: FastRecords) -> Any:
+def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecords) -> Any:
     """A class in the place of torch's. Its objects have one of torch's each, which does all that there is to do."""
-    native = library.functions.keeping_lock("otp_fast_records_")
+    native = functions.keeping_lock("otp_fast_records_")
     stand_in, stand_down = native.otp_fast_records_stand_in, native.otp_fast_records_stand_down
 
     class Replacement:
