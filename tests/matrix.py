@@ -21,7 +21,7 @@ TESTS = (
     "parity",
     *(
         f"test_{name}.py"
-        for name in ("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast")
+        for name in ("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast", "event_tree")
     ),
 )
 SCRIPT = """

@@ -61,6 +61,8 @@ class ParameterInfo:
     """What an optimizer keeps of it, ``exp_avg`` and such; nothing of a module's parameter."""
     has_late_gradient: bool = False
     """Whether ``gradient`` is that of the end of the recording."""
+    late_state: frozenset[str] = frozenset()
+    """The names in ``state`` that were not there at the first call."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class ModuleInfo:
     """With its Python module: ``torch.nn.modules.linear.Linear``."""
     parameters: tuple[ParameterInfo, ...]
     """Its own, without those of the modules in it; without those that are None."""
+    self_ptr: int = 0
+    """Address of the object, ``id()``, as long as that lives."""
+    cls_ptr: int = 0
+    """Likewise of its class."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class OptimizerInfo:
     class_name: str
     """With its Python module: ``torch.optim.adam.Adam``."""
     groups: tuple[ParameterGroupInfo, ...]
+    self_ptr: int = 0
+    """Address of the object, ``id()``, as long as that lives."""
 
 
 class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):

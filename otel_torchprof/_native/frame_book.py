@@ -34,9 +34,11 @@ class _ModuleNote(NamedTuple):
     root: str
     type: str
     parameters: tuple[ParameterNote, ...]
+    pointers: tuple[int, int]
 
     def info(self) -> ModuleInfo:
-        return ModuleInfo(self.name, self.root, self.type, tuple(note.info() for note in self.parameters))
+        parameters = tuple(note.info() for note in self.parameters)
+        return ModuleInfo(self.name, self.root, self.type, parameters, *self.pointers)
 
 
 class _GroupNote(NamedTuple):
@@ -50,12 +52,13 @@ class _GroupNote(NamedTuple):
 class _OptimizerNote(NamedTuple):
     type: str
     groups: tuple[_GroupNote, ...]
+    pointer: int
 
     def info(self) -> OptimizerInfo:
         groups = (
             ParameterGroupInfo(g.hyperparameters, tuple(note.info() for note in g.parameters)) for g in self.groups
         )
-        return OptimizerInfo(self.type, tuple(groups))
+        return OptimizerInfo(self.type, tuple(groups), self.pointer)
 
 
 def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -151,7 +154,9 @@ class Book:
         name = table[id(module)]
         # Beside a tuple's text stands the wrapper that is called in the module's place.
         full_name = name if isinstance(name, str) else name[0]
-        return _ModuleNote(full_name, table.root_name, class_name(type(module)), self._parameters_of(module))
+        kind = type(module)
+        pointers = id(module), id(kind)
+        return _ModuleNote(full_name, table.root_name, class_name(kind), self._parameters_of(module), pointers)
 
     def _parameters_of(self, module: Any) -> tuple[ParameterNote, ...]:
         found = held_items(module, "_parameters")
@@ -175,7 +180,7 @@ class Book:
         tensors = self._tensor_notes()
         with tensors.without_modes():
             groups = [_note_of_group(group, state, names, tensors) for group in held(optimizer, "param_groups")]
-        return _OptimizerNote(class_name(type(optimizer)), tuple(groups))
+        return _OptimizerNote(class_name(type(optimizer)), tuple(groups), id(optimizer))
 
     def _optimizer_again(self, optimizer: Any, before: _OptimizerNote) -> _OptimizerNote:
         notes = [note for group in before.groups for note in group.parameters]

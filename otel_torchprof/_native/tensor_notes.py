@@ -27,6 +27,8 @@ class ParameterNote(NamedTuple):
     state: Mapping[str, Note] = {}
     has_late_gradient: bool = False
     """Whether only a later look has found the gradient."""
+    late_state: frozenset[str] = frozenset()
+    """What of the state only a later look has found."""
 
     def completed(self, later: ParameterNote) -> ParameterNote:
         """With what a later look has found and this one had not; as it is where another tensor has taken its place."""
@@ -38,14 +40,15 @@ class ParameterNote(NamedTuple):
             gradient=self.gradient or later.gradient,
             has_late_gradient=self.has_late_gradient or (self.gradient is None and later.gradient is not None),
             state={**later.state, **self.state},
+            late_state=self.late_state | (later.state.keys() - self.state.keys()),
         )
 
     def info(self) -> ParameterInfo:
         """What the note says."""
         state = {key: info_field for key, note in self.state.items() if (info_field := _tensor_info(note)) is not None}
         tensor, gradient = _tensor_info(self.tensor), _tensor_info(self.gradient)
-        late = self.has_late_gradient
-        return ParameterInfo(self.name, self.type, self.requires_grad, tensor, gradient, state, late)
+        late = self.has_late_gradient, self.late_state
+        return ParameterInfo(self.name, self.type, self.requires_grad, tensor, gradient, state, *late)
 
 
 class TensorNotes:

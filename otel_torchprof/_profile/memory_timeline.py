@@ -38,6 +38,17 @@ _logger = logging.getLogger("otel_torchprof")
 _LINES = 1 << 16
 
 
+def check(prof: Any) -> None:
+    """Whether a profile has recorded all that tells what memory is used for.
+
+    Raises:
+        ValueError: it has not; with torch's text.
+    """
+    missing = [f"{name}=True" for name in ("record_shapes", "profile_memory", "with_stack") if not getattr(prof, name)]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} required for memory profiling.")
+
+
 def export(batch: Batch, path: str, device: str | None, used_device: str | None = None) -> None:
     """Writes the timeline of a device in the form that the suffix of ``path`` names, as torch does.
 

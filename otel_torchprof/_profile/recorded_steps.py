@@ -5,10 +5,26 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._tree.tree import STEP_PREFIX
 
 if TYPE_CHECKING:
-    from otel_torchprof._columns.batch import Array
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Array, Batch
+
+
+def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
+    """Which events are the labels of steps, which have spans of their own (of one name for all, as spans should)."""
+    found = np.zeros(len(batch), dtype=np.bool_)
+    labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
+    names = batch["name"][labels]
+    steps = [name for name in np.unique(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
+    found[labels[np.isin(names, steps)]] = True
+    return found
 
 
 class StepMarks:

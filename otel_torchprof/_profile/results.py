@@ -10,34 +10,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.joined import without
-from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.formats import FORMATS, Recorded
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
 from otel_torchprof._events.events import EventList
+from otel_torchprof._events.profiler_result import ProfilerResult
 from otel_torchprof._export import file, sdk
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._sampling.bounded import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._spans.frame_spans import DETAILS, displayed
+from otel_torchprof._spans.frame_spans import check_detail, displayed
 from otel_torchprof._spans.live_table import Flows
 from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.steps import RecordedStep
 from otel_torchprof._tree.displayed_devices import remaining_times
-from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
 
 from .options import of_config
-from .recorded_steps import StepMarks
+from .recorded_steps import StepMarks, step_labels
 from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
     import pandas as pd
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -80,6 +78,7 @@ class ProfileResults:
         self._tracing = False
         self._parent: SpanContext | None = None
         self._events: EventList | None = None
+        self._result: ProfilerResult | None = None
         self._spans: dict[str, tuple[SpanTable, Array]] = {}
         self._ids = sdk.SameIds()
         self._figures = ProfilerStats()
@@ -160,6 +159,32 @@ class ProfileResults:
         """As :meth:`events`, under the name that torch.autograd.profiler has for it."""
         return self.events()
 
+    @property
+    def kineto_results(self) -> ProfilerResult | None:
+        """What was recorded as torch's profiler keeps it: ``experimental_event_tree()`` gives everything as one tree.
+
+        For torch's own analyses, such as ``torch.profiler._pattern_matcher``, which read ``prof.profiler.kineto_results``.
+        None before it has finished. See ``docs/events.md``.
+        """
+        if not self._is_finished():
+            return None
+        with self._segments.reading:
+            if self._result is None:
+                start, _ = self._segments.times()
+                self._result = ProfilerResult(
+                    self._batch(), start, self.export_chrome_trace, with_flops=self.with_flops
+                )
+            return self._result
+
+    def _memory_profile(self) -> Any:
+        """Torch's ``MemoryProfile`` of it, which :meth:`export_memory_timeline` is much faster than; imports torch."""
+        from torch.profiler._memory_profiler import MemoryProfile
+
+        from . import memory_timeline
+
+        memory_timeline.check(self)
+        return MemoryProfile(self.kineto_results)
+
     def key_averages(
         self,
         group_by_input_shape: bool = False,
@@ -222,12 +247,9 @@ class ProfileResults:
             "`torch.cuda.memory._record_memory_history` and `torch.cuda.memory._export_memory_snapshot` instead.",
             FutureWarning,
         )
-        needed = ("record_shapes", "profile_memory", "with_stack")
-        missing = [f"{name}=True" for name in needed if not getattr(self, name)]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} required for memory profiling.")
         from . import memory_timeline
 
+        memory_timeline.check(self)
         memory_timeline.export(self._batch(), path, device, self.use_device)
 
     def __str__(self) -> str:
@@ -307,7 +329,7 @@ class ProfileResults:
             ExportError: the file cannot be written; a file that was there before is still whole.
             ValueError: another format or detail, or metadata that is no JSON.
         """
-        _check_detail(detail)
+        check_detail(detail)
         if format_name not in FORMATS:
             raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
         batch = self._batch()
@@ -437,14 +459,14 @@ class ProfileResults:
     def _forget_results(self) -> None:
         """What was read no longer is all that there is."""
         with self._segments.reading:
-            self._events, self._spans, self._ids = None, {}, sdk.SameIds()
+            self._events, self._result, self._spans, self._ids = None, None, {}, sdk.SameIds()
 
     def _steps(self) -> list[RecordedStep]:
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
 
     def _limited(self, detail: str, budget: Budget | None = None) -> SpanTable:
         """The spans as they are sent: each trace within the budget, if there is one, and then each span within OpenTelemetry's limits."""
-        _check_detail(detail)
+        check_detail(detail)
         # The ids are made here: two threads that read at the same time have to get the same ones.
         with self._segments.reading:
             if detail not in self._spans:
@@ -458,7 +480,7 @@ class ProfileResults:
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
         """Every span with its attributes, and the id of the synthetic root of each."""
         whole = self._batch()
-        batch, callers = displayed(without(whole, self._step_labels()), detail)
+        batch, callers = displayed(without(whole, step_labels(whole)) if self._labels_steps else whole, detail)
         new_trace_id, new_span_id = self._ids.again()
         placed, roots = placed_recording(
             batch,
@@ -470,22 +492,6 @@ class ProfileResults:
         )
         table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
         return table, np.concatenate((table.span_id[: len(roots)], placed.root))
-
-    def _step_labels(self) -> npt.NDArray[np.bool_]:
-        """The labels of steps, which have spans of their own (of one name for all, as spans should)."""
-        batch = self._batch()
-        found = np.zeros(len(batch), dtype=np.bool_)
-        if self._labels_steps:
-            labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
-            names = batch["name"][labels]
-            steps = [name for name in np.unique(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
-            found[labels[np.isin(names, steps)]] = True
-        return found
-
-
-def _check_detail(detail: str) -> None:
-    if detail not in DETAILS:
-        raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
 
 
 def us_since(begun: int) -> int:

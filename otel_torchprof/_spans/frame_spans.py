@@ -28,6 +28,12 @@ DETAILS = ("modules", "ops", "frames")
 _ADDRESS = re.compile(rb" at 0x[0-9a-fA-F]+")
 
 
+def check_detail(detail: str) -> None:
+    """Raises ValueError for what is none of them."""
+    if detail not in DETAILS:
+        raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
+
+
 class Displayed(NamedTuple):
     """The events that become spans."""
 

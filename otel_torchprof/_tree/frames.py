@@ -39,18 +39,17 @@ def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
     return is_frame if is_frame.any() else None
 
 
-def nested_parents(batch: Batch) -> npt.NDArray[np.int32]:
-    """Parents as if whatever ends took along all that is open inside it, which is how torch sees stacks.
+def nested_parents(parent: Array, start: Array, end: Array) -> Array:
+    """Parents of rows as if whatever ends took along all that is open inside it, which is how torch sees stacks.
 
     A label that is entered by a function ends later than that function; what comes in between is inside the label, but not
     inside the function.
     """
-    parent, start, end = batch["parent"], batch["start"], batch["end"]
     outlives = (parent >= 0) & (end > end[parent])
     affected = np.flatnonzero(_any_outwards(outlives, parent))
     if not affected.size:
         return parent
-    found = np.append(parent, np.int32(-1))
+    found = np.append(parent, parent.dtype.type(-1))
     closed = np.append(np.minimum(end, np.where(parent >= 0, end[parent], end)), np.iinfo(np.int64).max)
     position = np.full(len(parent) + 1, -1, dtype=np.int64)
     position[affected] = np.arange(len(affected))

@@ -6,7 +6,7 @@ import enum
 import functools
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,27 @@ _KEPT = {
 }
 _STRIDED, _NO_STRIDES, _STORED = 1, 2, 8
 _STORAGE_WORDS = 2
+_UNSIGNED = (1 << 64) - 1
 _DTYPE_AND_KIND = 0xFFFF
 _SCALARS = frozenset((InputKind.INT, InputKind.DOUBLE, InputKind.BOOL, InputKind.COMPLEX))
+
+
+class InputStorage(NamedTuple):
+    """Where a tensor lies."""
+
+    address: int
+    """Of the first byte of its storage; 0 where that has none."""
+    bytes: int
+    """Of the whole storage."""
+    device_type: int
+    """``c10::DeviceType``."""
+    device_index: int
+    """0 for one without."""
+
+    @classmethod
+    def of(cls, address: int, rest: int) -> InputStorage:
+        """From its two words."""
+        return cls(address & _UNSIGNED, rest & (1 << 48) - 1, rest >> 48 & 0xFF, rest >> 56 & 0xFF)
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,8 @@ class Input:
     """Of a list."""
     value: Any = None
     """Of a scalar, or a string."""
+    storage: InputStorage | None = None
+    """Of a tensor that has one, where storages were recorded."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +161,8 @@ class _Reader:
         if kind is InputKind.TENSOR:
             shape = self._several(n)
             strides = self._strides(shape, flags)
-            self._at += _STORAGE_WORDS if flags & _STORED else 0
-            return Input(kind, _type_name(header & _DTYPE_AND_KIND), shape, strides)
+            storage = InputStorage.of(*self._several(_STORAGE_WORDS)) if flags & _STORED else None
+            return Input(kind, _type_name(header & _DTYPE_AND_KIND), shape, strides, storage=storage)
         if kind in {InputKind.TENSOR_LIST, InputKind.SCALAR_LIST}:
             return Input(kind, _type_name(kind), elements=[self._input() for _ in range(n)])
         return Input(kind, _type_name(header & 0xFFFFFF), value=self._value(kind, n))

@@ -86,6 +86,7 @@ def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
     had = ((memory["flags"] & MemoryFlag.OUT_OF_MEMORY) == 0) & (memory["bytes"] != 0)
     memory = {name: column[had] for name, column in memory.items()}
     seen = storages(batch)
+    seen = seen[seen["address"] != 0]
     devices = (
         device_number(seen["device_type"].astype(np.int64), seen["device_index"].astype(np.int64)),
         device_number(memory["device_type"].astype(np.int64), memory["device_index"].astype(np.int64)),

@@ -131,7 +131,7 @@ def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
 
 def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
     """By row, of the calls around it that are displayed."""
-    caller = lifted(nested_parents(batch), ~is_displayed)
+    caller = lifted(nested_parents(batch["parent"], batch["start"], batch["end"]), ~is_displayed)
     frames = np.flatnonzero(is_displayed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[frames] = np.arange(len(frames))

@@ -181,7 +181,8 @@ def test_tensors_without_memory():
         torch.abs(sparse)
         with FakeTensorMode():
             torch.exp(torch.empty(3))
-    assert storages_of(prof, "aten::sin") == storages_of(prof, "aten::cos") == []
+    addresses = {address for name in ("aten::sin", "aten::cos") for _, address, *_ in storages_of(prof, name)}
+    assert addresses <= {0}
     assert "aten::abs" in {event.name for event in prof.events()}
 
 

@@ -32,14 +32,13 @@ inline bool is_strided(const at::Tensor& tensor) {
   return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
 }
 
-// Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no memory that could be told of: no
-// storage, none yet, or one that is only there for its shape and answers by throwing.
+// Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no storage, or one that is only there
+// for its shape and answers by throwing.
 __attribute__((noinline)) inline bool storage_words(const at::Tensor& tensor, int64_t* words) try {
   constexpr int64_t kMaxBytes = (int64_t{1} << 48) - 1;
   if (!tensor.has_storage()) return false;
   const c10::Storage& storage = tensor.storage();
   const void* address = storage.data();
-  if (address == nullptr) return false;
   c10::SymInt size = storage.sym_nbytes();
   int64_t bytes = size.is_heap_allocated() ? 0 : size.as_int_unchecked();
   c10::Device device = tensor.device();
