@@ -18,7 +18,7 @@ _CUDA_TYPES, _PRIVATE_USE = (1, 6), 20
 class KinetoEvent:
     """``_KinetoEvent``: an event, whose methods give what torch's give. Immutable.
 
-    No event stands for a kernel: what devices took is told of the operators that gave them their work.
+    No event stands for a kernel: an operator that was timed has the time of the work that it gave to a device.
     """
 
     def __init__(self, node: Node) -> None:
