@@ -29,6 +29,11 @@ class Thread:
     """Torch's small logical id (``RecordFunction::currentThreadId``); 0 when torch never ran there."""
     name: str = ""
 
+    @property
+    def number(self) -> int:
+        """What stands for it where torch has its own id: that, or ``ident`` when torch never ran there. No two threads have the same."""
+        return self.torch_tid or self.ident
+
 
 class Names(Sequence[str]):
     """The names that a batch or a table points to: bytes end to end, and where each one ends.

@@ -38,7 +38,7 @@ def of_columns(source: EventSource) -> pd.DataFrame:
     batch, view = source.batch, source.view
     rows, numbered = view.rows, numbered_rows(source.batch)[view.rows]
     names = view.display_name[rows]
-    threads = np.array([thread.torch_tid or thread.ident for thread in batch.threads], dtype=np.int64)
+    threads = np.array([thread.number for thread in batch.threads], dtype=np.int64)
     thread = threads[batch["thread"][rows]]
     sequence = batch["sequence_nr"][numbered]
     forward = np.where(sequence >= 0, batch["fwd_thread"][numbered], 0).astype(np.int64)

@@ -31,7 +31,7 @@ def slices_of_columns(source: EventSource) -> Iterator[str]:
     launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0
     used = np.unique(batch["name"][rows]).tolist()
     heads = {name: f'{{"name": {_quoted(batch.names[name])}, "ph": "X", "ts": ' for name in used}
-    tids = [thread.torch_tid or thread.ident for thread in batch.threads]
+    tids = [thread.number for thread in batch.threads]
     arrows = 0
     tails = [f', "tid": {tid}, {_PROCESS}{_NO_ARGUMENTS}' for tid in tids]
     for begin in range(0, len(rows), BLOCK):

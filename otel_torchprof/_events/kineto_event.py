@@ -77,11 +77,11 @@ class KinetoEvent:
 
     def start_thread_id(self) -> int:
         """Torch's number of the thread that it began on."""
-        return self._node.thread("thread").torch_tid
+        return self._node.thread("thread").number
 
     def end_thread_id(self) -> int:
         """Torch's number of the thread that it ended on."""
-        return self._node.thread("thread" if self._node.is_memory else "end_thread").torch_tid
+        return self._node.thread("thread" if self._node.is_memory else "end_thread").number
 
     def is_async(self) -> bool:
         """Whether it ended on another thread."""

@@ -122,8 +122,7 @@ class ProfilerEvent:
     @property
     def start_tid(self) -> int:
         """Torch's number of its thread, the system's where torch never ran."""
-        thread = self._node.thread("thread")
-        return thread.torch_tid or thread.os_tid
+        return self._node.thread("thread").number
 
     @property
     def start_time_ns(self) -> int:

@@ -132,7 +132,7 @@ class EventSource:
 
     def thread_number(self, index: int) -> int:
         """Torch's id of the thread where the event began, the system's where torch never ran."""
-        return self.thread(index).torch_tid or self.thread(index).ident
+        return self.thread(index).number
 
     def time_range(self, index: int) -> Interval:
         """When the event began and ended, in us since the origin."""

@@ -18,7 +18,7 @@ from .legacy_event import EventKind, LegacyEvent
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from otel_torchprof._columns.batch import Array, Batch, Thread
+    from otel_torchprof._columns.batch import Array, Batch
     from otel_torchprof._events.recorded_events import RecordedEvent
 
     from .legacy_devices import DeviceEvents
@@ -28,11 +28,6 @@ MemoryKey = tuple[int, int, int]
 
 _DEVICE_MEMORY = frozenset({DeviceType.CUDA, DeviceType.HIP})
 _CPU_MEMORY = frozenset({DeviceType.CPU, DeviceType.MKLDNN, DeviceType.IDEEP})
-
-
-def thread_id(thread: Thread) -> int:
-    """Torch's small id of a thread; the system's where torch never ran."""
-    return thread.torch_tid or thread.ident
 
 
 class _Rows:
@@ -181,7 +176,7 @@ def _in_order(
     What has the same time stands as the tree says: an event ends after all that began inside it, and before what comes next.
     """
     batch = rows.batch
-    threads = [thread_id(thread) for thread in batch.threads]
+    threads = [thread.number for thread in batch.threads]
     keyed: list[tuple[int, int, int, int, LegacyEvent]] = []
     columns = (batch[name][own].tolist() for name in ("start", "end", "id", "thread", "end_thread", "flags"))
     for row, start, stop, handle, thread, end_thread, flags in zip(own.tolist(), *columns, strict=True):

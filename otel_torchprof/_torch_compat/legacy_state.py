@@ -16,7 +16,7 @@ from otel_torchprof.errors import TorchProfError
 from .legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
 from .legacy_devices import ResolvedEvents
 from .legacy_event import EventKind, LegacyEvent
-from .legacy_records import LeftOut, legacy_events, thread_id
+from .legacy_records import LeftOut, legacy_events
 
 if TYPE_CHECKING:
     import types
@@ -98,7 +98,7 @@ class _State:
             lists: dict[int, list[LegacyEvent]] = {tid: [] for _, tid, _, _ in self._marks}
             for batch in self._pulled:
                 found = legacy_events(batch, left_out=left_out, until=self._until, device_events=device_events)
-                self._thread_ids.update({thread.os_tid: thread_id(thread) for thread in batch.threads})
+                self._thread_ids.update({thread.os_tid: thread.number for thread in batch.threads})
                 for tid, events in found.items():
                     lists.setdefault(tid, []).extend(events)
             if len(self._pulled) > 1:

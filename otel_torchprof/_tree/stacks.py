@@ -195,9 +195,7 @@ def _with_forward(view: TreeView, codes: Codes) -> Codes:
     """What ran backward gets the stack of the forward operator with its number, the first of those; none where there is none."""
     batch, rows = view.batch, view.rows
     backward = _enclosing_backward(view)
-    thread = np.array([thread.torch_tid or thread.ident for thread in batch.threads], dtype=np.int64)[
-        batch["thread"][rows]
-    ]
+    thread = np.array([thread.number for thread in batch.threads], dtype=np.int64)[batch["thread"][rows]]
     number = batch["sequence_nr"][numbered_rows(batch)[rows]]
     forward = np.flatnonzero((backward < 0) & (number >= 0))
     keys = _pairs(number[forward], thread[forward])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import io
 import re
+import threading
 
 import pytest
 
@@ -171,8 +173,34 @@ def test_torchs_basic_evaluation():
     assert sum(one.self_time_ns for one in found.metrics.values()) == sum(root.duration_time_ns for root in roots)
 
 
-def test_torchs_reader_of_events():
-    """What torch reads out of our list of events are the averages that we give, to the tenth of a microsecond."""
+@contextlib.contextmanager
+def waiting_threads():
+    """One of ``threading``'s and one without, in both of which torch never runs."""
+    ended, started = threading.Event(), threading.Barrier(3)
+
+    def wait():
+        started.wait()
+        ended.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    _thread.start_new_thread(wait, ())
+    started.wait()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, waiting_threads])
+def test_torchs_reader_of_events(around):
+    """What torch reads out of our list of events are the averages that we give, to the tenth of a microsecond, of all threads."""
+    with around():
+        check_torchs_reader()
+
+
+def check_torchs_reader():
     prof = profiled(lambda: otp.profile(with_flops=True, **WHOLE), layers)
     torchs_own = torch.autograd.profiler
     read = torchs_own.profile(with_flops=True)._parse_kineto_results(prof.kineto_results)

@@ -107,6 +107,41 @@ def test_automatic_ones():
     assert [collection_generation(name) for name in pauses(batch)] == reported
 
 
+def test_the_first_thing_that_a_thread_does():
+    """Where a collection is the first that a thread has in a recording, it is inside what runs there, and not around it."""
+    ready, go, freed = threading.Event(), [], []
+
+    def last_words():
+        _nothing()
+        freed.append(True)
+
+    def work():
+        Garbage(last_words)
+        junk = []
+        ready.set()
+        while not go:  # no call: that would be the first thing
+            pass
+        while not freed:
+            junk = [junk]
+
+    thresholds = gc.get_threshold()
+    worker = threading.Thread(target=work, name="worker")
+    worker.start()
+    ready.wait()
+    try:
+        with recording() as record:
+            gc.set_threshold(50_000)
+            gc.enable()
+            go.append(True)
+            worker.join()
+            gc.disable()
+    finally:
+        gc.set_threshold(*thresholds)
+    calls = tree(record.batch(), "work", "worker")
+    assert calls[0] in {f".gc.collect: generation {generation}" for generation in range(3)}
+    assert calls[1:4] == ["..__del__", "...last_words", "...._nothing"]
+
+
 def test_only_where_calls_are_wanted():
     """A recording without calls has none, and nothing is asked of the interpreter; one of modules alone has none either."""
     record = Recording(RecordingOptions(operators=False))

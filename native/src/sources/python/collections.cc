@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <new>
 
-#include "source.h"
+#include "tracer.h"
 
 namespace otp_python {
 
@@ -29,7 +30,16 @@ void end() {
   if (g_api->end(key(), 0, nullptr, 0) == 0) g_api->end_elsewhere(key(), thread, 0, 0, nullptr, 0);
 }
 
+// Where this is the first that a thread has in a session, the calls that are open there begin before it: those that
+// finalizers make would have them begin in it, and they end long after it.
+void look_at_calls() try {
+  if (g_tracer.names != nullptr && g_tracer.process == getpid()) g_tracer.mechanism->look();
+} catch (const std::bad_alloc&) {
+  return;  // they are missing in the recording
+}
+
 void begin(long generation) {
+  look_at_calls();
   end();  // somebody may have taken the function out of the list between the calls
   char name[48];
   int size = std::snprintf(name, sizeof name, "gc.collect: generation %ld", generation);

@@ -60,7 +60,7 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
   if (what == kCall) {
     innermost = g_caller_of(frame);
   } else {
-    Py_INCREF(innermost);
+    Py_XINCREF(innermost);
   }
   follow_sessions(calls_of(self), innermost);
   // Naming, and up to Python 3.11 making a frame's object, can run anything, which may stop the tracer and start it
@@ -71,12 +71,6 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
       g_tracer.names != nullptr && Py_REFCNT(self) > 1 && thread.epoch != kNoEpoch && thread.run == g_tracer.run;
   Py_DECREF(self);
   return is_current;
-}
-
-// The tracer was restarted while the interpreter was about to report this call: what runs, the call among it, was begun
-// with the thread's first event since.
-inline bool is_begun(const ThreadCalls& thread, uintptr_t key) {
-  return !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
 }
 
 int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) try {
@@ -230,6 +224,14 @@ bool start(int* passed_over) {
 
 bool follows(PyThreadState* thread) { return can_see_profile_functions() && profile_function_of(thread) == trace; }
 
+void look() {
+  ThreadCalls* thread = here();
+  if (thread == nullptr || thread->epoch == g_tracer.epoch) return;
+  PyFrameObject* running = g_frame_of(PyThreadState_Get());
+  look_around(thread->owner, running, kReturn);
+  Py_XDECREF(running);
+}
+
 void stop() {
   for (PyThreadState* thread = first_thread(); thread != nullptr; thread = g_next_thread(thread))
     if (follows(thread)) set_profile(thread, nullptr, nullptr);
@@ -240,7 +242,7 @@ void adapt() {}
 
 uintptr_t key_of_frame(PyFrameObject* frame) { return reinterpret_cast<uintptr_t>(frame); }
 
-const Mechanism g_mechanism = {start, stop, adapt, key_of_frame, here, follows};
+const Mechanism g_mechanism = {start, stop, adapt, key_of_frame, here, look, follows};
 
 // trace_new_thread(frame, event, argument): a profile function for threading.setprofile, which makes way for ours.
 PyObject* trace_new_thread(PyObject*, PyObject*) { return take_over(); }

@@ -197,6 +197,7 @@ __attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* 
   bool known = code != nullptr && code->is_suspended && !code->is_own && thread.special == 0;
   uint32_t name = known ? names.find_place(*code, instruction) : 0;
   uintptr_t key = running_frame(thread.state);
+  if (__builtin_expect(is_begun(thread, key), 0)) return;
   if (__builtin_expect(name != 0, 1)) {
     begin_call(thread, key, name, names.of_generator(key_of(key), start == Start::kFresh), code->not_for);
     return;
@@ -215,7 +216,8 @@ bool on_start(MonitoredThread& thread, PyObject* const* arguments) {
   const Code* code = g_tracer.names->find(arguments[0]);
   if (__builtin_expect(is_unrequested(code), 0)) return true;
   if (__builtin_expect(code != nullptr && code->is_usual && thread.special == 0, 1)) {
-    begin_call(thread, running_frame(thread.state), code->name, 0, code->not_for);
+    uintptr_t key = running_frame(thread.state);
+    if (__builtin_expect(!is_begun(thread, key), 1)) begin_call(thread, key, code->name, 0, code->not_for);
   } else {
     enter_segment(thread, arguments, Start::kFresh);
   }
@@ -383,7 +385,9 @@ bool follows(PyThreadState*) { return true; }
 
 ThreadCalls* here() { return t_thread; }
 
-constexpr Mechanism kMonitoring = {start, stop, adapt, identity_of_frame, here, follows};
+void look() { thread_here(false); }
+
+constexpr Mechanism kMonitoring = {start, stop, adapt, identity_of_frame, here, look, follows};
 
 }  // namespace
 

@@ -60,6 +60,8 @@ struct Mechanism {
   uintptr_t (*key)(PyFrameObject* frame);
   // The calling thread's, or null where it has none (any more).
   ThreadCalls* (*here)();
+  // Sees to it that what runs on the calling thread is open in the recorder, as with the thread's next event.
+  void (*look)();
   // Whether it is told of all calls and returns of a thread that are requested.
   bool (*follows)(PyThreadState* thread);
 };
@@ -146,6 +148,11 @@ int add_tracer(PyObject* module, const Mechanism* mechanism);
 PyObject* waiting_stacks(PyObject*, PyObject* argument);
 
 // ---- what every call does ----
+
+// Whether a call that is entered only now is open already: it ran when the thread's stack was begun.
+inline bool is_begun(const ThreadCalls& thread, uintptr_t key) {
+  return !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
+}
 
 inline void begin_call(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
   thread.open.push_back(key);

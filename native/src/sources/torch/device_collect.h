@@ -65,6 +65,11 @@ inline void give_back(State& s, const Pair& pair) {
   give_spare(s.spares, pair.stream.device_index(), pair.end);
 }
 
+inline void give_back_ended(State& s, std::vector<Pair>& ended) {
+  for (const Pair& pair : ended) give_back(s, pair);
+  ended.clear();
+}
+
 inline void resolve(State& s, const Pair& pair) {
   try {
     find_time(s, pair);

@@ -34,9 +34,12 @@ bool answers(State& s) {
 void close_type(State& s) {
   s.waiting.take_all([&](const Pair& pair) { give_back(s, pair); });
   std::lock_guard<std::mutex> hold(s.threads_mutex);
+  give_back_ended(s, s.orphans);
   for (ThreadMarks* marks : s.threads) {
     std::unique_lock<std::timed_mutex> own(marks->mutex, kPatience);
-    if (own.owns_lock()) give_back_all(s, *marks);
+    if (!own.owns_lock()) continue;
+    give_back_ended(s, marks->ended);  // what was open when all was gathered may have ended since
+    give_back_all(s, *marks);
   }
   std::lock_guard<std::mutex> spares(s.spares_mutex);
   if (g_exiting.load(std::memory_order_relaxed) || !answers(s)) return;

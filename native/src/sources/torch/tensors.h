@@ -32,8 +32,8 @@ inline bool is_strided(const at::Tensor& tensor) {
   return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
 }
 
-// Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no storage, or one that is only there
-// for its shape and answers by throwing.
+// Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no storage, or one that is only
+// there for its shape and answers by throwing.
 __attribute__((noinline)) inline bool storage_words(const at::Tensor& tensor, int64_t* words) try {
   constexpr int64_t kMaxBytes = (int64_t{1} << 48) - 1;
   if (!tensor.has_storage()) return false;
