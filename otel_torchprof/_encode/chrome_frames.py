@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.frames import frames_of, python_ids
 from otel_torchprof._tree.modules import Hierarchy
@@ -27,7 +28,7 @@ def frame_threads(batch: Batch) -> list[int]:
     first = np.full(len(batch.threads), np.iinfo(np.int64).max)
     np.minimum.at(first, thread, start)
     order: list[int] = np.argsort(first, kind="stable").tolist()
-    return order[: len(np.unique(thread))]
+    return order[: len(distinct_values(thread))]
 
 
 def with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._tree.forest import top_level
 
 from .spans import SpanList
@@ -31,7 +32,7 @@ class SpanParts:
         top = top_level(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
         start = table.start[self._rows]
         self._began = start[top]
-        self._top_level = np.unique(start[top == np.arange(len(top))])
+        self._top_level = distinct_values(start[top == np.arange(len(top))])
 
     def cuts(self) -> Times:
         """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever a top-level span begins."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
 from otel_torchprof._tree.flows import numbered_rows
 from otel_torchprof._tree.inputs import shape_keys
@@ -121,7 +122,7 @@ def _texts(pandas: Any, source: EventSource) -> dict[str, Any]:
         coded["stack"] = stacks
     found = {}
     for name, (codes, values) in coded.items():
-        texts = {code: _text(name, values[code]) for code in np.unique(codes).tolist()}
+        texts = {code: _text(name, values[code]) for code in distinct_values(codes).tolist()}
         if any(texts.values()):
             found[name] = _coded(pandas, codes, texts.__getitem__)
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.flops import flops_of
@@ -60,7 +61,7 @@ class Coded(NamedTuple):
 
     def used(self) -> list[Any]:
         """The values that some event has."""
-        return [self.values[code] for code in np.unique(self.codes).tolist()]
+        return [self.values[code] for code in distinct_values(self.codes).tolist()]
 
 
 class CodedStacks(NamedTuple):

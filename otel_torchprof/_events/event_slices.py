@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND
 from otel_torchprof._encode.chrome_json import valid
 from otel_torchprof._native.chrome_encoders import PIECE_SIZE
@@ -29,7 +30,7 @@ def slices_of_columns(source: EventSource) -> Iterator[str]:
     chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # which has no name in a trace, as in torch
     rows = source.view.rows[chosen]
     launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0
-    used = np.unique(batch["name"][rows]).tolist()
+    used = distinct_values(batch["name"][rows]).tolist()
     heads = {name: f'{{"name": {_quoted(batch.names[name])}, "ph": "X", "ts": ' for name in used}
     tids = [thread.number for thread in batch.threads]
     arrows = 0

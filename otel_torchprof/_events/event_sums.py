@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._averages.averages import Averages
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
@@ -103,9 +104,9 @@ def merged_values(
 def table_info(source: EventSource) -> Info:
     """What a table of these events has to know."""
     names, view, info = source.batch.names, source.view, source.info
-    used = np.unique(source.batch["name"][view.rows]).tolist()
+    used = distinct_values(source.batch["name"][view.rows]).tolist()
     keys, texts = shape_keys(source.batch)
-    shapes = [texts[key] for key in np.unique(keys[view.rows]).tolist()]
+    shapes = [texts[key] for key in distinct_values(keys[view.rows]).tolist()]
     frames = () if info.stack_codes is None else info.stack_codes.values.entries(info.stack_codes.codes)
     flops = None if info.flops is None else info.flops[info.flops > 0]
     on_device = info.device_time("self_device_time_total")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Kind
 from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._export import file
@@ -105,7 +106,7 @@ def _why_unknown(batch: Batch) -> list[str]:
 def _names(devices: Array) -> str:
     """Devices as ``export_memory_timeline`` takes them, from their numbers."""
     found = []
-    for number in np.unique(devices).tolist():
+    for number in distinct_values(devices).tolist():
         kind, index = divmod(number, device_number(1, 0))
         name = next((known.name.lower() for known in DeviceType if known == kind), f"device {kind}")
         found.append(f"{name}:{index}" if kind else name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.steps import RecordedStep
 from otel_torchprof._tree.tree import STEP_PREFIX
@@ -22,7 +23,7 @@ def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(batch), dtype=np.bool_)
     labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
     names = batch["name"][labels]
-    steps = [name for name in np.unique(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
+    steps = [name for name in distinct_values(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
     found[labels[np.isin(names, steps)]] = True
     return found
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._spans.span_sizes import span_sizes
 from otel_torchprof._spans.span_tree import SpanTree, column_of
 from otel_torchprof._tree.span_table import AttributeType, SpanTable
@@ -78,7 +79,7 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
     into = np.where(gone, tree.above, np.arange(len(table)))
     while (on := np.flatnonzero(gone[into])).size:
         into[on] = into[into[on]]
-    rows = np.unique(into[goes])
+    rows = distinct_values(into[goes])
     counts = np.bincount(into[goes], weights=(counts_of(table) + collapsed_of(table))[goes], minlength=len(table))
     top_level = goes[~gone[tree.parent[goes]]]
     nanoseconds = np.zeros(len(table), dtype=np.int64)

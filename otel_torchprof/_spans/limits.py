@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from .span_tables import narrowed
@@ -86,7 +87,7 @@ def _shorter_texts(table: SpanTable, longest: int) -> SpanTable:
     for column in table.attributes:
         if column.type == AttributeType.NAME:
             used = column.values if column.present is None else column.values[column.present != 0]
-            for index in np.unique(used[suspect[used]]).tolist():
+            for index in distinct_values(used[suspect[used]]).tolist():
                 text = table.names.raw(index).decode("utf-8", "replace")
                 if len(text) > longest and index not in replaced:
                     replaced[index] = len(table.names) + len(texts)

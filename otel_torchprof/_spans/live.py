@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
@@ -154,7 +155,7 @@ class LiveTrees:
 
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
-            found = [c for c in np.unique(context).tolist() if self._current_span(c) is not None]
+            found = [c for c in distinct_values(context).tolist() if self._current_span(c) is not None]
             return np.isin(context, found)
 
         return without_loose_calls(
@@ -167,7 +168,7 @@ class LiveTrees:
 
     def _note_stepping_contexts(self, batch: Batch) -> None:
         """A context that the loop's own thread was in belongs to the loop."""
-        contexts = np.unique(batch["context"][self._is_loops(batch)])
+        contexts = distinct_values(batch["context"][self._is_loops(batch)])
         self._steps.note_contexts(c for c in contexts.tolist() if c)
 
     def _is_loops(self, batch: Batch) -> npt.NDArray[np.bool_]:
@@ -287,7 +288,7 @@ class LiveTrees:
         position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
         if context is None:
             return position
-        foreign = [c for c in np.unique(context).tolist() if not self._steps.owns(c)]
+        foreign = [c for c in distinct_values(context).tolist() if not self._steps.owns(c)]
         return np.where(np.isin(context, foreign), -1, position)
 
     def _lasting_in(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._tree.span_table import AttributeType
 
 from .span_tables import narrowed
@@ -108,7 +109,7 @@ def _text_sizes(names: Names) -> npt.NDArray[np.int64]:
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     foreign = np.flatnonzero(names.data[: ends[-1] if len(ends) else 0] >= _NO_ASCII)
-    for index in np.unique(np.searchsorted(ends, foreign, side="right")).tolist():
+    for index in distinct_values(np.searchsorted(ends, foreign, side="right")).tolist():
         raw = names.raw(index)
         try:
             raw.decode()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.loops import device_lanes, fit_device_slices
@@ -102,7 +103,7 @@ def _streams(keys: list[Array]) -> tuple[tuple[Stream, ...], Numbers]:
 
 def _numbered(key: Array) -> tuple[Array, Numbers]:
     """The few values of a key, in order, and the place of each entry's among them; np.unique would sort places too."""
-    known = np.unique(key)
+    known = distinct_values(key)
     return known, np.searchsorted(known, key).astype(np.int64, copy=False)
 
 

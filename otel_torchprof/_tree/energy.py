@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,7 +25,7 @@ def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.f
     """
     if batch.energy is None or not len(batch.energy["time"]):
         return None
-    used = set() if batch.devices is None else set(np.unique(batch.devices["device_index"]).tolist())
+    used = set() if batch.devices is None else set(distinct_values(batch.devices["device_index"]).tolist())
     curves = dict(curves_of(batch.energy))
     chosen = [curve for index, curve in curves.items() if index in used] or list(curves.values())
     total: npt.NDArray[np.float64] = np.sum([interpolated(*curve, starts, ends) for curve in chosen], axis=0)
@@ -32,7 +34,7 @@ def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.f
 
 def curves_of(energy: Mapping[str, Array]) -> Iterator[tuple[int, tuple[Array, Array]]]:
     """For each device its index, and its readings as (time, joules) in order of time."""
-    for index in np.unique(energy["device_index"]).tolist():
+    for index in distinct_values(energy["device_index"]).tolist():
         rows = np.flatnonzero(energy["device_index"] == index)
         rows = rows[np.argsort(energy["time"][rows], kind="stable")]
         # A late reading of an earlier time cannot have consumed more than a later one.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind, MemoryFlag
 
 from .input_words import storages
@@ -124,7 +125,7 @@ class _Places:
     """Devices and addresses as one number: addresses of the processes that there are have less than 57 bits."""
 
     def __init__(self, devices: npt.NDArray[np.int64]) -> None:
-        self.numbers = np.unique(devices)
+        self.numbers = distinct_values(devices)
 
     def keys(self, address: Array, device: Array) -> npt.NDArray[np.uint64]:
         which = np.searchsorted(self.numbers, device).astype(np.uint64)

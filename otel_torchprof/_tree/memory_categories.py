@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._native.loops import memory_categories, top_level
@@ -182,7 +183,7 @@ def _gradients(batch: Batch, blocks: Blocks) -> npt.NDArray[np.bool_]:
 
 
 def _is_named(batch: Batch, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    used = np.unique(batch["name"])
+    used = distinct_values(batch["name"])
     is_one = np.zeros(int(used.max(initial=0)) + 1, dtype=bool)
     is_one[used] = [batch.names[name] in names for name in used.tolist()]
     found: npt.NDArray[np.bool_] = is_one[batch["name"]]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -39,7 +41,7 @@ def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> I
     Costs some 50 ns per record, and a sort where several threads recorded. Pure.
     """
     devices = memory["device_type"].astype(np.int64) << 32 | memory["device_index"].astype(np.int64) & 0xFFFFFFFF
-    for device in np.unique(devices).tolist():
+    for device in distinct_values(devices).tolist():
         rows = np.flatnonzero(devices == device)
         time = memory["time"][rows]
         if (time[1:] < time[:-1]).any():
@@ -68,7 +70,7 @@ def thinned(time: Array, value: Array, most: int) -> tuple[Array, Array]:
     padded[:count] = value
     grid, begin = padded.reshape(segments, width), np.arange(segments) * width
     ends = (begin, begin + grid.argmin(axis=1), begin + grid.argmax(axis=1), begin + width - 1)
-    kept = np.unique(np.minimum(np.concatenate(ends), count - 1))
+    kept = distinct_values(np.minimum(np.concatenate(ends), count - 1))
     return time[kept], value[kept]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
 
@@ -75,7 +76,7 @@ def _with_forward(batch: Batch, parent: Array, hidden: npt.NDArray[np.bool_]) ->
     roots = np.flatnonzero((parent[: len(batch)] < 0) & (kind == Kind.OPERATOR) & (forward != 0))
     numbers = np.array([thread.torch_tid for thread in batch.threads])[batch["thread"]]
     roots = roots[numbers[roots] != forward[roots]]
-    for thread in np.unique(forward[roots]).tolist():
+    for thread in distinct_values(forward[roots]).tolist():
         there = np.flatnonzero((numbers == thread) & ~hidden)
         own = roots[forward[roots] == thread]
         parent[own] = _open_at(batch, there, parent, batch["start"][own])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Scope
 
 from .flows import numbered_rows
@@ -85,11 +86,11 @@ class Stacks:
         """All different entries of the stacks with these codes; makes none of the stacks."""
         met = np.zeros(len(self), dtype=np.bool_)
         met[0] = True
-        moving = np.unique(codes)
+        moving = distinct_values(codes)
         while (moving := moving[~met[moving]]).size:
             met[moving] = True
-            moving = np.unique(self.outer[moving])
-        return [self.names[name] for name in np.unique(self.name[1:][met[1:]]).tolist()]
+            moving = distinct_values(self.outer[moving])
+        return [self.names[name] for name in distinct_values(self.name[1:][met[1:]]).tolist()]
 
 
 def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
