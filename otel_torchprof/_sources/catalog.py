@@ -108,9 +108,10 @@ SOURCES = (
     Entry("devices", _devices),
     Entry("compilations", _compilations, needs_torch=False),
     Entry("modules", _modules),
-    Entry("collections", _collections),
-    # Last to start and so the first to stop: the calls that stop the others are not recorded.
+    # Among the last to start and so the first to stop: the calls that stop the others are not recorded.
     Entry("frames", _frames),
+    # A collection that began before the calls around it would have these inside: see look_at_calls in collections.cc.
+    Entry("collections", _collections),
 )
 """A source starts after those before it, and stops before them."""
 
