@@ -40,6 +40,7 @@ from .chrome_json import (
     process_events,
     track_events,
     valid,
+    window_events,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def encode(
     process_name: str = "python",
     call_stacks: bool = False,
     devices_of: Batch | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Iterator[bytes]:
     """Encodes a batch as one Chrome JSON document, in pieces of about 1 MiB.
 
@@ -76,7 +78,8 @@ def encode(
     ns; default: the start of the week of the first event), which the document states as ``baseTimeNanoseconds``. ``call_stacks``:
     write the calls around each event as ``Call stack``, and the ``Python thread`` of each call, as Kineto does for a profile
     that is verbose: the trace becomes many times as large. ``devices_of``: a batch of the same names whose devices are drawn
-    instead of the batch's, for one that lacks some of its events.
+    instead of the batch's, for one that lacks some of its events. ``window``: when the recording began and ended, Unix ns, which
+    becomes Kineto's slice of it and marks.
 
     The arguments are checked before the iterator is returned: TypeError or ValueError for metadata that is not JSON or
     uses a key of the format, ValueError for a batch that points outside its own tables. Costs about 0.15 µs per event, a little more with inputs;
@@ -102,7 +105,9 @@ def encode(
     threads = list(batch.threads)
     if len(step_batch):
         threads += step_batch.threads
-    tail = _drop_marker(batch.dropped, pid, threads, max(ends, default=base_ns) - base_ns) + "\n]}\n"
+    marks = window_events(*window, base_ns) if window else []
+    tail = "".join(f",\n{event}" for event in marks)
+    tail += _drop_marker(batch.dropped, pid, threads, max(ends, default=base_ns) - base_ns) + "\n]}\n"
     head += _threads(pid, threads) + devices.metadata()
     written = (_part(part, base_ns, pid, call_stacks, of) for part, of in ((step_batch, None), (batch, devices)))
     return itertools.chain([head.encode()], itertools.chain.from_iterable(written), [tail.encode()])

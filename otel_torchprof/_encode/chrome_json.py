@@ -40,6 +40,20 @@ def track_events(pid: int, tid: int, name: str, sort_index: int) -> list[str]:
     ]
 
 
+def window_events(start_ns: int, end_ns: int, base_ns: int) -> list[str]:
+    """Kineto's three events of a recording as a whole: a slice of it, and marks through all tracks where it begins and ends."""
+    start = f'"ts":{microseconds(start_ns - base_ns)}'
+    slice_ = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch Profiler"}
+    begin = {"ph": "i", "s": "g", "name": "Iteration Start: PyTorch Profiler"}
+    begin |= {"pid": "Traces", "tid": "Trace PyTorch Profiler"}
+    end = {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": ""}
+    return [
+        f'{compact(slice_)[:-1]},{start},"dur":{microseconds(end_ns - start_ns)},"args":{{"Op count":0}}}}',
+        f"{compact(begin)[:-1]},{start}}}",
+        f'{compact(end)[:-1]},"ts":{microseconds(end_ns - base_ns)}}}',
+    ]
+
+
 def microseconds(nanoseconds: int) -> str:
     """Nanoseconds as microseconds with three decimals, exactly."""
     sign, size = ("-" if nanoseconds < 0 else ""), abs(nanoseconds)

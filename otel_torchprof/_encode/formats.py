@@ -36,6 +36,8 @@ class Recorded:
     """What the user adds."""
     call_stacks: bool = False
     """Whether each event gets its stack as text."""
+    window: tuple[int, int] | None = None
+    """When it began and ended, Unix ns."""
 
 
 def _chrome(recorded: Recorded) -> Iterable[bytes]:
@@ -45,6 +47,7 @@ def _chrome(recorded: Recorded) -> Iterable[bytes]:
         metadata=recorded.metadata,
         call_stacks=recorded.call_stacks,
         devices_of=recorded.devices_of,
+        window=recorded.window,
     )
 
 

@@ -343,6 +343,7 @@ class ProfileResults:
             displayed_devices(batch, self.activity_filters),
             {**self._metadata.entries, **(metadata or {})},
             bool(of_config(self.experimental_config, "verbose")),
+            self._segments.times(),
         )
         file.write(path, FORMATS[format_name](recorded))
 

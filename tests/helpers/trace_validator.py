@@ -20,10 +20,19 @@ REQUIRED = {
 """The keys of each phase ("ph"), neither more nor fewer."""
 
 
+OF_THE_WINDOW = {
+    "Spans": ("PyTorch Profiler (0)", "X", {"name", "cat", "pid", "tid", "ts", "dur", "args"}),
+    "Traces": ("Iteration Start: PyTorch Profiler", "i", {"name", "pid", "tid", "ts", "s"}),
+    "": ("Record Window End", "i", {"name", "pid", "tid", "ts", "s"}),
+}
+"""Name, phase and keys of Kineto's events of a recording as a whole, by what they have for a process."""
+
+
 def validate(trace: bytes) -> dict[str, Any]:
     """Raises AssertionError for the first rule that the trace breaks. Times are Decimals in microseconds."""
     parsed = parse(trace)
-    events = parsed["traceEvents"]
+    events = [event for event in parsed["traceEvents"] if event["pid"] not in OF_THE_WINDOW]
+    check_window([event for event in parsed["traceEvents"] if event["pid"] in OF_THE_WINDOW])
     for event in events:
         check_fields(event)
     check_metadata(events)
@@ -68,6 +77,15 @@ def check_fields(event: dict[str, Any]) -> None:
         assert event[key].as_tuple().exponent == -3, f"nanoseconds are three decimals: {event}"
     assert event.get("dur", 0) >= 0, event
     assert event.get("s", "p") in {"p", "t", "g"}, event
+
+
+def check_window(events: list[dict[str, Any]]) -> None:
+    """All three are there, or none."""
+    if not events:
+        return
+    assert [(e["pid"], (e["name"], e["ph"], e.keys() - {"ph"})) for e in events] == list(OF_THE_WINDOW.items())
+    whole, begin, end = events
+    assert (begin["ts"], end["ts"]) == (whole["ts"], whole["ts"] + whole["dur"])
 
 
 def check_metadata(events: list[dict[str, Any]]) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
-import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
@@ -263,30 +262,6 @@ def test_asynchronous_events_do_not_move_steps():
     columns = {"start": [1500], "end": [2500], "thread": [1], "end_thread": [1], "flags": [Flag.ASYNC]}
     trace = trace_of(Batch.of(columns, [""], THREADS), steps=[RecordedStep(3, 1000, 2000, thread=2)])
     assert [e["tid"] for e in trace["traceEvents"] if e["ph"] == "X"] == [200]
-
-
-def test_profiles_and_streams_draw_a_loop_alike(tmp_path):
-    """The same loop has the same slices on the same track, whether a profile or a stream wrote the file."""
-
-    def loop(step):
-        for _ in range(3):
-            with otp.record_function("work"):
-                pass
-            step()
-
-    with otp.profile(operators=False) as prof:
-        loop(prof.step)
-    prof.export_chrome_trace(tmp_path / "profile.json")
-    with otp.stream(otp.ChromeTraceExporter(tmp_path / "stream.json"), detail="modules") as running:
-        loop(running.step)
-    drawn = []
-    for name in ("profile", "stream"):
-        trace = parse((tmp_path / f"{name}.json").read_bytes())
-        tracks = {tid: args["name"] for tid, args in metadata(trace, "thread_name").items()}
-        slices = sorted((e for e in trace["traceEvents"] if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"]))
-        drawn.append([(e["name"], tracks[e["tid"]]) for e in slices if e["name"] != "torch.job"])
-    assert drawn[0] == drawn[1]
-    assert drawn[0] == [(name, "MainThread") for i in range(3) for name in (f"ProfilerStep#{i}", "work")]
 
 
 def metadata(trace: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:

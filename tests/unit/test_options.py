@@ -178,7 +178,7 @@ def test_a_filter_of_the_cpus_events(tmp_path):
         prof = recorded(activities=[{CPU: types}])
         prof.export_chrome_trace(tmp_path / "trace.json")
         events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        return len(prof.events()), [event["name"] for event in events if event["ph"] == "X"]
+        return len(prof.events()), [event["name"] for event in events if event["ph"] == "X" and event["cat"] != "Trace"]
 
     assert displayed(["USER_ANNOTATION"]) == (2, ["outer", "inner"])
     assert displayed(["CPU_OP"]) == displayed([]) == (2, [])
