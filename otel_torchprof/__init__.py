@@ -1,6 +1,6 @@
 """See inside a PyTorch model with OpenTelemetry: operators and labels as spans, averages and Chrome traces."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # First: it says why an interpreter is refused, which numpy may crash in.
 from ._native import python_sources as _python_sources  # noqa: F401
@@ -24,6 +24,7 @@ from ._events.mem_records import MemRecordsAcc
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
+from ._instrument.instrumentor import TorchInstrumentor
 from ._instrument.processor import TorchSpanProcessor
 from ._instrument.step_contexts import rank_resource, step_context
 from ._instrument.streaming import stream
@@ -46,21 +47,8 @@ from .version import __version__
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
-
-    from ._instrument.instrumentor import TorchInstrumentor
 else:
-    from ._profile import torch_names
-
-    def __getattr__(name: str) -> Any:
-        """Python calls it for names that it does not find."""
-        if name != "TorchInstrumentor":
-            return torch_names.__getattr__(name)
-        # Its base class brings wrapt, asyncio, ssl and email, which take a quarter as long as all of this package.
-        from ._instrument.instrumentor import TorchInstrumentor
-
-        globals()[name] = TorchInstrumentor
-        return TorchInstrumentor
-
+    from ._profile.torch_names import __getattr__  # noqa: F401 - Python calls it
 
 __all__ = [
     "ChromeTraceExporter",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,12 +18,10 @@ def after(future: Any, end: Callable[[type[BaseException] | None], object]) -> A
     Raises:
         TypeError: it is no future.
     """
-    # Who has one has imported it; for all others it would be a tenth of the time that this package takes to import.
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and isinstance(future, asyncio.Future):
-        return _chained(future, future.get_loop().create_future(), asyncio.CancelledError, end)
+    if isinstance(future, asyncio.Future):
+        return _chained(future, future.get_loop().create_future(), end)
     if isinstance(future, concurrent.futures.Future):
-        return _chained(future, concurrent.futures.Future(), concurrent.futures.CancelledError, end)
+        return _chained(future, concurrent.futures.Future(), end)
     if not hasattr(future, "then"):
         raise TypeError(
             f"{future!r} is no future: a torch.futures.Future, a concurrent.futures.Future or an asyncio.Future is needed"
@@ -41,12 +39,10 @@ def _value(done: Any, end: Callable[[type[BaseException] | None], object]) -> An
     return value
 
 
-def _chained(
-    future: Any, result: Any, cancelled: type[BaseException], end: Callable[[type[BaseException] | None], object]
-) -> Any:
+def _chained(future: Any, result: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
     def done(source: Any) -> None:
         if source.cancelled():
-            end(cancelled)
+            end(asyncio.CancelledError)
             result.cancel()
             return
         error = source.exception()
