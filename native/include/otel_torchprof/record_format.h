@@ -102,8 +102,8 @@ enum otp_input_flag {
   OTP_INPUT_STORED = 8,     /* a tensor of which it is told where it lies */
 };
 
-/* A storage: the address of its first byte, 0 where it has none, and a word with its size in bytes (below 2^48) | device type << 48 | device
- * index << 56, where a device without an index has 0. */
+/* A storage: the address of its first byte, 0 where it has none, and a word with its size in bytes (below 2^48) |
+ * device type << 48 | device index << 56, where a device without an index has 0. */
 #define OTP_STORAGE_WORDS 2
 
 /* The first 16 bytes of every record. */
