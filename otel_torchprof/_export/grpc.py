@@ -11,7 +11,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
 from .otlp_values import GZIP
-from .response import Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
+from .response import CLOSED, Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class GrpcTransport:
         except OSError as error:  # a certificate file that was there when the exporter was made
             return Response(Outcome.REFUSED, root_cause(error))
         if connection is None:
-            return Response(Outcome.REFUSED, "the exporter is shut down")
+            return Response(Outcome.REFUSED, CLOSED)
         try:
             # gRPC's own deadline is not kept while a receiver sends PING or SETTINGS frames faster than it reads (1.85).
             return Deadline.after(timeout).bound(self._call, connection, message, timeout)
@@ -91,8 +91,8 @@ class GrpcTransport:
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
             return self._response(error)
-        except ValueError as error:  # closed since it was acquired
-            return Response(Outcome.REFUSED, str(error))
+        except ValueError as error:
+            return Response(Outcome.REFUSED, CLOSED if self._closed else str(error))
         finally:
             self._release(connection, replace)
 

@@ -13,7 +13,7 @@ from otel_torchprof._process.deadline import Deadline
 
 from .delivery import Delivery
 from .messages import import_encoders, messages
-from .response import Outcome, Response
+from .response import CLOSED, Outcome, Response
 from .sdk import suppressed
 from .sending import ExportStats, Sender, SizeLimit
 from .settings import Settings
@@ -113,7 +113,7 @@ class OTLPExporter(SpanExporter):
             done = list(self._export(spans, limit.send, deadline))
         left = len(spans) - sum(delivery.settled for delivery in done)
         if left:
-            over = "the exporter is shut down" if self._sender.is_closed else "there was no time left for them"
+            over = CLOSED if self._sender.is_closed else "there was no time left for them"
             self._sender.count(Response(Outcome.REFUSED, over), left)
         failed = left or any(delivery.failed for delivery in done)
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
@@ -142,7 +142,7 @@ class OTLPExporter(SpanExporter):
             yield delivery
         if self._sender.is_closed and settled < len(spans):
             left = len(spans) - settled
-            self._sender.count(Response(Outcome.REFUSED, "the exporter is shut down"), left)
+            self._sender.count(Response(Outcome.REFUSED, CLOSED), left)
             yield Delivery(failed=left)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the base's signature)

@@ -28,6 +28,10 @@ _TLS_FAULTS = (
 """Parts of OpenSSL's and BoringSSL's names of what will be the same at the next attempt."""
 
 
+CLOSED = "the exporter is shut down"
+"""The reason of a response to what is sent after the shutdown, or when it comes."""
+
+
 class Outcome(enum.Enum):
     """What to do with the message now."""
 

@@ -11,7 +11,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, debug
 
 from .otlp_values import GRPC
-from .response import Outcome, Response, root_cause
+from .response import CLOSED, Outcome, Response, root_cause
 from .retry import Backoff, deliver
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class Sender:
         try:
             return self._transport.send(body, timeout)
         except Exception as error:  # noqa: BLE001 (a transport's surprise is a message that did not arrive)
-            return Response(Outcome.REFUSED, root_cause(error))
+            # A connection that is closed under its request raises whatever it comes upon first.
+            return Response(Outcome.REFUSED, CLOSED if self.is_closed else root_cause(error))
 
     def _retrying(self, response: Response, seconds: float) -> None:
         reason = self.settings.redacted(response.reason)

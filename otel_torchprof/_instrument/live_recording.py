@@ -34,7 +34,7 @@ from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.trace import SpanContext
 
@@ -226,11 +226,11 @@ class LiveRecording:
         ended, later = self._complete(ended, batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
-        step_spans = [span for step in ended for span in step.spans.values()]
+        step_spans = _unsent(span for step in ended for span in step.spans.values())
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(watermark, now), final=final)
         jobs = self._job.ended(self.now(), final=final)
-        spans, sent = self._spans(len(drained), placed, [*step_spans, *roots], jobs, final=final)
+        spans, sent = self._spans(len(drained), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
         self._add_up(placed, step_spans)
         child_time = self._child_times(placed, step_spans)
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
@@ -396,6 +396,11 @@ class LiveRecording:
             if step.parent is not None and not step.parent.is_remote:
                 child_time[step.parent.span_id] = child_time.get(step.parent.span_id, 0) + step.end - step.start
         return child_time
+
+
+def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:
+    """Those that come for the first time: another final drain, or one after a drain that failed late, has them all again."""
+    return [span for span in spans if not span.is_sent]
 
 
 def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:

@@ -136,6 +136,18 @@ def test_a_shutdown_in_a_handler_of_a_signal_during_a_flush():
     assert program.exporter.spans >= 20_000
 
 
+def test_a_shutdown_without_time_sends_the_running_step_once():
+    """The drain thread takes the rest, and is asked to give it up as well: the second time nothing is left to send."""
+    program = Program()
+    program.work(10)
+    otp.TorchInstrumentor().step()
+    program.work(10)
+    program.processor.shutdown_within(0)
+    health = program.balanced()
+    assert health.recorded == 20
+    assert health.spans["added"] == len(["torch.job", "torch.step 0", "torch.step 1"])
+
+
 @pytest.mark.parametrize("asked", ["shutdown", "force_flush"])
 def test_a_handler_of_a_signal_that_comes_while_something_is_counted(asked):
     """The drain thread counts too: the handler lets it, and has the lock back afterwards."""

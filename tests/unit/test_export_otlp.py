@@ -278,6 +278,18 @@ def test_shutdown(receiver, exporter, caplog):
     assert receiver.arrived == []
 
 
+def test_a_shutdown_while_a_message_is_sent(exporter, monkeypatch):
+    """Whatever a connection raises that is closed under its request: the reason is the shutdown."""
+
+    def closed(*_: object) -> None:
+        exporter.shutdown()
+        raise AttributeError("'NoneType' object has no attribute 'get'")
+
+    monkeypatch.setattr(exporter._sender._transport, "send", closed)
+    assert exporter.export(span_list("a")) is FAILURE
+    assert exporter.stats.last_error == "the exporter is shut down"
+
+
 def test_shutdown_wakes(receiver, protocol):
     """A shutdown ends a wait between two attempts at once."""
     receiver.turns = [receiver.turn("busy")]
