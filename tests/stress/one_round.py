@@ -218,7 +218,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stress-") as folder:
         # Not both: an interrupt in one of the hooks around a fork leaves locks taken, those of logging among them.
         interrupts, forks = rng.choice([(True, False), (False, not given.no_forks)])
-        world = World(given.seed, 0.0, Path(folder), given.http, given.grpc, forks, interrupts, given.asan)
+        # gRPC skips its own handlers of a fork while a thread is in it, and aborts in the child now and then (1.85, ev_epoll1_linux.cc).
+        grpc = "" if forks else given.grpc
+        world = World(given.seed, 0.0, Path(folder), given.http, grpc, forks, interrupts, given.asan)
         return acted_round(world, rng, given.seconds)
 
 
