@@ -240,8 +240,14 @@ def is_fair(frame: types.FrameType | None) -> bool:
     """Whether an interrupt may come in a frame.
 
     Not in the standard library, which leaves its locks taken then: those of imports, of logging, of conditions. Nor where a
-    tracer asks there which calls it is to leave out.
+    tracer asks there which calls it is to leave out; nor, however far below, where a thread is started: CPython gives the new one
+    its starter's ident until it runs, so that it might be the one that is interrupted, before it has said that it runs.
     """
+    outer = frame
+    while outer is not None:
+        if outer.f_code is threading.Thread.start.__code__:
+            return False
+        outer = outer.f_back
     while frame is not None and frame.f_code.co_filename.endswith("frame_filter.py"):
         frame = frame.f_back
     if frame is None:  # a thread that begins: whoever starts it waits for it to say so
