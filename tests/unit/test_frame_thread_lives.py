@@ -1,5 +1,7 @@
 """The tracer of calls on threads that come and go as they like, born in Python, below it, or in C."""
 
+import shutil
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -229,6 +231,55 @@ _HAMMERED = """
 def test_start_and_stop_amid_busy_threads():
     """Two hundred starts and stops while threads work, start and end, at every switch the interpreter can make: all is right."""
     assert printed(_HAMMERED) == ["0", "None", "None"]
+
+
+_ASKS_FOR_THE_LOCK = r"""
+#include <pthread.h>
+#include <stdatomic.h>
+
+extern int PyGILState_Ensure(void);
+extern void PyGILState_Release(int);
+
+static atomic_int goes_on = 1;
+static pthread_t threads[4];
+
+static void* run(void* nothing) {
+  while (atomic_load(&goes_on)) PyGILState_Release(PyGILState_Ensure());
+  return nothing;
+}
+
+void begin(void) {
+  for (int number = 0; number < 4; ++number) pthread_create(&threads[number], 0, run, 0);
+}
+void end(void) {
+  atomic_store(&goes_on, 0);
+  for (int number = 0; number < 4; ++number) pthread_join(threads[number], 0);
+}
+"""
+_AMID_NATIVE_THREADS = """
+    import ctypes, sys
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
+
+    sys.setswitchinterval(1e-5)
+    native = ctypes.CDLL({library!r})
+    native.begin()
+    for _ in range(1000):
+        record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record.start()
+        record.stop()
+    native.end()
+    print(record.batch().threads != [])
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here (cc) to build threads that are not Python's")
+def test_start_while_native_threads_ask_for_the_lock(tmp_path):
+    """CPython 3.11 lists a native thread before its state is filled in: who looks at its frames then crashes."""
+    source, library = tmp_path / "asks.c", tmp_path / "asks.so"
+    source.write_text(_ASKS_FOR_THE_LOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", library, source], check=True)
+    assert printed(_AMID_NATIVE_THREADS.format(library=str(library))) == ["True"]
 
 
 _STOPPED_ELSEWHERE = """

@@ -10,7 +10,6 @@ int (*g_set_profile)(PyThreadState*, ProfileFunction, PyObject*) = nullptr;
 PyFrameObject* (*g_frame_of)(PyThreadState*) = nullptr;
 PyFrameObject* (*g_caller_of)(PyFrameObject*) = nullptr;
 int (*g_instruction_of)(PyFrameObject*) = nullptr;
-PyThreadState* (*g_first_thread)(PyInterpreterState*) = nullptr;
 PyThreadState* (*g_next_thread)(PyThreadState*) = nullptr;
 PyObject* (*g_variable_of)(PyFrameObject*, const char*) = nullptr;
 
@@ -19,7 +18,9 @@ bool g_code_is_behind = false;
 
 namespace {
 
-constexpr int kCodeAt = 4;  // 3.10: of the frame; 3.11: of what it has one word before that
+PyThreadState* (*g_first_thread)(PyInterpreterState*) = nullptr;
+constexpr unsigned long kNobody = ~0UL;  // no thread's ident
+constexpr int kCodeAt = 4;               // 3.10: of the frame; 3.11: of what it has one word before that
 constexpr long kSeparate = 0x030B0000, kUnknownFrom = 0x030C0000;
 constexpr int kUnknown = -1;
 constexpr int kMostWords = 80;         // of a thread's state that are looked at
@@ -45,6 +46,16 @@ bool find_interpreter_functions() {
   find("PyFrame_GetLasti", &g_instruction_of);
   return find("PyThreadState_GetFrame", &g_frame_of) && find("PyFrame_GetBack", &g_caller_of) &&
          find("PyInterpreterState_ThreadHead", &g_first_thread) && find("PyThreadState_Next", &g_next_thread);
+}
+
+PyThreadState* first_thread() {
+  PyThreadState* first = g_first_thread(PyInterpreterState_Get());
+  // A native thread that asks for Python's lock makes its state without it, and CPython 3.11 puts that at the head of
+  // the list before it is filled in: without frames (to look for them crashes) and without a next one (all others would
+  // be missed). All of that happens under the lock of the list, which no API takes but those that search the list: once
+  // this one has looked for nobody, what was read above is complete.
+  PyThreadState_SetAsyncExc(kNobody, nullptr);
+  return first;
 }
 
 long instruction_of(PyFrameObject* frame) {

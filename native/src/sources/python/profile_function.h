@@ -15,7 +15,6 @@ extern int (*g_set_profile)(PyThreadState*, ProfileFunction, PyObject*);
 extern PyFrameObject* (*g_frame_of)(PyThreadState*);
 extern PyFrameObject* (*g_caller_of)(PyFrameObject*);
 extern int (*g_instruction_of)(PyFrameObject*);  // since Python 3.11
-extern PyThreadState* (*g_first_thread)(PyInterpreterState*);
 extern PyThreadState* (*g_next_thread)(PyThreadState*);
 
 extern PyObject* (*g_variable_of)(PyFrameObject*, const char*);  // since Python 3.12
@@ -23,7 +22,8 @@ extern PyObject* (*g_variable_of)(PyFrameObject*, const char*);  // since Python
 // False where one of them is missing that every way of tracing needs: all but the first and the last.
 bool find_interpreter_functions();
 
-inline PyThreadState* first_thread() { return g_first_thread(PyInterpreterState_Get()); }
+// The newest thread of the interpreter, complete, and with it all that g_next_thread leads to.
+PyThreadState* first_thread();
 
 // The code that a frame runs; borrowed from it. Where a frame has it is no part of any API: it is believed to be where
 // the versions that have profile functions have it, if it is found there.
