@@ -19,6 +19,21 @@ namespace otp {
 // How often this process was forked, from the first on that used the library.
 inline std::atomic<uint32_t> g_forks{0};
 
+// Torch hands such an object over, and lets go of it, by locks and by atomics, of which ThreadSanitizer sees none in
+// torch itself. It never changes after it was made, so whoever sees it sees all of it; and it is gone only when all
+// have let go of it.
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+inline void made(void* object) { __tsan_release(object); }
+inline void found(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
+inline void left(const void* object) { __tsan_release(const_cast<void*>(object)); }
+#else
+inline void made(void*) {}
+inline void found(const void*) {}
+inline void left(const void*) {}
+#endif
+
 struct CarriedContext final : c10::SafePyObject {
   CarriedContext(uint32_t of_context, uint32_t of_thread)
       : SafePyObject(nullptr, nullptr),
@@ -26,21 +41,11 @@ struct CarriedContext final : c10::SafePyObject {
         thread(of_thread),
         forks(g_forks.load(std::memory_order_relaxed)) {}
 
+  ~CarriedContext() { found(this); }
+
   uint32_t context, thread;
   uint32_t forks;  // the parent's threads are not those of a forked child
 };
-
-// Torch hands such an object over by locks and by atomics, of which ThreadSanitizer sees none in torch itself. It never
-// changes after it was made, so whoever sees it sees all of it.
-#if defined(__SANITIZE_THREAD__)
-extern "C" void __tsan_acquire(void*);
-extern "C" void __tsan_release(void*);
-inline void made(CarriedContext* object) { __tsan_release(object); }
-inline void found(const CarriedContext* object) { __tsan_acquire(const_cast<CarriedContext*>(object)); }
-#else
-inline void made(CarriedContext*) {}
-inline void found(const CarriedContext*) {}
-#endif
 
 // Short, so that a copy of it needs no memory of its own. Never destroyed: a thread may run an operator while the
 // process ends.
@@ -53,10 +58,13 @@ inline uint32_t carried_context(uint32_t* thread) try {
   using Objects = at::impl::ThreadLocalPythonObjects;
   if (!Objects::contains(carried_name())) return 0;
   const auto* carried = static_cast<const CarriedContext*>(Objects::get(carried_name()).get());
+  if (carried == nullptr) return 0;
   found(carried);
-  if (carried == nullptr || carried->forks != g_forks.load(std::memory_order_relaxed)) return 0;
-  *thread = carried->thread;
-  return carried->context;
+  bool is_ours = carried->forks == g_forks.load(std::memory_order_relaxed);
+  uint32_t context = is_ours ? carried->context : 0;
+  if (is_ours) *thread = carried->thread;
+  left(carried);
+  return context;
 } catch (...) {  // torch throws where memory is short
   return 0;
 }
