@@ -2,7 +2,7 @@
 
 Each pair gets an environment in `build/matrix`, which stays: torch alone is a download of up to 3 GB the first time. Then a user's script
 runs, with the wheel of `dist/` and without any compiler where there is one, and the parity tests, whose reference is that torch's own
-profiler. Prints a table as Markdown, with versions and the date.
+profiler. Prints a table as Markdown, with versions and the date; fails where anything of a pair does.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def last(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def main(pairs: list[str]) -> None:
-    """Tries each pair, and prints its line when it is through."""
+def main(pairs: list[str]) -> int:
+    """Tries each pair, and prints its line when it is through; 1 where something of a pair failed."""
+    is_bad = False
     OUT.mkdir(parents=True, exist_ok=True)
     wheels = sorted((ROOT / "dist").glob("*.whl"))
     sys.stdout.write(f"{dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d}, {os.uname().machine}\n\n")
@@ -117,9 +118,12 @@ def main(pairs: list[str]) -> None:
     for pair in pairs:
         python = python_of(pair)
         version = run(python, "-c", "import platform; print(platform.python_version())").stdout.strip()
-        sys.stdout.write(f"| {version} | {with_script(python, wheels)} | {with_tests(python)} |\n")
+        script, tests = with_script(python, wheels), with_tests(python)
+        sys.stdout.write(f"| {version} | {script} | {tests} |\n")
         sys.stdout.flush()
+        is_bad |= "all torch's" not in script or " passed" not in tests or "failed" in tests or "error" in tests
+    return int(is_bad)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
