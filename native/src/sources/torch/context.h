@@ -19,9 +19,8 @@ namespace otp {
 // How often this process was forked, from the first on that used the library.
 inline std::atomic<uint32_t> g_forks{0};
 
-// Torch hands such an object over, and lets go of it, by locks and by atomics, of which ThreadSanitizer sees none in
-// torch itself. It never changes after it was made, so whoever sees it sees all of it; and it is gone only when all
-// have let go of it.
+// Torch passes such an object on, and frees it, by locks and atomics of its own, which ThreadSanitizer does not see. It
+// never changes after it was made, and is freed only when no thread has it any more.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
