@@ -8,6 +8,7 @@ import types
 from typing import TYPE_CHECKING
 
 import pytest
+from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
@@ -212,6 +213,44 @@ def test_a_filter_on_every_thread():
         thread.start()
         thread.join()
     assert names_of(record.batch()) == LIBRARYS
+
+
+_TOO_DEEP = """
+    import contextlib, threading
+    from otel_torchprof import FrameFilter
+    from otel_torchprof._record.recording import Recording
+    from otel_torchprof._sources.recording_options import RecordingOptions
+
+    made = []
+    for number in range(3000):
+        names = {}
+        exec(f"def function{number}(): return {number}", names)
+        made.append(names[f"function{number}"])
+
+    def deep(number):
+        made[number]()
+        return deep(number + 1)
+
+    def work():
+        with contextlib.suppress(RecursionError):
+            deep(0)
+
+    nothing = FrameFilter(include=["nowhere"])
+    options = RecordingOptions(operators=False, frames=True, all_threads=True, frame_filter=nothing)
+    recording = Recording(options)
+    recording.start()
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        pass
+    recording.stop()
+    print("quiet")
+"""
+
+
+def test_a_filter_that_is_asked_where_calls_are_too_deep():
+    """What the filter cannot decide on another thread, for want of depth, the main thread does not hear of."""
+    assert printed(_TOO_DEEP) == ["quiet"]
 
 
 def test_a_filter_holds_for_its_own_recording():

@@ -68,6 +68,8 @@ int raise_again(void* argument) {
 
 void give_back_error() {
   if (PyErr_Occurred() == nullptr) return;
+  // Of the depth that this thread has reached, or of its memory: the main thread is to hear nothing of these.
+  if (PyErr_ExceptionMatches(PyExc_RecursionError) || PyErr_ExceptionMatches(PyExc_MemoryError)) return forget_error();
   auto* raised = new (std::nothrow) Raised;
   if (raised == nullptr) return forget_error();
   PyErr_Fetch(&raised->type, &raised->value, &raised->traceback);

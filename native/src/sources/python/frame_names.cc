@@ -234,7 +234,7 @@ void FrameNames::decide_for(Code& code, uint32_t sessions) {
       requested = answer != Py_False;
       Py_XDECREF(answer);
       Py_DECREF(asked);
-      give_back_error();  // deciding raises nothing: it is of a handler of a signal
+      give_back_error();  // deciding raises nothing of its own: it is of a handler of a signal
     }
     code.not_for = requested ? code.not_for & ~session : code.not_for | session;
   }
