@@ -1,10 +1,8 @@
 // Contexts on many threads: those that the source cannot tell of, full budgets, forks.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <thread>
 
+#include "child.h"
 #include "core_context_support.h"
 
 namespace {
@@ -155,22 +153,6 @@ void threads_in_many_contexts() {
   CHECK_EQ(rows + dropped, kProduced);
   CHECK_EQ(check_contexts(Batch(all.drain())), kProduced);
   CHECK_EQ(Batch(plain.drain())->rows, kProduced);
-}
-
-// Runs `work` in a child, which must end well and within a minute.
-template <typename Work>
-void in_child(Work work) {
-  std::fflush(nullptr);
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    alarm(60);
-    work();
-    _exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 // In a child nobody follows and nothing is muted; a new session there finds the source again, and asks it.

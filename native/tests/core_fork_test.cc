@@ -1,11 +1,9 @@
-// Fork: in the child the recorder is off, empty and usable, whatever the parent's threads were doing; the parent goes
-// on.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// Fork: in the child the recorder is off, empty and usable, whatever the parent's threads were doing; the parent
+// continues.
 #include <atomic>
 #include <thread>
 
+#include "child.h"
 #include "core_support.h"
 
 namespace {
@@ -16,22 +14,6 @@ constexpr bool kThreadsInChild = false;
 #else
 constexpr bool kThreadsInChild = true;
 #endif
-
-// Runs `work` in a child, which must end well and within a minute: an abort or a deadlock there fails here.
-template <typename Work>
-void in_child(Work work) {
-  std::fflush(nullptr);
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    alarm(60);
-    work();
-    _exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
 
 void record_something() {
   Session session;

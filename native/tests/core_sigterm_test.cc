@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <thread>
 
 #include "check.h"
+#include "child.h"
 #include "otel_torchprof/recorder.h"
 #include "otel_torchprof/sigterm.h"
 
@@ -45,22 +45,6 @@ struct Pipe {
     return found;
   }
 };
-
-// How a child ends that does `work`; one that hangs is ended by another signal.
-template <typename Work>
-int end_of(Work work) {
-  std::fflush(nullptr);
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    alarm(60);
-    work();
-    _exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  return status;
-}
 
 bool is_sigterm(int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM; }
 
