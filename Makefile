@@ -18,7 +18,8 @@ MAKEFLAGS += --no-print-directory
 # The first one that runs: a version manager may put a name on the path that has no interpreter behind it.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell $(name) -c '' 2>/dev/null && echo $(name))))
 VENV ?= .venv
-JOBS ?= 2
+# One more than a small machine has processors: a sixth of a run is spent in tests that wait for a deadline.
+JOBS ?= 3
 PYTEST_ARGS ?=
 INTERPRETERS ?=
 DEMO_ARGS ?=

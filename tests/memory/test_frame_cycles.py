@@ -113,7 +113,7 @@ PROGRAMS = {"without torch": (WITHOUT_TORCH, False, 2_000), "with torch": (WITH_
 allocator's late pages were a slope, one time in some thirty."""
 
 
-@pytest.mark.parametrize("which", PROGRAMS)
+@pytest.mark.parametrize("which", ["without torch", pytest.param("with torch", marks=pytest.mark.exhaustive)])
 def test_nothing_of_a_program_is_kept(which):
     """Classes, functions, code, modules, parameters and optimizers die, names repeat, and resident memory has no slope."""
     makes, needs_torch, cycles = PROGRAMS[which]

@@ -121,7 +121,7 @@ def test_a_forked_child_goes_on_by_itself(tmp_path, detail):
         assert all("aten::linear" in names(spans) for spans in processes.values())
 
 
-@pytest.mark.parametrize("detail", ["steps", "ops"])
+@pytest.mark.parametrize("detail", ["steps", pytest.param("ops", marks=pytest.mark.exhaustive)])
 def test_a_forked_child_counts_its_own_steps(tmp_path, detail):
     """A child's steps begin at 0 and link to none of its parent's; where it tells of steps itself, its optimizers do not."""
     processes = run(

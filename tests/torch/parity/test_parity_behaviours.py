@@ -261,7 +261,7 @@ class Squares(torch.utils.data.Dataset):
             return torch.tensor(index) ** 2
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "order",
     [Order.OURS_INSIDE, pytest.param(Order.ALONE, marks=pytest.mark.exhaustive)],
