@@ -28,6 +28,21 @@ void peaks_reach_every_parent() {
   otp_max_to_parents(0, nullptr, nullptr);
 }
 
+// Self times, counts and differences reach the right parents, over several levels and roots.
+void children_count_for_their_parents() {
+  const std::vector<int32_t> parent = {-1, 0, 1, 0, -1, 4};
+  const std::vector<int64_t> start = {0, 10, 20, 50, 100, 110}, end = {100, 40, 25, 60, 200, 150};
+  std::vector<int64_t> self(parent.size());
+  otp_self_times(parent.size(), parent.data(), start.data(), end.data(), self.data());
+  CHECK(self == (std::vector<int64_t>{60, 25, 5, 10, 60, 40}));
+  std::vector<int32_t> children(parent.size());
+  otp_count_children(parent.size(), parent.data(), children.data());
+  CHECK(children == (std::vector<int32_t>{2, 1, 0, 0, 1, 0}));
+  std::vector<int64_t> totals = {1, 2, 3, 4, 5, 6};
+  otp_subtract_from_parents(parent.size(), parent.data(), end.data(), totals.data());
+  CHECK(totals == (std::vector<int64_t>{1 - 40 - 60, 2 - 25, 3, 4, 5 - 150, 6}));
+}
+
 // The longest sample there can be fits into what is reserved for one, whatever the name of its track.
 void the_longest_sample_fits() {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -82,6 +97,7 @@ void the_longest_line_fits() {
 int main() {
   RUN(sums_reach_every_parent);
   RUN(peaks_reach_every_parent);
+  RUN(children_count_for_their_parents);
   RUN(the_longest_sample_fits);
   RUN(the_longest_line_fits);
 }

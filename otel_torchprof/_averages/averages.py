@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.blocks import BLOCK
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.tree import BLOCK, TreeView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from otel_torchprof._tree.tree import TreeView
 
 Array = npt.NDArray[Any]
 

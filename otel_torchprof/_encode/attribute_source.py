@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.blocks import find
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._process.heap import Arena
 from otel_torchprof._tree.compiled import Shares, shares_of_roots
 from otel_torchprof._tree.devices import DeviceTimes, device_times
 from otel_torchprof._tree.frames import distinct
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]
 """The values of an attribute and where they are present, both one per span."""
+_ATTRIBUTE_BYTES = 48
+"""Of a span, as a rule: values of its number, scope, times and thread."""
 
 
 class Source:
@@ -54,12 +58,19 @@ class Source:
         self._shares: Shares | None = None
         # All events as they are in the batch, after the roots, as a rule: copying is then a third of the cost of gathering.
         self._roots = len(table) - len(batch)
-        self._in_order = self._roots >= 0 and np.array_equal(table.row[self._roots :], np.arange(len(batch)))
+        self._in_order = self._roots >= 0 and not find(len(batch), self._is_elsewhere).size
+        self._arena = Arena(len(table) * _ATTRIBUTE_BYTES)
+
+    def _is_elsewhere(self, block: slice) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self.table.row[self._roots :][block] != np.arange(block.start, block.stop)
+        return found
 
     def spread(self, per_event: Array) -> Array:
         """One value per row of the batch as one per span; synthetic spans get any of them."""
         if self._in_order:
-            return np.concatenate((np.zeros(self._roots, per_event.dtype), per_event))
+            spread = self._arena.empty(len(self.table), per_event.dtype)
+            spread[: self._roots], spread[self._roots :] = 0, per_event
+            return spread
         return per_event[self.table.row] if len(per_event) else np.zeros(len(self.table), dtype=per_event.dtype)
 
     def column(self, name: str) -> Array:

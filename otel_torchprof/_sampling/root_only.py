@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._averages.averages import grouped
+from otel_torchprof._native.loops import subtract_from_parents
 from otel_torchprof._spans.live_table import with_attributes
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
@@ -89,10 +90,9 @@ def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) 
 
 def _self_seconds(table: SpanTable) -> npt.NDArray[np.float64]:
     """As the spans say; where they do not, their durations without those of the spans under them."""
-    own = (table.end - table.start).astype(np.int64)
-    parent = rows_of_spans(table, table.parent_span_id)
-    child = np.flatnonzero(parent >= 0)
-    np.subtract.at(own, parent[child], (table.end - table.start)[child])
+    duration = table.end - table.start
+    own = duration.copy()
+    subtract_from_parents(own, rows_of_spans(table, table.parent_span_id), duration)
     found: npt.NDArray[np.float64] = np.maximum(own, 0) / 1e9
     reported = column_of(table, "torch.self_duration")
     return found if reported is None else np.where(reported[1], reported[0], found)

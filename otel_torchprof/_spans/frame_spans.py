@@ -69,11 +69,11 @@ def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
     There should be few names of spans, and the same in every process. ``table`` is of ``batch``, and its names begin with the
     batch's.
     """
-    rows = table.row
-    of_frame = np.flatnonzero(rows >= 0)
-    of_frame = of_frame[batch["kind"][rows[of_frame]] == Kind.FRAME]
-    if not of_frame.size:
+    is_frame = batch["kind"] == Kind.FRAME
+    if not is_frame.any():
         return table
+    of_frame = np.flatnonzero(table.row >= 0)
+    of_frame = of_frame[is_frame[table.row[of_frame]]]
     used, which = distinct(table.name[of_frame])
     new, added = used.copy(), dict[str, int]()
     for at, index in enumerate(used.tolist()):

@@ -148,7 +148,9 @@ class LiveTrees:
         """Of each row the span id of its parent: of an event, or of what its trace group hangs under."""
         rows, parent = trees.rows, trees.parent[: trees.rows]
         above = np.array([u.parent_span_id for u in trace_groups], dtype=np.uint64)
-        found = np.where(parent >= 0, ids[parent], above if len(trace_groups) == 1 else above[trace_group[:rows]])
+        roots = np.flatnonzero(parent < 0)
+        found = ids[parent]
+        found[roots] = above[trace_group[roots]]
         at = np.flatnonzero(trees.beyond < rows)
         found[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
         return found

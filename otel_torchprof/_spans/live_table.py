@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.recorder import living_threads
-from otel_torchprof._tree.flows import Numbered, latest_forward, numbered_events, pair
+from otel_torchprof._process.heap import Arena
+from otel_torchprof._tree.flows import Numbered, has_backward, latest_forward, numbered_events, pair
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+_COLUMN_BYTES = 57
+"""Of a span in a table, without attributes."""
 REMEMBERED = 1 << 16
 """Forward operators of earlier drains that a backward function can link to."""
 
@@ -63,10 +66,12 @@ class Flows:
 
         ``traced``: which rows become spans. ``trace_ids``: per trace group. ``final``: nothing more will come.
         """
+        found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+        if final and not has_backward(placed.batch):
+            return found
         new = numbered_events(placed.batch)
         if not traced.all():
             new = new.at(traced[new.row])
-        found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
         if new.backward.any():
             events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
             forward, backward = pair(events)
@@ -124,24 +129,31 @@ def live_table(
     position = _positions(len(steps), rows, len(batch))
     flow = flows.links(placed, traced, trace_ids, final=final)
 
-    def column(of_steps: Sequence[Any], of_events: Array) -> Array:
-        picked = of_events if rows is None else of_events[rows]
-        return np.concatenate((np.array(of_steps, dtype=picked.dtype), picked))
+    whole = len(steps) + count
+    arena = Arena(whole * _COLUMN_BYTES)
 
-    error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)).astype(np.uint8)
+    def column(of_steps: Sequence[Any], of_events: Array | int, dtype: npt.DTypeLike) -> Array:
+        found = arena.empty(whole, dtype)
+        found[: len(steps)] = np.array(of_steps, dtype)
+        found[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
+        return found
+
+    error = (batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)
     table = SpanTable(
-        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"]),
-        start=column([step.start for step in steps], batch["start"]),
-        end=column([step.end for step in steps], batch["end"]),
-        trace=column([len(trace_groups) + i for i in range(len(steps))], placed.trace_group.astype(np.uint32)),
+        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"], np.uint32),
+        start=column([step.start for step in steps], batch["start"], np.int64),
+        end=column([step.end for step in steps], batch["end"], np.int64),
+        trace=column([len(trace_groups) + i for i in range(len(steps))], placed.trace_group, np.uint32),
         trace_ids=trace_ids,
         trace_states=states if any(states := tuple(trace.trace_state for trace in traces)) else (),
-        span_id=column([step.span_id for step in steps], placed.span_id),
-        parent_span_id=column([step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id),
+        span_id=column([step.span_id for step in steps], placed.span_id, np.uint64),
+        parent_span_id=column(
+            [step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id, np.uint64
+        ),
         parent_is_remote=_remote(placed, steps, column),
-        error=column([0] * len(steps), error),
-        row=np.concatenate((np.full(len(steps), -1), np.arange(count) if rows is None else rows)),
-        step=np.concatenate((np.array([step.number for step in steps], np.int64), np.broadcast_to(-1, count))),
+        error=column([0] * len(steps), error, np.uint8),
+        row=column([-1] * len(steps), np.arange(len(batch)), np.int64),
+        step=column([step.number for step in steps], -1, np.int64),
         links=_links(steps, position, *_of_events(flow, placed, collectives)),
         names=extend_names(batch.names, step_names),
     )
@@ -158,14 +170,14 @@ def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array]
 
 
 def _remote(
-    placed: Placed, steps: Sequence[StepSpan], column: Callable[[Sequence[Any], Array], Array]
+    placed: Placed, steps: Sequence[StepSpan], column: Callable[[Sequence[Any], Array, npt.DTypeLike], Array]
 ) -> npt.NDArray[np.uint8] | None:
     """Which spans have a parent in another process; None where none has."""
     of_steps = [step.parent is not None and step.parent.is_remote for step in steps]
     of_trace_groups = np.array([trace_group.is_remote for trace_group in placed.trace_groups], dtype=np.uint8)
     if not any(of_steps) and not of_trace_groups.any():
         return None
-    return column(of_steps, of_trace_groups[placed.trace_group] * placed.is_root.astype(np.uint8))
+    return column(of_steps, of_trace_groups[placed.trace_group] * placed.is_root.astype(np.uint8), np.uint8)
 
 
 def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:

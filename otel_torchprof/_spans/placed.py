@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._native.loops import self_times
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -51,8 +53,7 @@ class Placed(NamedTuple):
     def self_times(self) -> npt.NDArray[np.int64]:
         """Time that each event did not spend in others, ns."""
         batch = self.batch
-        duration = batch["end"] - batch["start"]
-        own: npt.NDArray[np.int64] = duration.copy() if self.child_time is None else duration - self.child_time
-        child = np.flatnonzero(batch["parent"] >= 0)
-        np.subtract.at(own, batch["parent"][child], duration[child])
-        return np.maximum(own, 0)
+        own = self_times(batch["parent"], batch["start"], batch["end"])
+        if self.child_time is not None:
+            own -= self.child_time
+        return np.maximum(own, 0, out=own)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._native.loops import add_to_parents
+from otel_torchprof._native.loops import add_to_parents, subtract_from_parents
 
 from .devices import DeviceTimes, device_times
 from .memory import places
@@ -69,8 +69,7 @@ def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:
     rows = rows_of(whole, left["id"])
     total, parent = times.total[rows], left["parent"]
     own = total.copy()
-    child = np.flatnonzero(parent >= 0)
-    np.subtract.at(own, parent[child], total[child])
+    subtract_from_parents(own, parent, total)
     return DeviceTimes(times.pair[rows], own, total)
 
 
@@ -87,6 +86,5 @@ def _displayed(view: TreeView, values: Array) -> npt.NDArray[np.int64]:
 def _left_over(batch: Batch, times: DeviceTimes) -> npt.NDArray[np.int64]:
     """What is in the totals and in no row: children that came in earlier drains."""
     found: npt.NDArray[np.int64] = times.total - times.own
-    child = np.flatnonzero(batch["parent"] >= 0)
-    np.subtract.at(found, batch["parent"][child], times.total[child])
+    subtract_from_parents(found, batch["parent"], times.total)
     return found

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Scope
 
 if TYPE_CHECKING:
@@ -34,9 +35,16 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
     O(n log n) in the events that have a sequence number. Pure; safe from any thread.
     """
+    if not has_backward(batch):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     numbered = numbered_events(batch)
     forward, backward = pair(numbered)
     return numbered.row[forward], numbered.row[backward]
+
+
+def has_backward(batch: Batch) -> bool:
+    """Whether there is a backward function, without which nothing is to be paired."""
+    return bool((batch["scope"] == Scope.BACKWARD_FUNCTION).any())
 
 
 class Numbered(NamedTuple):
@@ -96,7 +104,11 @@ def pair(events: Numbered) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
     # sort is stable, so of equal starts the later row, which is the deeper one, comes last.
-    order = np.lexsort((events.backward, events.start, events.number, events.made_on))
+    numbers = distinct_values(events.number[events.backward])
+    nearest = numbers[np.minimum(np.searchsorted(numbers, events.number), len(numbers) - 1)]
+    can_be = np.flatnonzero(nearest == events.number)
+    keys = (events.backward, events.start, events.number, events.made_on)
+    order = can_be[np.lexsort([key[can_be] for key in keys])]
     backward, number, made_on = events.backward[order], events.number[order], events.made_on[order]
     positions = np.arange(len(order))
     last_forward = np.maximum.accumulate(np.where(backward, -1, positions))

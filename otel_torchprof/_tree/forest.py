@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.blocks import find
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
 
@@ -111,7 +112,7 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
     if is_long is not None and not is_long.any():
         is_long = None
 
-    def holds(above: Array, nodes: Array) -> Array:
+    def holds(above: Array, nodes: Array | slice) -> Array:
         found: Array = end[above] >= start[nodes]
         if context is not None:
             found &= context[above] == context[nodes]
@@ -120,6 +121,8 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
         return found
 
     parent = _nearest(enclosing, holds)
+    if at.size and parent is enclosing:
+        parent = enclosing.copy()
     parent[at] = _nodes(ids, rows, decided.parent[known])
     is_beyond = (parent[at] < 0) & (decided.parent[known] != 0)
     beyond, beyond_parents = at[is_beyond], decided.parent[known][is_beyond]
@@ -145,7 +148,7 @@ def top_level(parent: Array) -> npt.NDArray[np.int64]:
 def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
     """For each node the node that was open around it when it began; -1 for none, and where it ended in an earlier drain."""
     rows, opens = len(batch), batch.opens
-    enclosing = np.full(len(ids), -1, dtype=np.int64)
+    enclosing = np.empty(len(ids), dtype=np.int64)
     enclosing[:rows] = batch["parent"]
     if len(opens):
         enclosing[batch.outer_rows.astype(np.intp)] = _nodes(ids, rows, batch.outer_parents)
@@ -153,11 +156,12 @@ def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
     return enclosing
 
 
-def _nearest(enclosing: Array, holds: Callable[[Array, Array], Array]) -> npt.NDArray[np.int64]:
-    """For each node the nearest one outwards that holds it; -1 where none does."""
+def _nearest(enclosing: Array, holds: Callable[[Array, Array | slice], Array]) -> npt.NDArray[np.int64]:
+    """For each node the nearest one outwards that holds it; -1 where none does. ``enclosing`` itself where each holds its own."""
+    moving = find(len(enclosing), lambda block: (enclosing[block] >= 0) & ~holds(enclosing[block], block))
+    if not moving.size:
+        return enclosing
     parent = enclosing.copy()
-    moving = np.flatnonzero(parent >= 0)
-    moving = moving[~holds(parent[moving], moving)]
     while moving.size:
         above = parent[moving] = enclosing[parent[moving]]
         moving = moving[(above >= 0) & ~holds(above, moving)]

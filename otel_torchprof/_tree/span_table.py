@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._native import loops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +129,4 @@ def event_span_ids(ids: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
     Generators", 2014; constants: Stafford's mix 13). Each operation is a bijection that maps 0 to 0, and event ids are not 0;
     adding the key or XOR-ing with it instead would map one event to 0, OpenTelemetry's invalid id.
     """
-    z = ids * np.uint64(key | 1)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return loops.event_span_ids(ids, key)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.blocks import BLOCK, find
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
+from otel_torchprof._native.loops import count_children, subtract_from_parents
+from otel_torchprof._process.heap import Arena
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from otel_torchprof._columns.batch import Batch
 
@@ -38,10 +40,6 @@ HIDDEN_NAMES: tuple[str, ...] = (
 STEP_PREFIX = "ProfilerStep#"
 STEP_KEY = "ProfilerStep*"
 """The one name under which torch lists all numbered steps."""
-
-BLOCK = 1 << 16
-"""Rows per pass: the temporaries of a block stay in the L2 cache, so memory does not grow with the batch, and one blocked
-scatter costs 2 ns per event where one ``np.bincount`` with weights over everything cost 8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +132,6 @@ def _union(one: Array | None, other: Array | None) -> Array | None:
     return one | other
 
 
-def _find(rows: int, test: Callable[[slice], Array]) -> npt.NDArray[np.intp]:
-    """Positions at which the test holds, asked block by block."""
-    blocks = (slice(begin, min(begin + BLOCK, rows)) for begin in range(0, rows, BLOCK))
-    found = [np.flatnonzero(test(block)) + block.start for block in blocks]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
-
-
 def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     """Parents such that each event lies within its own: the nearest ancestor that ends no earlier and is fit to be one.
 
@@ -157,7 +148,7 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
             found |= unfit[parents]
         return found & (parents >= 0)
 
-    moving = _find(len(parent), lambda block: misplaced(block, parent[block]))
+    moving = find(len(parent), lambda block: misplaced(block, parent[block]))
     if not moving.size:
         return parent
     parent = parent.copy()
@@ -180,11 +171,11 @@ def _duplicates(display_name: Array, parent: Array, hidden: Array | None) -> Arr
         same &= parent[block] >= 0
         return same
 
-    suspects = _find(len(parent), namesakes)
+    suspects = find(len(parent), namesakes)
     if not suspects.size:
         return None
     displayed = parent if hidden is None else parent[~hidden]
-    only = suspects[_counts(displayed, len(parent))[parent[suspects]] == 1]
+    only = suspects[count_children(displayed, len(parent))[parent[suspects]] == 1]
     if not only.size:
         return None
     duplicates = np.zeros(len(parent), dtype=np.bool_)
@@ -192,17 +183,9 @@ def _duplicates(display_name: Array, parent: Array, hidden: Array | None) -> Arr
     return duplicates
 
 
-def _counts(parent: Array, rows: int) -> npt.NDArray[np.int32]:
-    """How many events have each row as parent; the roots' -1 falls into a last entry that is cut off."""
-    counts = np.zeros(rows + 1, dtype=np.int32)
-    for begin in range(0, len(parent), BLOCK):
-        np.add.at(counts, parent[begin : begin + BLOCK], np.int32(1))
-    return counts[:rows]
-
-
 def lifted(parent: Array, dropped: Array) -> Array:
     """Replaces every dropped parent by the nearest ancestor that is not dropped."""
-    moving = _find(len(parent), lambda block: dropped[parent[block]] & (parent[block] >= 0))
+    moving = find(len(parent), lambda block: dropped[parent[block]] & (parent[block] >= 0))
     parent = parent.copy()
     while moving.size:
         above = parent[parent[moving]]
@@ -256,15 +239,13 @@ def _renumbered(rows: Array, parent: Array, total: int) -> npt.NDArray[np.int32]
 def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, display_name: Array) -> TreeView:
     """Adds the times. Sums are integers, hence exact, and do not depend on the order of events."""
     start, end, displayed = batch["start"], batch["end"], len(rows)
-    duration = np.empty(displayed, dtype=np.int64)
+    arena = Arena(displayed * 2 * np.dtype(np.int64).itemsize)
+    duration, self_time = arena.empty(displayed, np.int64), arena.empty(displayed, np.int64)
     for begin in range(0, displayed, BLOCK):
         block = rows[begin : begin + BLOCK]
         np.subtract(end[block], start[block], out=duration[begin : begin + BLOCK])
-    self_time = np.zeros(displayed + 1, dtype=np.int64)
-    self_time[:displayed] = duration
-    for begin in range(0, displayed, BLOCK):
-        np.subtract.at(self_time, parent[begin : begin + BLOCK], duration[begin : begin + BLOCK])
-    self_time = self_time[:displayed]
+    self_time[:] = duration
+    subtract_from_parents(self_time, parent, duration)
     if is_async is not None:
         self_time[is_async[rows]] = 0
-    return TreeView(batch, rows, parent, duration, self_time, _counts(parent, displayed), display_name)
+    return TreeView(batch, rows, parent, duration, self_time, count_children(parent, displayed), display_name)

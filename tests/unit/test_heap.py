@@ -7,10 +7,11 @@ import mmap
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forked import in_child
 
-from otel_torchprof._process.heap import Heap, own_memory
+from otel_torchprof._process.heap import Arena, Heap, own_memory
 
 MIB = 1 << 20
 
@@ -90,3 +91,41 @@ def test_a_forked_child_has_its_own():
         return int(block[0])
 
     assert (in_child(write), int(block[0])) == ("2", 1)
+
+
+@pytest.mark.parametrize("expected", [0, MIB, 3 * MIB, 100 * MIB], ids=["nothing", "numpy's own", "small", "large"])
+def test_arrays_of_an_arena_share_nothing(expected):
+    """Each array has the values that were written to it, however many there are and whatever was expected; they outlive the arena."""
+    arena = Arena(expected)
+    sizes = [
+        (1, np.uint8),
+        (100_001, np.uint8),
+        (3, np.int64),
+        (200_000, np.int64),
+        (400_000, np.uint32),
+        (150_000, np.float64),
+    ]
+    made = [arena.empty(count, dtype) for count, dtype in sizes]
+    for number, array in enumerate(made):
+        array[:] = number + 1
+    del arena
+    for number, ((count, dtype), array) in enumerate(zip(sizes, made, strict=True)):
+        assert (array.shape, array.dtype) == ((count,), np.dtype(dtype))
+        assert (array == number + 1).all()
+        assert array.flags.writeable
+        assert array.flags.aligned
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_an_arena_is_the_systems_again():
+    """Its blocks go with the last of its arrays, and not before."""
+    gc.collect()
+    before = mapped_bytes()
+    arena = Arena(64 * MIB)
+    first, last = arena.empty(4 * MIB, np.uint64), arena.empty(4 * MIB, np.uint64)
+    assert first.nbytes + last.nbytes == 64 * MIB
+    assert 64 * MIB <= mapped_bytes() - before < 70 * MIB
+    del arena, first
+    assert mapped_bytes() - before >= 64 * MIB
+    del last
+    assert mapped_bytes() - before < MIB

@@ -17,6 +17,20 @@ void otp_add_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 /* Likewise makes each of `count` values the largest of its own and those of everything below it. */
 void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 
+/* Takes each of `count` values off the total of its parent: durations in, self times out where `totals` began as a
+ * copy. parent[i] is the number of a total, or negative for none. */
+void otp_subtract_from_parents(uint64_t count, const int32_t* parent, const int64_t* values, int64_t* totals);
+
+/* The time that each of `count` events spent in none of those right below it. parent[i] is below i, or negative for a
+ * root. */
+void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end, int64_t* self);
+
+/* Adds 1 to the count of its parent for each of `count` rows. parent[i] is the number of a count, or negative. */
+void otp_count_children(uint64_t count, const int32_t* parent, int32_t* children);
+
+/* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
+void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);
+
 /* For each row the outermost of those that are flagged among it and what is around it, or -1. parent[i] is below i, or
  * negative for a root. */
 void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost);

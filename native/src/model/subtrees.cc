@@ -11,6 +11,35 @@ extern "C" void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_
     if (parent[i] >= 0 && values[parent[i]] < values[i]) values[parent[i]] = values[i];
 }
 
+extern "C" void otp_subtract_from_parents(uint64_t count, const int32_t* parent, const int64_t* values,
+                                          int64_t* totals) {
+  for (uint64_t i = 0; i < count; ++i)
+    if (parent[i] >= 0) totals[parent[i]] -= values[i];
+}
+
+extern "C" void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end,
+                               int64_t* self) {
+  for (uint64_t i = 0; i < count; ++i) {
+    self[i] = end[i] - start[i];
+    if (parent[i] >= 0) self[parent[i]] -= self[i];
+  }
+}
+
+extern "C" void otp_count_children(uint64_t count, const int32_t* parent, int32_t* children) {
+  for (uint64_t i = 0; i < count; ++i)
+    if (parent[i] >= 0) ++children[parent[i]];
+}
+
+// An odd key, then the finaliser of SplitMix64: bijections that map 0 to 0.
+extern "C" void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids) {
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t z = ids[i] * (key | 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    span_ids[i] = z ^ (z >> 31);
+  }
+}
+
 extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost) {
   for (uint64_t i = 0; i < count; ++i) {
     int32_t around = parent[i] < 0 ? -1 : outermost[parent[i]];

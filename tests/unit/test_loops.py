@@ -1,0 +1,69 @@
+"""Native loops over columns: the sums of numpy's unbuffered operations, and the formula of span ids."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from otel_torchprof._columns.blocks import BLOCK, find
+from otel_torchprof._native import loops
+
+TIMES = st.integers(min_value=-(2**40), max_value=2**40)
+
+
+@st.composite
+def forests(draw):
+    """Rows with parents before them, and two numbers each."""
+    rows = draw(st.integers(min_value=0, max_value=30))
+    parent = [draw(st.integers(min_value=-1, max_value=row - 1)) for row in range(rows)]
+    columns = draw(arrays.arrays(np.int64, (2, rows), elements=TIMES))
+    return np.array(parent, dtype=np.int32), *columns
+
+
+@given(forests())
+def test_values_come_off_their_parents_totals(forest):
+    """What a row has is taken off the total of its parent, whatever the type of the column of parents; roots change nothing."""
+    parent, values, totals = forest
+    expected, inside = totals.copy(), parent >= 0
+    np.subtract.at(expected, parent[inside], values[inside])
+    for kind in (np.int32, np.int64):
+        found = totals.copy()
+        loops.subtract_from_parents(found, parent.astype(kind), values)
+        np.testing.assert_array_equal(found, expected)
+
+
+@given(forests())
+def test_self_times(forest):
+    """The duration of each row less those of its direct children."""
+    parent, start, end = forest
+    expected, inside = end - start, parent >= 0
+    np.subtract.at(expected, parent[inside], (end - start)[inside])
+    np.testing.assert_array_equal(loops.self_times(parent, start, end), expected)
+
+
+@given(forests())
+def test_children_are_counted(forest):
+    """Each row has as many children as name it as their parent; also of fewer rows than there are children."""
+    parent, *_ = forest
+    expected = np.bincount(parent[parent >= 0], minlength=len(parent))
+    np.testing.assert_array_equal(loops.count_children(parent, len(parent)), expected)
+
+
+@given(arrays.arrays(np.uint64, st.integers(0, 20)), st.integers(0, 2**64 - 1))
+def test_span_ids_follow_the_formula(ids, key):
+    """The id times the odd key, through the finaliser of SplitMix64: in numpy's arithmetic the same."""
+    z = ids * np.uint64(key | 1)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    np.testing.assert_array_equal(loops.event_span_ids(ids, key), z ^ (z >> np.uint64(31)))
+
+
+def test_rows_are_found_in_every_block():
+    """A test that is asked block by block finds what it finds in the whole column, at the edges too."""
+    values = np.zeros(2 * BLOCK + 1, dtype=np.int64)
+    at = [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK]
+    values[at] = 1
+    assert find(len(values), lambda block: values[block] > 0).tolist() == at
+    assert find(0, lambda block: values[block] > 0).tolist() == []
