@@ -348,6 +348,26 @@ void never_reads_beyond_the_input_words() {
   }
 }
 
+// Inputs that were written before are copied, and no others: of sets that begin alike, that are prefixes of one
+// another, and of more than are noted. A piece of one row has nothing to copy from.
+void repeated_inputs_are_as_if_written_alone() {
+  constexpr size_t kRows = 4000;
+  Rows rows(kRows);
+  uint64_t random = 1;
+  for (size_t i = 0; i < kRows; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    const auto drawn = static_cast<int64_t>(random >> 33);
+    const int64_t dimensions = drawn % 3, last = i < kRows / 2 ? drawn / 4 % 8 : drawn;
+    rows.inputs.push_back(static_cast<int64_t>(rows.input_words.size()));
+    rows.input_words.insert(rows.input_words.end(), {2, kTensor | kFloat | dimensions * kOne});
+    rows.input_words.insert(rows.input_words.end(), static_cast<size_t>(dimensions), last);
+    rows.input_words.insert(rows.input_words.end(), {OTP_INPUT_INT, last});
+  }
+  CHECK(rows.encode() == rows.encode(1));
+  rows.input_words.resize(rows.input_words.size() - 1);  // the last row's value is cut short
+  CHECK(rows.encode() == rows.encode(1));
+}
+
 void pieces_make_the_whole() {
   Rows rows(50);
   for (size_t i = 0; i < 50; ++i) {
@@ -401,6 +421,7 @@ int main() {
   RUN(writes_times_of_any_size);
   RUN(writes_inputs);
   RUN(storages_of_inputs_are_passed_by);
+  RUN(repeated_inputs_are_as_if_written_alone);
   RUN(writes_values);
   RUN(writes_extras);
   RUN(never_reads_beyond_the_input_words);

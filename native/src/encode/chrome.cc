@@ -114,8 +114,14 @@ bool append_stack(const otp_chrome_events& events, uint64_t row, otp_buffer* out
   return true;
 }
 
+bool append_inputs(const otp_chrome_events& events, uint64_t row, otp::WrittenInputs* written, otp_buffer* out) {
+  const uint64_t first = std::min(static_cast<uint64_t>(events.inputs[row]), events.input_word_count);
+  return otp::append_input_arguments(events.input_words + first, events.input_word_count - first, events.names, written,
+                                     out);
+}
+
 // "args":{..}  with a comma after each argument, the last one of which becomes the closing brace.
-bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
+bool append_args(const otp_chrome_events& events, uint64_t row, otp::WrittenInputs* written, otp_buffer* out) {
   char* at = put(cursor(out), ",\"args\":{");
   if (events.kind[row] == kFrame) {
     if (events.python_id != nullptr) at = put_python_ids(at, events, row);
@@ -158,7 +164,7 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp_buffer* out)
   }
   finish(out, at);
   if (!append_stack(events, row, out)) return false;
-  if (has_inputs(events, row) && !otp::append_input_arguments(inputs_of(events, row), events.names, out)) return false;
+  if (has_inputs(events, row) && !append_inputs(events, row, written, out)) return false;
   if (!otp::buffer_reserve(out, kMaxFixedSize)) return false;
   at = cursor(out);
   if (at[-1] == ',') --at;
@@ -175,11 +181,12 @@ char* put_async_title(char* out, const otp_chrome_events& events, uint64_t row) 
 }
 
 // Both ends of an async event; `size` bytes of names are in it.
-bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, otp_buffer* out) {
+bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, otp::WrittenInputs* written,
+                  otp_buffer* out) {
   char* at = put(cursor(out), ",\n{\"ph\":\"b\",");
   at = put_async_title(at, events, row);
   finish(out, otp::put_place(at, track_of(events, events.thread[row]), events.start[row]));
-  if (!append_args(events, row, out) || !otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
+  if (!append_args(events, row, written, out) || !otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
   at = put(cursor(out), ",\n{\"ph\":\"e\",");
   at = put_async_title(at, events, row);
   at = otp::put_place(at, track_of(events, events.end_thread[row]), std::max(events.start[row], events.end[row]));
@@ -187,16 +194,16 @@ bool append_async(const otp_chrome_events& events, uint64_t row, uint64_t size, 
   return true;
 }
 
-bool append_row(const otp_chrome_events& events, uint64_t row, otp_buffer* out) {
+bool append_row(const otp_chrome_events& events, uint64_t row, otp::WrittenInputs* written, otp_buffer* out) {
   uint64_t size = text_at(events.names, events.name[row]).size + overload_of(events, row).size +
                   text_at(events.names, events.error_type[row]).size;
   if (const uint32_t hierarchy = hierarchy_of(events, row)) size += text_at(events.hierarchies, hierarchy).size;
   if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return false;
-  if (events.detached[row]) return append_async(events, row, size, out);
+  if (events.detached[row]) return append_async(events, row, size, written, out);
   char* at = put(cursor(out), ",\n{\"ph\":\"X\",");
   at = put_title(at, events, row);
   finish(out, otp::put_extent(at, track_of(events, events.thread[row]), events.start[row], events.end[row]));
-  return append_args(events, row, out);
+  return append_args(events, row, written, out);
 }
 
 // An end of an arrow lies at the start of its event. "bp":"e" binds the finish to the slice around it instead of the
@@ -253,9 +260,10 @@ extern "C" int otp_chrome_detach_overlapping(uint64_t count, const int64_t* orde
 extern "C" int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t first, uint64_t limit, otp_buffer* out) {
   const uint64_t* flows = events->flow_row;
   uint64_t flow = static_cast<uint64_t>(std::lower_bound(flows, flows + events->flow_count, first) - flows);
+  otp::WrittenInputs written;
   uint64_t row = first;
   for (; row < events->count && out->size < limit; ++row) {
-    if (!append_row(*events, row, out)) return -1;
+    if (!append_row(*events, row, &written, out)) return -1;
     for (; flow < events->flow_count && flows[flow] == row; ++flow) {
       if (!append_flow(*events, flow, out)) return -1;
     }

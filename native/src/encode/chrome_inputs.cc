@@ -291,10 +291,10 @@ bool append_label(InputReader reader, const otp_names& names, otp_buffer* out) {
   return append(out, "\"label args\":") && append_quoted(out, text_of(names, head.n)) && append(out, ",");
 }
 
-}  // namespace
-
-bool append_input_arguments(InputReader reader, const otp_names& names, otp_buffer* out) {
-  InputReader end = reader;
+// Leaves the reader behind the inputs and extras.
+bool append_formatted(InputReader* moving, const otp_names& names, otp_buffer* out) {
+  InputReader& end = *moving;
+  const InputReader reader = end;
   if (reader.inputs() != 0) {
     InputReader types = reader, values = reader, strides = reader;
     bool ok = append_list<append_value>(&values, "\"Concrete Inputs\":[", out) &&
@@ -306,6 +306,56 @@ bool append_input_arguments(InputReader reader, const otp_names& names, otp_buff
   }
   for (uint32_t i = reader.extras(); i > 0 && end.left() != 0; --i)
     if (!append_extra(&end, names, out)) return false;
+  return true;
+}
+
+// Where to look first. Of the words that every row has: the counts and one for each input, of which the first two tell
+// the type and the first size of a tensor. What is alike in these takes the slots behind.
+uint64_t slot_of(const int64_t* words, uint64_t count) {
+  const uint64_t own = std::min<uint64_t>({1 + (static_cast<uint64_t>(words[0]) & UINT32_MAX), count, 8});
+  uint64_t hash = 0;
+  for (uint64_t i = 0; i < own; ++i) hash = (hash ^ static_cast<uint64_t>(words[i])) * 0x9E3779B97F4A7C15u;
+  return hash >> 32;
+}
+
+}  // namespace
+
+WrittenInputs::Text WrittenInputs::find(const int64_t* words, uint64_t count) const {
+  uint64_t at = slot_of(words, count);
+  for (uint64_t i = 0; i < kProbes; ++i, ++at) {
+    const Slot& slot = d_slots[at % kSlots];
+    if (slot.words == nullptr) break;
+    // The words say themselves how many they are, so as many that are equal are all.
+    if (slot.count <= count && std::memcmp(slot.words, words, slot.count * sizeof *words) == 0) return slot.text;
+  }
+  return {0, 0};
+}
+
+void WrittenInputs::add(const int64_t* words, const int64_t* end, uint64_t text_at, uint64_t text_size) {
+  const auto count = static_cast<uint64_t>(end - words);
+  uint64_t at = slot_of(words, count);
+  for (uint64_t i = 0; i < kProbes; ++i, ++at) {
+    Slot& slot = d_slots[at % kSlots];
+    if (slot.words != nullptr) continue;
+    slot = {words, count, {text_at, text_size}};
+    return;
+  }
+}
+
+bool append_input_arguments(const int64_t* words, uint64_t count, const otp_names& names, WrittenInputs* written,
+                            otp_buffer* out) {
+  InputReader reader(words, count, 0);
+  if (count == 0) return append_formatted(&reader, names, out);
+  const auto [at, size] = written->find(words, count);
+  if (size != 0) {
+    if (!buffer_reserve(out, size + 1)) return false;
+    finish(out, put(put_bytes(cursor(out), out->data + at, size), ","));
+    return true;
+  }
+  const uint64_t before = out->size;
+  if (!append_formatted(&reader, names, out)) return false;
+  // What ends with the last word may have been cut short there, and mean more elsewhere.
+  if (reader.left() != 0 && out->size != before) written->add(words, reader.next(), before, out->size - before - 1);
   return true;
 }
 
