@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Recorder = Callable[[], AbstractContextManager[Any]]
 """Makes what observes the work of one run."""
 
@@ -25,6 +27,7 @@ NONE = "none, twice (A/A)"
 EMPTY = "empty callback"
 OURS = "otel-torchprof"
 KINETO = "Kineto"
+_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Row:
     """The median of the budget's peer."""
     absent: str = ""
     """Why there are no values."""
+    is_estimate: bool = False
+    """The values are draws of one figure: where the budget lies within 95 % of them, it is undecided."""
 
     @property
     def median(self) -> float:
@@ -69,8 +74,18 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the budget is kept; None without one."""
-        return None if self.budget is None else self.median <= self.budget.times * self.peer + self.budget.plus
+        """Whether the budget is kept; None without one, and where an estimate leaves it open."""
+        if self.budget is None:
+            return None
+        limit = self.budget.times * self.peer + self.budget.plus
+        if self.is_estimate and self._range()[0] < limit < self._range()[1]:
+            return None
+        return self.median <= limit
+
+    def _range(self) -> tuple[float, float]:
+        """The quartiles; of an estimate the ends of its 95 % interval."""
+        parts = statistics.quantiles(self.values, n=40 if self.is_estimate else 4, method="inclusive")
+        return parts[0], parts[-1]
 
     def cells(self) -> tuple[str, ...]:
         """As :data:`HEAD` has them."""
@@ -78,9 +93,8 @@ class Row:
             return (self.what, self.contestant, "", "", "", "", f"not measured: {self.absent}")
         spread = ""
         if len(self.values) > 1:
-            low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
-            spread = f"{number(low)} .. {number(high)}"
-        verdict = {None: "", True: "met", False: "**missed**"}[self.met]
+            spread = " .. ".join(map(number, self._range()))
+        verdict = {None: "undecided" if self.budget else "", True: "met", False: "**missed**"}[self.met]
         value = f"{number(self.median)} {self.unit}"
         return (self.what, self.contestant, value, spread, self._ratio(), self._limit(), verdict)
 
@@ -122,6 +136,19 @@ def rows(
         budget = budgets.get(who)
         made.append(Row(what, who, found, unit, budget, medians.get(budget.peer, 0.0) if budget else 0.0))
     return made
+
+
+def share_above_floor(what: str, added: Mapping[str, Sequence[float]], budget: float) -> Row:
+    """What we add above an empty callback, of what Kineto adds above it: of what costs anything, the part that is ours.
+
+    Its values are medians of rounds drawn anew with replacement, the same rounds for all three (a bootstrap).
+    """
+    table = np.array([added[who] for who in (EMPTY, OURS, KINETO)])
+    rounds = table.shape[1]
+    chosen = np.random.default_rng(1).integers(0, rounds, (_DRAWS, rounds))
+    floor, ours, kineto = np.median(table[:, chosen], axis=2)
+    values = ((ours - floor) / (kineto - floor)).tolist()
+    return Row(f"{what}, above the empty callback", OURS, values, f"of {KINETO}", Budget(plus=budget), is_estimate=True)
 
 
 def limited(table: Sequence[Row], budgets: Mapping[str, Sequence[Budget | None]]) -> list[Row]:

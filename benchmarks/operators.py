@@ -7,7 +7,19 @@ import statistics
 from typing import TYPE_CHECKING
 
 import peers
-from harness import EMPTY, KINETO, OURS, Budget, Recorder, Row, Settings, against_nothing, rows, timed
+from harness import (
+    EMPTY,
+    KINETO,
+    OURS,
+    Budget,
+    Recorder,
+    Row,
+    Settings,
+    against_nothing,
+    rows,
+    share_above_floor,
+    timed,
+)
 from recorders import empty_callback, kineto, ours
 from workloads import adds
 
@@ -30,6 +42,8 @@ def measure(settings: Settings) -> list[Row]:
         budget = Budget(KINETO, 0.4 if shapes else 0.3)
         added = against_nothing(_run(adds, _FROM_PYTHON), _contestants(shapes), rounds)
         table += rows(f"one operator, Python loop{suffix}", "ns", added, {OURS: budget})
+        if not shapes:
+            table.append(share_above_floor("one operator, Python loop", added, 0.1))
         budget = Budget(KINETO, 0.4) if shapes else Budget(EMPTY, plus=50)
         added = against_nothing(_run(peers.load().peers_operators, _FROM_CPP), _contestants(shapes), rounds)
         table += rows(f"one operator, C++ loop{suffix}", "ns", added, {OURS: budget})

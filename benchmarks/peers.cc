@@ -8,6 +8,15 @@
 #include <cstdint>
 #include <memory>
 
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#define PEERS_CAN_COUNT 1
+#else
+#define PEERS_CAN_COUNT 0
+#define CALLGRIND_START_INSTRUMENTATION
+#define CALLGRIND_STOP_INSTRUMENTATION
+#endif
+
 namespace {
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction&) { return nullptr; }
@@ -46,6 +55,16 @@ void peers_allocations(uint64_t count) {
 void peers_operators(uint64_t count) {
   at::Tensor one = at::ones({4, 4}), other = at::ones({4, 4});
   for (uint64_t i = 0; i < count; ++i) at::is_same_size(one, other);
+}
+
+// Whether valgrind counts what the next one does.
+int peers_can_count() { return PEERS_CAN_COUNT; }
+
+void peers_operators_counted(uint64_t count) {
+  at::Tensor one = at::ones({4, 4}), other = at::ones({4, 4});
+  CALLGRIND_START_INSTRUMENTATION;
+  for (uint64_t i = 0; i < count; ++i) at::is_same_size(one, other);
+  CALLGRIND_STOP_INSTRUMENTATION;
 }
 
 // `count` events as a tree: each group is one range with three operators inside.

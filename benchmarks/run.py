@@ -42,6 +42,10 @@ SUBJECTS = (
 )
 
 
+BY_NAME = ("instructions",)
+"""Only where they are asked for: these take long, and need a tool that is not everywhere."""
+
+
 def main() -> None:
     """Measures what the command line asks for."""
     options = _options()
@@ -64,7 +68,9 @@ def _options() -> argparse.Namespace:
         description="Measures otel-torchprof beside torch's profiler and OpenTelemetry's SDK."
     )
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds, no recording of 10^7 events")
-    parser.add_argument("--only", action="append", choices=SUBJECTS, help="one subject; may be given several times")
+    parser.add_argument(
+        "--only", action="append", choices=(*SUBJECTS, *BY_NAME), help="one subject; may be given several times"
+    )
     parser.add_argument("--rounds", type=_positive, help="rounds per measurement, instead of each one's own number")
     parser.add_argument(
         "--python", action="append", help="another interpreter to measure calls under; may be given several times"
