@@ -12,6 +12,8 @@ __all__ = [
     "module_begin",
     "module_end",
     "set_context_resolver",
+    "show_labels",
+    "traced",
 ]
 
 errors = python_sources.errors
@@ -20,3 +22,5 @@ leave_modules = python_sources.leave_modules
 module_begin = python_sources.module_begin
 module_end = python_sources.module_end
 set_context_resolver = python_sources.set_context_resolver
+show_labels = python_sources.show_labels
+traced = python_sources.traced

@@ -1,16 +1,19 @@
-"""Labels and hooks inside ``torch.compile`` and ``torch.jit.script``: what dynamo and TorchScript are told of them.
+"""Labels and hooks inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch is told of them.
 
-Neither can look into a C function. Each keeps a place where something can be named as something else; that place exists once
-the module that has it is imported. So it is told then, once; a label's own code and the hooks check for nothing.
+None of these can look into a C function. Dynamo and TorchScript keep a place where something can be named as something else, and
+tracing begins in functions that can be replaced; they exist once the module that has them is imported. So torch is told then, once.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._native import python_sources
 from otel_torchprof._process.after_import import Action, when_imported
 
 if TYPE_CHECKING:
@@ -58,14 +61,73 @@ def _decorated_for_torchscript(home: dict[str, Any]) -> Action:
     return teach
 
 
+class _TracedGraph(threading.local):
+    """The labels that are open in the graph that this thread traces, each with the graph's value that ends it there."""
+
+    def __init__(self) -> None:
+        self.labels: list[tuple[Any, Any]] = []
+
+    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
+        """``trace``, whose graphs have the labels of the function that it calls."""
+
+        @functools.wraps(trace)
+        def with_labels(*arguments: Any, **keywords: Any) -> Any:
+            around, self.labels = self.labels, []
+            try:
+                return python_sources.traced(trace, *arguments, **keywords)
+            finally:
+                self.labels = around
+
+        return with_labels
+
+    def tell(self, label: Any, begins: bool) -> None:
+        """Adds what torch's own label would; without running it, since the label is recorded as any other meanwhile."""
+        core: Any = sys.modules["torch._C"]
+        state = core._get_tracing_state()  # noqa: SLF001 - what torch's own modules ask
+        if state is None:  # what traces runs something untraced
+            return
+        graph = state.graph()
+        if begins:
+            texts = [graph.insertConstant(text and _printable(text)) for text in (label.name, label.args)]
+            node = graph.insertNode(graph.create("profiler::_record_function_enter_new", texts, 1))
+            node.output().setType(_type_of_torchs_label(core))
+            self.labels.append((label, node.output()))
+            return
+        for place in reversed(range(len(self.labels))):
+            if self.labels[place][0] is label:
+                _, opened = self.labels.pop(place)
+                graph.insertNode(graph.create("profiler::_record_function_exit", [opened], 0))
+                return
+
+
+def _printable(text: str) -> str:
+    """Without the halves of characters that are no UTF-8, which a graph does not take."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _type_of_torchs_label(core: Any) -> Any:
+    source = "graph(%label : __torch__.torch.classes.profiler._RecordFunction):\n  return (%label)"
+    return next(core.parse_ir(source).inputs()).type()
+
+
+def _labels_for_traces(_trace: Any) -> None:
+    graph = _TracedGraph()
+    python_sources.show_labels(graph.tell)
+    core: Any = sys.modules["torch._C"]
+    for owner, what in ((core, "function"), (core.ScriptModule, "method")):
+        for name in (f"_create_{what}_from_trace", f"_create_{what}_from_trace_with_dict"):
+            setattr(owner, name, graph.traced(getattr(owner, name)))
+
+
 def teach_label(label: type, home: dict[str, Any]) -> None:
-    """Lets dynamo and TorchScript read ``label`` as torch's ``record_function``: now, or when torch is imported.
+    """Lets torch read ``label`` as its own ``record_function`` in graphs: now, or when torch is imported.
 
     ``home``: the globals of the module whose functions wrap what is decorated with it.
     """
     when_imported("torch._dynamo", _label_for_dynamo(label))
     when_imported("torch.jit._script", _label_for_torchscript(label))
     when_imported("torch._jit_internal", _decorated_for_torchscript(home))
+    when_imported("torch.jit._trace", _labels_for_traces)
 
 
 def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:

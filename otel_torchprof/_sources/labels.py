@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class record_function(Label):  # noqa: N801 - torch's name
     """Labels a segment of code: a context manager and a decorator, as torch's ``record_function``.
 
-    Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own. Writes straight to the
-    recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
+    Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own, and what ``torch.jit.trace``
+    makes has it as torch's own. Writes straight to the recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
     threads; one that only one thread at a time is in may also be left on another thread than it was entered. An exception
     that leaves the block marks the event as an error and names the class of the exception; it is not swallowed. The
     GeneratorExit of a generator that is closed early is none. As a decorator it takes functions, async functions,

@@ -15,8 +15,19 @@ struct Label {
   PyObject_HEAD PyObject* name;
   PyObject* args;
   int64_t state;
-  char ends_on_exit;  // 0: left open by its block, and ended by finish()
+  char on_exit;
 };
+
+// What the end of its block does. As a bool it is run_callbacks_on_exit.
+constexpr char kLeaves = 0;       // leaves it open; finish() ends it
+constexpr char kEnds = 1;         // ends it
+constexpr char kEndsInGraph = 2;  // ends it, and it was shown to a graph
+
+// Of torch.jit.trace: what is told of the labels that are entered and left meanwhile, and how many calls are traced on
+// all threads and on this one.
+PyObject* g_graph = nullptr;
+uint32_t g_traced = 0;
+thread_local uint32_t t_traced = 0;
 
 // States, beside the recorder's id of the thread that it was entered on (0: nothing recorded it). One that was entered
 // while it was open stays shared: whose end comes on a thread that recorded no begin could not be told, so only a
@@ -52,7 +63,7 @@ int label_init(PyObject* self, PyObject* positional, PyObject* keywords) {
   label->name = name;
   label->args = args;
   label->state = kClosed;
-  label->ends_on_exit = 1;
+  label->on_exit = kEnds;
   Py_XDECREF(old_name);
   Py_XDECREF(old_args);
   return 0;
@@ -82,12 +93,16 @@ bool add_args(Label* label, int64_t* words, otp_begin_args* event) {
   return true;
 }
 
+// False with an exception set.
+bool has_name(const Label* label) {
+  if (label->name != nullptr) return true;
+  PyErr_SetString(PyExc_TypeError, "this label has no name: its __init__ was not called");
+  return false;
+}
+
 // The recorder's id of the thread, 0 where nothing records it, or -1 with an exception set.
 int64_t begin(Label* label) {
-  if (label->name == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "this label has no name: its __init__ was not called");
-    return -1;
-  }
+  if (!has_name(label)) return -1;
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
   const char* name = utf8(label->name, &size, &owner);
@@ -114,11 +129,34 @@ int64_t begin(Label* label) {
   return thread;
 }
 
+// Tells the graph that this thread traces, if it traces one. What goes wrong there is not the program's.
+void show_graph(PyObject* self, bool begins) {
+  if (t_traced == 0 || g_graph == nullptr) return;
+  Unraising guard;
+  PyObject* result = PyObject_CallFunctionObjArgs(g_graph, self, begins ? Py_True : Py_False, nullptr);
+  Py_XDECREF(result);
+}
+
+// One that is open already, or whose __init__ was not called.
+bool share(Label* label) {
+  if (!has_name(label)) return false;
+  label->state = kShared;
+  return true;
+}
+
 PyObject* label_enter(PyObject* self, PyObject*) {
   Label* label = as_label(self);
-  int64_t thread = label->name != nullptr && active_sessions(OTP_EVENT_LABEL) == 0 ? 0 : begin(label);
+  int64_t thread = active_sessions(OTP_EVENT_LABEL) == 0 ? 0 : begin(label);
   if (thread < 0) return nullptr;
-  label->state = label->state == kClosed ? thread : kShared;
+  if (__builtin_expect(label->state == kClosed, 1)) {
+    label->state = thread;
+  } else if (!share(label)) {
+    return nullptr;
+  }
+  if (__builtin_expect(g_traced != 0, 0)) {
+    if (label->on_exit == kEnds) label->on_exit = kEndsInGraph;
+    show_graph(self, true);
+  }
   Py_INCREF(self);
   return self;
 }
@@ -154,12 +192,19 @@ PyObject* finish(PyObject* self, PyObject* type) {
   Py_RETURN_NONE;
 }
 
-// __exit__(type, value, traceback) -> None. One that continues until a future is done leaves the stack of parents.
-PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
-  if (as_label(self)->ends_on_exit) return finish(self, args[0]);
+// Where there is more to do at the end of its block than to end it. One that continues until a future is done leaves
+// the stack of parents.
+__attribute__((noinline)) PyObject* exit_otherwise(PyObject* self, PyObject* type) {
+  show_graph(self, false);
+  if (as_label(self)->on_exit != kLeaves) return finish(self, type);
   g_api->suspend(self);
   Py_RETURN_NONE;
+}
+
+// __exit__(type, value, traceback) -> None.
+PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
+  return as_label(self)->on_exit == kEnds ? finish(self, args[0]) : exit_otherwise(self, args[0]);
 }
 
 // Whether it was entered and has not ended.
@@ -168,6 +213,32 @@ PyObject* label_is_open(PyObject* self, PyObject*) { return PyBool_FromLong(as_l
 // Takes the label off the stack of parents while its coroutine waits, and puts it back. False when it is not open here.
 PyObject* label_suspend(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->suspend(self)); }
 PyObject* label_resume(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->resume(self)); }
+
+// traced(function, *arguments, **keywords): calls it, and tells the graph of the labels of this thread meanwhile.
+PyObject* traced(PyObject*, PyObject* arguments, PyObject* keywords) {
+  PyObject* function = PyTuple_GetItem(arguments, 0);
+  PyObject* rest = function == nullptr ? nullptr : PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
+  if (rest == nullptr) return nullptr;
+  ++g_traced, ++t_traced;
+  PyObject* result = PyObject_Call(function, rest, keywords);
+  --g_traced, --t_traced;
+  Py_DECREF(rest);
+  return result;
+}
+
+// show_labels(graph): graph(label, begins) is called while a thread traces, on that thread.
+PyObject* show_labels(PyObject*, PyObject* graph) {
+  PyObject* before = g_graph;
+  Py_INCREF(graph);
+  g_graph = graph;
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef g_methods[] = {{"traced", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(traced)),
+                            METH_VARARGS | METH_KEYWORDS, nullptr},
+                           {"show_labels", show_labels, METH_O, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef g_label_methods[] = {
     {"__enter__", label_enter, METH_NOARGS, nullptr},
@@ -180,7 +251,7 @@ PyMethodDef g_label_methods[] = {
 
 PyMemberDef g_label_members[] = {{"name", T_OBJECT_EX, offsetof(Label, name), READONLY, nullptr},
                                  {"args", T_OBJECT_EX, offsetof(Label, args), READONLY, nullptr},
-                                 {"run_callbacks_on_exit", T_BOOL, offsetof(Label, ends_on_exit), 0, nullptr},
+                                 {"run_callbacks_on_exit", T_BOOL, offsetof(Label, on_exit), 0, nullptr},
                                  {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot g_label_slots[] = {{Py_tp_init, reinterpret_cast<void*>(label_init)},
@@ -199,7 +270,7 @@ int add_labels(PyObject* module) {
   PyObject* type = PyType_FromSpec(&g_label_spec);
   int status = type == nullptr ? -1 : PyObject_SetAttrString(module, "Label", type);
   Py_XDECREF(type);
-  return status;
+  return status != 0 ? status : PyModule_AddFunctions(module, g_methods);
 }
 
 }  // namespace otp_python
