@@ -24,7 +24,7 @@ import numpy as np
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
 from otel_torchprof._native.chrome_encoders import EscapedNames, encode_events
-from otel_torchprof._tree.flows import forward_backward
+from otel_torchprof._tree.flows import forward_backward, numbered_rows
 from otel_torchprof._tree.modules import module_hierarchy
 from otel_torchprof._tree.nesting import not_nested
 from otel_torchprof._tree.tree import STEP_PREFIX
@@ -257,6 +257,8 @@ def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Dra
     all_names, stacks = stack_columns(batch) if call_stacks else (batch.names, {})
     names = EscapedNames(all_names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
+    numbered = numbered_rows(batch)
+    columns |= {name: columns[name][numbered] for name in ("sequence_nr", "fwd_thread")}
     if batch.inputs is not None and INPUTS.name in batch.columns:
         columns[INPUTS.name] = np.ascontiguousarray(batch[INPUTS.name], dtype=INPUTS.dtype)
         columns["input_words"] = np.ascontiguousarray(batch.inputs, dtype=np.int64)

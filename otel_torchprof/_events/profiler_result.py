@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .kineto_event import KinetoEvent
 from .profiler_events import EventTree
 from .recorded_nodes import Node, Nodes
+from .trace_activity import TraceActivity, arguments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,12 @@ class ProfilerResult:
     def events(self) -> list[KinetoEvent]:
         """Everything, by start; some microseconds each."""
         return [KinetoEvent(Node(self._nodes, position)) for position in range(len(self._nodes.tree))]
+
+    def trace_activities(self) -> list[TraceActivity]:
+        """The same with their arguments in a Chrome trace, which is made for it; some 20 us each."""
+        arguments = arguments_of(self._nodes.batch)
+        events = zip(self.events(), self._nodes.tree.row.tolist(), strict=True)
+        return [TraceActivity(event, arguments[row]) for event, row in events]
 
     def trace_start_ns(self) -> int:
         """When the recording began, Unix time."""

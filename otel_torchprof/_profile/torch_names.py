@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_NAMES = frozenset(("ExecutionTraceObserver", "itt"))
+_NAMES = frozenset(("ExecutionTraceObserver", "RecordScope", "_ExperimentalConfig", "itt"))
 
 
 def __getattr__(name: str) -> Any:

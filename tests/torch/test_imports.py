@@ -43,6 +43,8 @@ def test_what_is_torchs_own(module):
     """The execution trace observer and ``itt`` are torch's; a name that nobody has is an error as everywhere."""
     module = importlib.import_module(module)
     assert module.ExecutionTraceObserver is torch.profiler.ExecutionTraceObserver
+    assert module.RecordScope is torch.profiler.RecordScope
+    assert module._ExperimentalConfig is torch.profiler._ExperimentalConfig
     assert module.itt is torch.profiler.itt
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = module.no_such_name
