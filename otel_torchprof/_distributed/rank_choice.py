@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import NamedTuple
 
 Choice = str | float
@@ -52,6 +51,7 @@ def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:
 @functools.lru_cache(maxsize=8)
 def _sampled(share: float, world: int, seed: str) -> frozenset[int]:
     """So many ranks as the share says, at least one: those whose hashes are the lowest."""
+    import hashlib  # as in rank_ids
 
     def order(rank: int) -> bytes:
         return hashlib.blake2b(f"{seed}\0{rank}".encode(), digest_size=8).digest()

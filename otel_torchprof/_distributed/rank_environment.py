@@ -17,7 +17,7 @@ _TORCHRUN_NO_ID = "none"
 """What torchrun says where nobody gave the run an id."""
 _SLURM_NO_STEP = 0xFFFFFFF0
 """From here on numbers of steps have meanings of their own: the batch script, the prolog."""
-_POD = re.compile(r"(.+)-(?:master|worker|chief|launcher|node)-\d+")
+_POD = r"(.+)-(?:master|worker|chief|launcher|node)-\d+"
 """Host names of the pods of a Kubeflow job."""
 
 
@@ -73,7 +73,7 @@ def _kubernetes_name(environ: Mapping[str, str], host: str) -> RunName | None:
     index = environ.get("JOB_COMPLETION_INDEX", "")
     if index.isdecimal() and host.endswith(f"-{index}"):
         return RunName(host[: -len(index) - 1], False, False)
-    found = _POD.fullmatch(host)
+    found = re.fullmatch(_POD, host)
     return RunName(found.group(1), False, False) if found else None
 
 

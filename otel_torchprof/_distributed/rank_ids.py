@@ -7,8 +7,7 @@ are spread evenly over all their bits: a sampler that goes by the trace id takes
 from __future__ import annotations
 
 import functools
-import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +39,17 @@ class StepIds(NamedTuple):
     """Trace and span ids of the same step elsewhere."""
 
 
+def _blake2b(text: str, **options: Any) -> bytes:
+    import hashlib  # here: with OpenSSL it takes as long as this whole folder, and torch has imported it where there are ranks
+
+    return hashlib.blake2b(text.encode(), **options).digest()
+
+
 @functools.cache
 def run_key(run: Run) -> bytes:
     """The key of all ids of a run."""
     text = "\0".join((run.run_id, str(run.restart), run.attempt))
-    return hashlib.blake2b(text.encode(), digest_size=32, person=b"otel_torchprof").digest()
+    return _blake2b(text, digest_size=32, person=b"otel_torchprof")
 
 
 def step_trace_id(run: Run, step: int, rank: int | None) -> int:
@@ -91,4 +96,4 @@ def linked_peers(ranks: Sequence[int], rank: int, most: int = MOST_LINKED) -> tu
 def _hash(run: Run, size: int, *parts: object) -> int:
     """Never 0, which is no valid id. The parts cannot run into each other: only the last but one or two are free text."""
     text = "\0".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size, key=run_key(run)).digest(), "big") or 1
+    return int.from_bytes(_blake2b(text, digest_size=size, key=run_key(run)), "big") or 1

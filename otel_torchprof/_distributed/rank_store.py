@@ -6,7 +6,6 @@ Everything is one operation of the store: what it holds under a key, or, where i
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 from .rank_ids import Run
@@ -23,7 +22,7 @@ def made_id(store: Any) -> str:
     """A new run id, or the one that was made before the launcher began the processes anew, if its store has lived on."""
     while hasattr(store, "underlying_store"):  # around it are prefixes, which may be those of one attempt
         store = store.underlying_store
-    return _held(store, f"{_KEY}/id", secrets.token_hex(16))
+    return _held(store, f"{_KEY}/id", os.urandom(16).hex())
 
 
 def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | None) -> Run:
@@ -41,7 +40,7 @@ def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | 
     own = _own_word()
     for generation in range(_MOST_GENERATIONS):
         if _held(store, f"{key}/{generation}/{rank}", own) == own:
-            text = "\n".join((offered.run_id, str(offered.restart), secrets.token_hex(8)))
+            text = "\n".join((offered.run_id, str(offered.restart), os.urandom(8).hex()))
             run_id, restarts, attempt = _held(store, f"{key}/{generation}", text).split("\n")
             return Run(run_id, int(restarts), attempt)
     raise ValueError(f"the store holds {_MOST_GENERATIONS} earlier processes of rank {rank}")
@@ -56,5 +55,5 @@ def _own_word() -> str:
     """The same whenever this process asks; a forked child has another."""
     global _process  # noqa: PLW0603 - there is one per process
     if _process[0] != os.getpid():
-        _process = os.getpid(), secrets.token_hex(8)
+        _process = os.getpid(), os.urandom(8).hex()
     return _process[1]

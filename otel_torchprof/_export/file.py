@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import zlib
 from pathlib import Path
@@ -103,7 +102,7 @@ def _target(name: str) -> Path | None:
 
 def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
     # Not named after the target: with anything added, a name of the greatest length would be too long.
-    temporary = target.with_name(f".otel-torchprof-{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".otel-torchprof-{os.urandom(8).hex()}.tmp")
     with naming(name):
         # The mode comes from the umask, as everywhere: the 0600 of the tempfile module would lock out other readers.
         file = temporary.open("xb")

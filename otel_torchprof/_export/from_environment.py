@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
@@ -49,6 +48,8 @@ def _made(name: str) -> SpanExporter | None:
             return OTLPExporter(protocol="grpc" if name == "otlp_proto_grpc" else "http/protobuf")
         if name in _FILES:
             return _FILES[name]()
+        from importlib.metadata import entry_points  # OpenTelemetry's instrumentor has imported it
+
         found = entry_points(group=_GROUP, name=name)
         if found:
             exporter: SpanExporter = next(iter(found)).load()()

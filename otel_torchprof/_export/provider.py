@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.context import Context
@@ -132,7 +132,7 @@ class Provider:
         if type(generator) is RandomIdGenerator:
             # It asks Python's shared random numbers: a program that seeds them alike on all ranks gets the same ids on all,
             # and would get other numbers than without a profiler. Drawn from elsewhere, they are no less random.
-            return secrets.randbits(bits) or 1
+            return int.from_bytes(os.urandom(bits // 8), "big") or 1
         failure = None
         try:
             found: int = getattr(generator, generate)()

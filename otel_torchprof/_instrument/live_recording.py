@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -146,7 +146,7 @@ class LiveRecording:
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
             # The generator may give every rank the same: the SDK's asks Python's random numbers, which programs seed.
-            key=provider.new_span_id() ^ secrets.randbits(64),
+            key=provider.new_span_id() ^ int.from_bytes(os.urandom(8), "big"),
             steps=self.steps,
             new_trace=provider.new_trace,
             current_span=self._current_span,

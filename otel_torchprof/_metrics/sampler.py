@@ -6,12 +6,11 @@ Nothing here knows of torch or of threads: times are given, in seconds of any cl
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 NEVER = math.inf
 
@@ -73,6 +72,13 @@ class Rate:
         return self._rate * math.exp(-max(now - self._at, 0.0) / _SOME_TIME)
 
 
+def _median(values: Iterable[float]) -> float:
+    # Not the one of statistics, which brings fractions and decimals, and those take longer to import than all of this folder.
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 class Comparison:
     """What recording adds to a step, from how long recorded steps took and how long those beside them.
 
@@ -102,12 +108,12 @@ class Comparison:
     @property
     def added(self) -> float | None:
         """Seconds by which a recorded step is longer; None while that is not known."""
-        return statistics.median(self._differences) if len(self._differences) >= _ENOUGH else None
+        return _median(self._differences) if len(self._differences) >= _ENOUGH else None
 
     def _compare(self) -> None:
         beside = [*self._before, *self._after]
         if len(beside) >= _NEAR:
-            self._differences.append(statistics.median(self._recorded) - statistics.median(beside))
+            self._differences.append(_median(self._recorded) - _median(beside))
         self._before.extend(self._after)
         self._recorded.clear()
         self._after = []
@@ -276,7 +282,7 @@ class Sampler:
         return self._is_read_out and now >= self._allowance.free_at
 
     def _step_timeout(self) -> float:
-        return max(_STEP_TIMEOUT, _PATIENT_STEPS * statistics.median(self._durations) if self._durations else 0.0)
+        return max(_STEP_TIMEOUT, _PATIENT_STEPS * _median(self._durations) if self._durations else 0.0)
 
     def _on(self, now: float, ask_at: float = NEVER) -> None:
         if not self._switch(True):

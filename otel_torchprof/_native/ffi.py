@@ -5,12 +5,12 @@ Everything else sees the typed wrappers beside it. The handshake happens here, o
 
 from __future__ import annotations
 
-import sysconfig
+import sys
 from typing import Any
 
 from otel_torchprof.version import __version__
 
-if sysconfig.get_config_var("Py_GIL_DISABLED"):  # the compiled modules would crash: objects are laid out in another way
+if "t" in sys.abiflags:  # the compiled modules would crash: objects are laid out in another way
     raise ImportError(
         "otel_torchprof was imported in a free-threaded build of Python, and does not support these: use the build with "
         "the GIL (python3.14 instead of python3.14t; PYTHON_GIL=1 is not enough)"

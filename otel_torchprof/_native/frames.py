@@ -10,7 +10,6 @@ import operator
 import os
 import site
 import sys
-import sysconfig
 import threading
 import weakref
 from pathlib import Path
@@ -81,7 +80,7 @@ def check() -> None:
     Raises:
         FramesError: there is something; a profile function of another tool's is named, and never displaced.
     """
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or not python_sources.can_trace_frames:
+    if not python_sources.can_trace_frames:
         raise FramesError("this interpreter does not let calls be traced")
     if python_sources.monitors_calls:
         _check_tools()

@@ -7,7 +7,6 @@ they are installed. For any other torch (a distribution's, a nightly, one of one
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -50,6 +49,8 @@ def headers_digest(include: Path) -> str:
             for name in re.findall(r"^ *#include <((?:ATen|c10|torch)/[^>]+)>", path.read_text(), re.MULTILINE)
         }
     )
+    import hashlib  # as in torch_build
+
     digest = hashlib.sha256()
     for name in named:
         first, second = (folder / name for folder in torch_build.include_folders(include))
@@ -95,4 +96,6 @@ def _is_of(target: torch_build.Target, library: Library) -> bool:
 
 def digest(path: Path) -> str:
     """Of a file that comes with the package, which is trusted as its code is: whoever could change it could change that."""
+    import hashlib  # as in torch_build
+
     return hashlib.sha256(path.read_bytes()).hexdigest()

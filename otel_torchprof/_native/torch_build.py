@@ -2,21 +2,19 @@
 
 Kept per torch version, interpreter, platform and source hash. Where: ``OTEL_TORCHPROF_BUILD_DIR``, else the user's cache
 folder. A folder that another user could replace or write to is never used, since what lies there is loaded into the process.
+
+Functions import what torch brings: hashlib, tempfile and the like take longer than all of this folder, and are there with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
-import hashlib
 import os
 import platform
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +67,8 @@ def _name(source: Path) -> str:
 
 def sources_digest() -> str:
     """Digest of the sources and of the compiler's flags."""
+    import hashlib
+
     digest = hashlib.sha256(repr(_FLAGS).encode())
     for path in source_files():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -103,6 +103,8 @@ class Target(NamedTuple):
 def library_name(torch: Any) -> str:
     """The file's name, which says all that it depends on."""
     target = Target.of(torch)
+    import hashlib
+
     digest = hashlib.sha256(repr((sources_digest(), target.git_version, target.cxx11_abi)).encode())
     tag = f"{sys.implementation.cache_tag}-{sys.platform}-{platform.machine()}"
     return f"torch_ops-{torch.__version__}-{tag}-{digest.hexdigest()[:16]}.so"
@@ -201,6 +203,8 @@ def open_private(path: Path) -> int:
 
 
 def _make_folder(path: Path) -> None:
+    import tempfile
+
     # A folder that the user names may be meant for other users of the machine or image: they may read it.
     mode = 0o755 if config.BUILD_DIR.read() else 0o700
     try:
@@ -230,6 +234,8 @@ def compiler() -> str:
     Raises:
         TorchLibraryError: there is none; says where to get one.
     """
+    import shutil
+
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         found = shutil.which(name) if name else None
         if found:
@@ -323,6 +329,8 @@ def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...],
 
 def _compile(torch: Any, target: Path) -> tuple[str, ...]:
     """Builds it; returns the optional sources that are not in it."""
+    import tempfile
+
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, suffix=".building") as name:
             output = Path(name) / target.name
@@ -355,6 +363,8 @@ def why_left_out(library: Path, source: str) -> str:
 
 
 def _digest(path: Path) -> str:
+    import hashlib
+
     with open(open_private(path), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
@@ -404,6 +414,8 @@ def _remove_unused(place: Path) -> None:
 
     One that a process has loaded stays usable there.
     """
+    import glob
+
     for library in place.glob("torch_ops-*.so"):
         with contextlib.suppress(OSError):  # another process may do the same
             if time.time() - library.stat().st_mtime > _KEPT_SECONDS:

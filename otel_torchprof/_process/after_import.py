@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import logging
 import os
 import sys
@@ -111,7 +110,7 @@ def _run_waiting(name: str, module: types.ModuleType) -> None:
             _logger.warning("what was to be done once %s is imported was not: %r", name, action, exc_info=True)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Has the loaders of awaited modules tell when they are done; otherwise imports continue as if it were not there."""
 
     def __init__(self) -> None:
@@ -129,11 +128,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             self._asking.name = None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # importlib.abc brings eight modules, for two names
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Another loader, and what waits for the module after it."""
 
     def __init__(self, loader: Any) -> None:

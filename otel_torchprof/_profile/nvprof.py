@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,6 +20,7 @@ from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
     import os
+    import sqlite3
     from collections.abc import Callable, Iterable, Iterator
 
 _logger = logging.getLogger("otel_torchprof")
@@ -83,6 +83,8 @@ def parse_nvprof_trace(path: str | os.PathLike[str]) -> list[FunctionEvent]:
         OSError: the file cannot be opened.
         TorchProfError: it is no SQLite file, or none of nvprof's, or damaged; the message names the file and what is wrong.
     """
+    import sqlite3
+
     file = Path(path)
     with file.open("rb") as start:
         if start.read(16) != b"SQLite format 3\0":

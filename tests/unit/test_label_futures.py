@@ -97,13 +97,14 @@ def test_a_failed_future_is_an_error_of_the_label(prof):
 
 
 def test_a_cancelled_future(prof):
-    """Cancels the new one and ends the label."""
+    """Cancels the new one and ends the label, with the error that asking for its result would raise."""
     future = concurrent.futures.Future()
     with prof:
         label, after = begin("call", future)
         future.cancel()
         assert after.cancelled()
         assert not label.is_open()
+    assert prof.names[rows(prof)["call"]["error_type"]] == "concurrent.futures._base.CancelledError"
 
 
 def test_tasks_of_asyncio(prof):
