@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 from ._native import python_sources as _python_sources  # noqa: F401
 
 # isort: split
+# Second: what is called at forks and exits keeps its order, whatever is asked for when.
+from ._instrument import process_changes as _process_changes
+
+# isort: split
 from ._columns.frame_info import (
     FunctionInfo,
     ModuleInfo,
@@ -16,22 +20,11 @@ from ._columns.frame_info import (
 )
 from ._events.activities import ProfilerActivity, kineto_available, supported_activities
 from ._events.event_metadata import EventMetadata
-from ._events.event_names import StringTable, demangle
-from ._events.events import EventList
-from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
-from ._events.function_event_avg import FunctionEventAvg
 from ._events.mem_records import MemRecordsAcc
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
-from ._instrument.instrumentor import TorchInstrumentor
-from ._instrument.processor import TorchSpanProcessor
 from ._instrument.step_contexts import rank_resource, step_context
-from ._instrument.streaming import stream
-from ._metrics.gpu_polling import GpuMetrics
-from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
-from ._profile.profile import _KinetoProfile as _KinetoProfile
-from ._profile.profile import profile
 from ._profile.steps import KinetoStepTracker
 from ._profile.tensorboard import tensorboard_trace_handler
 from ._sampling.cycles import ProfilerAction, schedule
@@ -47,8 +40,55 @@ from .version import __version__
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
+
+    from ._events.event_names import StringTable, demangle
+    from ._events.events import EventList
+    from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+    from ._events.function_event_avg import FunctionEventAvg
+    from ._instrument.instrumentor import TorchInstrumentor
+    from ._instrument.processor import TorchSpanProcessor
+    from ._instrument.streaming import stream
+    from ._metrics.gpu_polling import GpuMetrics
+    from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
+    from ._profile.profile import _KinetoProfile as _KinetoProfile
+    from ._profile.profile import profile
 else:
-    from ._profile.torch_names import __getattr__  # noqa: F401 - Python calls it
+    from ._profile import torch_names as _torch_names
+
+    _MODULES = {
+        "DeviceType": "_events.function_event",
+        "EnforceUnique": "_profile.nvprof",
+        "EventList": "_events.events",
+        "FormattedTimesMixin": "_events.function_event",
+        "FunctionEvent": "_events.function_event",
+        "FunctionEventAvg": "_events.function_event_avg",
+        "GpuMetrics": "_metrics.gpu_polling",
+        "Interval": "_events.function_event",
+        "Kernel": "_events.function_event",
+        "StringTable": "_events.event_names",
+        "TorchInstrumentor": "_instrument.instrumentor",
+        "TorchSpanProcessor": "_instrument.processor",
+        "_KinetoProfile": "_profile.profile",
+        "demangle": "_events.event_names",
+        "load_nvprof": "_profile.nvprof",
+        "parse_nvprof_trace": "_profile.nvprof",
+        "profile": "_profile.profile",
+        "stream": "_instrument.streaming",
+    }
+    """Of what records, and of what comes of it: most of the package, and of others. Imported when it is asked for.
+
+    What reads settings is not among them: a program may give up its rights, or its root, before it makes an exporter.
+    """
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            return _torch_names.__getattr__(name)
+        globals()[name] = found = getattr(_process_changes.imported(f"{__name__}.{_MODULES[name]}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return [*{*globals(), *_MODULES}]
+
 
 __all__ = [
     "ChromeTraceExporter",

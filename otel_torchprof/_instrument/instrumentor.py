@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import weakref
 from dataclasses import replace
@@ -23,7 +22,6 @@ from otel_torchprof._metrics.gpu_pass import NOT_OPENED
 from otel_torchprof._metrics.gpu_polling import GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
-from otel_torchprof._native import frames, gc_pauses
 from otel_torchprof._process import fork
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ON, ProcessorHealth
@@ -372,9 +370,16 @@ def _running_metrics() -> MetricsInstrumentation | None:
     return running if isinstance(running, MetricsInstrumentation) and running.is_running else None
 
 
-_forking = threading.local()
-"""On a thread that forks. ``has_lock``: whether it took the instrumentor's lock; ``prepared``: the instrumentation, and whether its
-lock was taken. Another may run when the fork is over."""
+class _Forking(threading.local):
+    """A thread that forks. Another instrumentation may run when the fork is over, and this module may be imported only then."""
+
+    has_lock = False
+    """Whether it took the instrumentor's lock."""
+    prepared: tuple[MetricsInstrumentation, bool] | None = None
+    """The instrumentation, and whether its lock was taken."""
+
+
+_forking = _Forking()
 
 
 def _before_fork() -> None:
@@ -395,14 +400,10 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Processors first: what they hold is the parent's."""
-    TorchSpanProcessor.after_fork_in_child()
+    # After the processors, whose module is imported first: what they hold is the parent's.
     instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
     if instance is not None:
         instance._after_fork_in_child()  # noqa: SLF001 - our own
 
 
-# First: what is the parent's is off when the child's is started.
-frames.at_process_changes()
-gc_pauses.at_process_changes()
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+fork.call_late(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

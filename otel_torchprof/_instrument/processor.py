@@ -357,3 +357,6 @@ def _check_exporters(exporters: Sequence[SpanExporter]) -> None:
 
 def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
+
+
+fork.call_late(after_in_child=TorchSpanProcessor.after_fork_in_child)

@@ -9,7 +9,10 @@ import importlib
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class BegunAnew(Protocol):
@@ -32,6 +35,24 @@ def watch(thing: BegunAnew) -> None:
     A handler of ``os.register_at_fork`` can never be removed, so there is one for all.
     """
     _watched.add(thing)
+
+
+_late: dict[str, list[Callable[[], None]]] = {"before": [], "after_in_parent": [], "after_in_child": []}
+
+
+def call_late(**functions: Callable[[], None]) -> None:
+    """As ``os.register_at_fork``, for modules that are imported when they are asked for: in the place that is kept for them.
+
+    That is where the package's import calls :func:`call`, among what it registers itself.
+    """
+    for when, function in functions.items():
+        _late[when].append(function)
+
+
+def call(when: str) -> None:
+    """Calls what :func:`call_late` was given so far, ``before`` a fork in reverse order as Python does."""
+    for function in _late[when][:: -1 if when == "before" else 1]:
+        function()
 
 
 def import_now(*modules: str) -> None:
