@@ -320,7 +320,6 @@ class TorchInstrumentor(BaseInstrumentor):
             self._processor.shutdown_within(_WORKER_SECONDS)
 
     def _after_fork_in_child(self) -> None:
-        TorchInstrumentor._lock = threading.RLock()
         operator_metrics.after_fork_in_child()
         if self._running is not None:
             try:
@@ -401,6 +400,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     # After the processors, whose module is imported first: what they hold is the parent's.
+    TorchInstrumentor._lock = threading.RLock()  # noqa: SLF001 - our own
     instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
     if instance is not None:
         instance._after_fork_in_child()  # noqa: SLF001 - our own

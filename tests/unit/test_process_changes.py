@@ -94,6 +94,17 @@ def test_a_processor_without_an_instrumentor_begins_anew_in_a_child():
     assert printed(PROCESSOR_ALONE) == ["['parent']", "['child']", "0", "False"]
 
 
+INSTRUMENTS_IN_CHILD = f"""{IN_CHILD}
+instrument = otp.TorchInstrumentor
+in_child(lambda: instrument().instrument(tracer_provider=TracerProvider(), detail="steps", skip_dep_check=True))
+"""
+
+
+def test_a_thread_of_a_child_instruments_first():
+    """Where the parent has instrumented nothing, the lock that its fork took is none of the child's threads'."""
+    assert printed(INSTRUMENTS_IN_CHILD) == ["0"]
+
+
 WHILE_IMPORTED = f"""{IN_CHILD}
 import sys
 entered, may_go_on = threading.Event(), threading.Event()
