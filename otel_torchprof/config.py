@@ -10,9 +10,8 @@ import functools
 import logging
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import parsers
 
@@ -28,12 +27,11 @@ GPU_CHOICES = ("visible", "all")
 _ALIKE = 0.7
 """How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
-_URL = re.compile(r"//|@|:\d+[/?]|\?.*=", re.DOTALL)
+_URL = r"(?s)//|@|:\d+[/?]|\?.*="
 """What a URL has that may carry credentials, and no glob and no list of names has."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One thing that the environment may say: a variable, or a part of one.
 
     A variable with parts reads ``VALUE,key=value,key=value``, each of them optional. What stands between two keys is the value of the
@@ -72,8 +70,8 @@ class Setting:
     def read(self, environ: Mapping[str, str] = os.environ) -> Any:
         """What the environment says of it, parsed, else the fallback. A bad value is warned of once."""
         for name in self.variables:
-            one = self if name == self.variable else replace(self, variable=name)
-            if text := replace(one, general="").text(environ):
+            one = self if name == self.variable else self._replace(variable=name)
+            if text := one._replace(general="").text(environ):
                 try:
                     return self.parse(text)
                 except (TypeError, ValueError) as error:
@@ -107,7 +105,7 @@ def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
 
 def displayed(value: object) -> str:
     """The value as messages may show it: without the credentials that a URL may carry."""
-    return repr(without_credentials(value) if isinstance(value, str) and _URL.search(value) else value)
+    return repr(without_credentials(value) if isinstance(value, str) and re.search(_URL, value) else value)
 
 
 def without_credentials(url: str) -> str:

@@ -214,8 +214,8 @@ def _one_list_of_threads(batches: Sequence[Batch]) -> tuple[list[Thread], list[n
             if at is None or (thread.torch_tid and threads[at].torch_tid not in {0, thread.torch_tid}):
                 at = known[key] = len(threads)
                 threads.append(thread)
-            latest = thread if thread.torch_tid else replace(thread, torch_tid=threads[at].torch_tid)
-            threads[at] = latest if latest.name else replace(latest, name=threads[at].name)
+            latest = thread if thread.torch_tid else thread._replace(torch_tid=threads[at].torch_tid)
+            threads[at] = latest if latest.name else latest._replace(name=threads[at].name)
             places.append(at)
         maps.append(np.array(places, dtype=np.int64))
     return threads, maps

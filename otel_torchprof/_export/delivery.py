@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from .response import Response
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """What became of the first spans of a batch, after those of the deliveries before."""
 
     exported: int = 0

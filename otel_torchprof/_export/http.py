@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import ssl
 import time
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http.client import BadStatusLine
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ class HttpTransport:
             if request.status is not None:  # all of the status came, not all of the headers
                 return _response(*request.status, {}, None)
             failed = _no_response(error, tls=self._settings.endpoint.startswith("https"))
-            return replace(failed, may_have_arrived=request.sent is not False)
+            return failed._replace(may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
         """Closes the connections that are not in use; those that are end with their timeout."""

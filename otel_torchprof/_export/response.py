@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from otel_torchprof._process.printable import printable
 
@@ -44,8 +44,7 @@ class Outcome(enum.Enum):
     """Not accepted, and never will be."""
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(NamedTuple):
     """What a receiver responded to a message, as an outcome and what goes with it."""
 
     outcome: Outcome

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .response import Outcome, Response
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from otel_torchprof._process.deadline import Deadline
 
 
-@dataclass(frozen=True)
-class Backoff:
+class Backoff(NamedTuple):
     """Waits between attempts, each twice as long as the one before, up to ``longest``, give or take ``jitter``."""
 
     first: float = 0.5

@@ -6,9 +6,8 @@ import glob
 import math
 import os
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof import config
 from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 PART = "{part}"
 
 
-@dataclass(frozen=True)
-class Rotation:
+class Rotation(NamedTuple):
     """When the next file begins, and how many are kept; None: never, and all."""
 
     max_bytes: int | None = None

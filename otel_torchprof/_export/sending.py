@@ -114,7 +114,7 @@ class Sender:
         if again:
             self._counts.add(retries=1)
         if response.outcome is Outcome.RETRY:  # nobody else redacts what others say of it
-            response = replace(response, reason=self.settings.redacted(response.reason))
+            response = response._replace(reason=self.settings.redacted(response.reason))
             self._counts.add(last_error=response.reason)
         return response
 

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,9 +21,9 @@ TRACES_PATH = "/v1/traces"
 _DEFAULT_GRPC_ENDPOINT = "http://localhost:4317"
 _DEFAULT_HTTP_ENDPOINT = "http://localhost:4318" + TRACES_PATH
 
-_HTTP_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-_GRPC_NAME = re.compile(r"[0-9a-z_.-]+")
-_ENCODED_ITEM = re.compile(r"[^\s=]+\s*=\s*[^\s\",;\\]*")
+_HTTP_NAME = r"[!#$%&'*+.^_`|~0-9a-z-]+"
+_GRPC_NAME = r"[0-9a-z_.-]+"
+_ENCODED_ITEM = r"[^\s=]+\s*=\s*[^\s\",;\\]*"
 """A header as the specification has it. One with spaces in its value is taken too, then as it is."""
 _SHORTEST_SECRET = 4
 
@@ -174,8 +174,8 @@ class _Source:
         """The endpoint, and whether it goes without TLS."""
         setting = VARIABLES["endpoint"]
         if protocol == HTTP:
-            for_all = replace(setting, variable=setting.general, general="", parse=_http_endpoint_of_all)
-            for_traces = replace(setting, general="", parse=http_endpoint)
+            for_all = setting._replace(variable=setting.general, general="", parse=_http_endpoint_of_all)
+            for_traces = setting._replace(general="", parse=http_endpoint)
             url = for_traces.given("endpoint", value or None, self._environ) or for_all.read(self._environ)
             return url or _DEFAULT_HTTP_ENDPOINT, (url or _DEFAULT_HTTP_ENDPOINT).startswith("http:")
         scheme, target = self.take("endpoint", value) or grpc_endpoint(_DEFAULT_GRPC_ENDPOINT)
@@ -185,7 +185,7 @@ class _Source:
             return target, True
         return target, self.take("insecure", None)
 
-    def headers(self, value: HeadersArgument | None, names: re.Pattern[str]) -> dict[str, str]:
+    def headers(self, value: HeadersArgument | None, names: str) -> dict[str, str]:
         """Those of the variables, and over them those of the keyword."""
         names_of = VARIABLES["headers"].variables
         variable = next((name for name in names_of if self._environ.get(name, "").strip()), "")
@@ -219,12 +219,12 @@ def _message_size(value: Any) -> int:
     return value
 
 
-def _headers(value: HeadersArgument, names: re.Pattern[str]) -> tuple[dict[str, str], list[str]]:
+def _headers(value: HeadersArgument, names: str) -> tuple[dict[str, str], list[str]]:
     """The headers, names in lower case, and what is wrong with those that are none. No value is ever told."""
     found, problems = {}, []
     for number, (name, text) in enumerate(_header_pairs(value), start=1):
         key = str(name).lower()
-        if not names.fullmatch(key):
+        if not re.fullmatch(names, key):
             problems.append(f"item {number} is not name=value with an allowed name and a percent-encoded value")
         elif not (isinstance(text, str) and text.isascii() and text.isprintable()):
             problems.append(f"the value of {key!r} is not a str of printable ASCII")
@@ -245,7 +245,7 @@ def _header_pairs(value: HeadersArgument) -> list[tuple[str, str]]:
 def _header(item: str) -> tuple[str, str]:
     """One item of a list; the name is empty where it is no header."""
     name, equals, value = item.partition("=")
-    if _ENCODED_ITEM.fullmatch(item):
+    if re.fullmatch(_ENCODED_ITEM, item):
         name, value = unquote(name), unquote(value)
     elif not equals or any(character in value for character in '";\\'):
         name = ""

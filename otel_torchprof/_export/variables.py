@@ -6,7 +6,6 @@ A bad value is warned of once and counts as not set, as OpenTelemetry requires. 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
@@ -66,7 +65,7 @@ _TABLE = (
     ),
     _queue("schedule_delay_millis", "SCHEDULE_DELAY", 5000, "milliseconds between two looks at what was recorded"),
     _queue("max_queue_size", "MAX_QUEUE_SIZE", 10000000, "spans that may wait; beyond it the oldest are dropped"),
-    replace(config.MAX_QUEUE_BYTES, keyword="max_queue_bytes"),
+    config.MAX_QUEUE_BYTES._replace(keyword="max_queue_bytes"),
     _queue(
         "max_export_batch_size",
         "MAX_EXPORT_BATCH_SIZE",

@@ -5,8 +5,7 @@ Source of names, kinds, units and attributes: OpenTelemetry's semantic conventio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,7 @@ STATES = ("ok", "degraded", "failed")
 """Of ``hw.state``; ``failed`` is a GPU that NVML has lost, or that needs a reset."""
 
 
-@dataclass(frozen=True)
-class GpuMetric:
+class GpuMetric(NamedTuple):
     """One instrument."""
 
     name: str
@@ -32,8 +30,7 @@ class GpuMetric:
     """Of NVML's functions, which; for the documentation."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One value of one series."""
 
     value: float
@@ -130,8 +127,7 @@ Values = dict[str, "list[tuple[float, dict[str, str]]]"]
 """By metric: value and further attributes of each series."""
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """What NVML is asked at once."""
 
     metrics: tuple[str, ...]

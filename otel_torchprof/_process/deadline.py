@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +15,7 @@ _Result = TypeVar("_Result")
 THREAD_NAME = "otel-torchprof-call"
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(NamedTuple):
     """A moment on a monotonic clock. Immutable, hence thread-safe."""
 
     at: float

@@ -122,7 +122,7 @@ class SpanBuffer:
         budget, share = self._rules.budget, self._share()
         if share <= 1:
             return budget
-        return replace(budget, max_spans=max(budget.max_spans // share, 2), max_bytes=max(budget.max_bytes // share, 1))
+        return budget._replace(max_spans=max(budget.max_spans // share, 2), max_bytes=max(budget.max_bytes // share, 1))
 
     @property
     def figures(self) -> Mapping[str, int]:
@@ -324,7 +324,7 @@ class SpanBuffer:
                 found = self._reduced(trace_group, budget, target=above)
                 self._moved.note(found, target.span_id)
                 return found
-            budget = replace(budget, max_spans=min(budget.max_spans, left))
+            budget = budget._replace(max_spans=min(budget.max_spans, left))
         if trace_group.enclosing or trace_group.is_step:
             self._capacity.spend(trace_id, min(len(trace_group.table), budget.max_spans))
         return self._reduced(trace_group, budget)
@@ -336,7 +336,7 @@ class SpanBuffer:
         left = self._capacity.left(trace_id)
         if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
             return self._reduced(trace_group, budget)
-        found = self._reduced(trace_group, replace(budget, max_spans=min(budget.max_spans, left)), stays=True)
+        found = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
         self._capacity.spend(trace_id, min(len(table), left))
         return found
 

@@ -82,7 +82,7 @@ class SpanPolicy:
         """As ``OTEL_TORCHPROF_POLICY`` says; what is bad in it is warned of once and ignored."""
         found: dict[str, Any] = {}
         for name, (setting, _) in _SETTINGS.items():
-            value = replace(setting, parse=functools.partial(_read, name)).read()
+            value = setting._replace(parse=functools.partial(_read, name)).read()
             if value is not None:
                 found[name] = value
         return cls(**found, schedule=_schedule_of_environment())

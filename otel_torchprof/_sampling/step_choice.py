@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
 _LOW_BITS = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class StepChoice:
+class StepChoice(NamedTuple):
     """All three have to want a step. Immutable; ``schedule`` may be somebody's code."""
 
     schedule: Callable[[int], bool] | None = None

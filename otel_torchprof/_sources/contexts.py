@@ -11,8 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -48,8 +47,7 @@ def _runtime_context() -> object:
     return getattr(otel_context, "_RUNTIME_CONTEXT", None)
 
 
-@dataclass(frozen=True)
-class CurrentSpan:
+class CurrentSpan(NamedTuple):
     """A span that was current while events began: what their parent needs to be known by."""
 
     span_context: trace.SpanContext

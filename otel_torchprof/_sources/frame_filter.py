@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config, parsers
@@ -93,7 +93,7 @@ class FrameFilter:
             def checked(text: str, name: str = name, parse: Callable[[str], Any] = parse) -> Any:
                 return getattr(cls(**{name: parse(text)}), name)
 
-            value = replace(setting, parse=checked).read()
+            value = setting._replace(parse=checked).read()
             if value is not None:
                 found[name] = value
         return cls(**found)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """The most that a trace may be."""
 
     max_spans: int = 5_000
@@ -23,4 +22,4 @@ class Budget:
 
     def less(self, spans: int, size: int) -> Budget:
         """What is left of it beside so many spans and bytes; room for one span at least."""
-        return replace(self, max_spans=max(self.max_spans - spans, 1), max_bytes=max(self.max_bytes - size, 1))
+        return self._replace(max_spans=max(self.max_spans - spans, 1), max_bytes=max(self.max_bytes - size, 1))

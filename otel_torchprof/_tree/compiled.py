@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ _COMPILED_FUNCTIONS = ("CompiledFunction", "CompiledFunctionBackward")
 _REGION_NAMES = (GRAPH_LABEL, *_COMPILED_FUNCTIONS, f"autograd::engine::evaluate_function: {_COMPILED_FUNCTIONS[1]}")
 
 
-@dataclass(frozen=True, eq=False)
-class Captured:
+class Captured(NamedTuple):
     """One entry per row of a batch."""
 
     counts: Mask

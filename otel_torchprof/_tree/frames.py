@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,8 +106,7 @@ def with_info(batch: Batch, info: FrameInfo) -> Batch:
     return replace(batch, frame_info=info.chosen(numbers, steps))
 
 
-@dataclass(frozen=True, eq=False)
-class PythonIds:
+class PythonIds(NamedTuple):
     """The numbers that torch gives to calls, by row of the batch; -1 for none."""
 
     own: npt.NDArray[np.int64]

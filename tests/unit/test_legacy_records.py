@@ -96,7 +96,7 @@ def test_an_end_elsewhere():
 def test_a_thread_id_that_was_used_again():
     """The events of both threads are there."""
     found = batch(row("a", 10, 20), row("b", 30, 40, thread=1, end_thread=1))
-    twice = replace(found, threads=(MAIN, replace(OTHER, os_tid=MAIN.os_tid)))
+    twice = replace(found, threads=(MAIN, OTHER._replace(os_tid=MAIN.os_tid)))
     assert text(listed(twice)[MAIN.os_tid]) == ["+a", "-1", "+b", "-2"]
 
 
