@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .doctor import NOTE, PROBLEM, checks
 from .terminal import show
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints it; 0 where all that was asked for is on, else 1."""
+    from .doctor import NOTE, PROBLEM, checks
+
     found = []
     for check in checks():
         found.append(check)

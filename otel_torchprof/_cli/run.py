@@ -11,11 +11,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof import config
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.averages_list import printable_table
 from otel_torchprof._export.sdk import takes_whole_traces
-from otel_torchprof._instrument.live_recording import KINDS
-from otel_torchprof._instrument.streaming import stream
 from otel_torchprof._process.printable import printable_lines
 from otel_torchprof._sampling.span_policy import policy_of_texts
 from otel_torchprof.errors import TorchProfError
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
 
     from otel_torchprof._sampling.span_policy import SpanPolicy
 
+_DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]
+"""Those that make spans."""
 _LAST_SECONDS = 60.0
 """What sending and writing the rest may take at the end."""
 _INTERRUPTED = 130
@@ -72,7 +72,7 @@ def add_parser(commands: Any) -> None:
         "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for nothing; may be given several times (default: SCRIPT.trace.json.gz)",
     )
     add("--endpoint", metavar="URL", help="send to this OTLP receiver, too; without -o, only")
-    add("--detail", choices=list(KINDS), help="what is recorded (default: ops)")
+    add("--detail", choices=_DETAILS, help="what is recorded (default: ops)")
     add("--shapes", action="store_true", help="record the shapes of operators' inputs")
     add("--stacks", action="store_true", help="record Python's calls: --detail frames")
     add("--device", metavar="TYPE", help="time the operators on this type of device, 'cuda' for one")
@@ -135,6 +135,8 @@ class _Recorded:
     """The recording around a script."""
 
     def __init__(self, options: argparse.Namespace, program: Program) -> None:
+        from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
+
         self.options = options
         self._pid = os.getpid()
         self._exporters = _exporters(options, program.stem)
@@ -201,6 +203,8 @@ class _Recorded:
         finally:
             self._progress.stop()
         if self.options.table:
+            from otel_torchprof._events.averages_list import printable_table  # stream has imported it
+
             rows = self._stream.key_averages()
             table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"
             self._say(table)

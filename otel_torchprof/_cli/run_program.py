@@ -11,7 +11,6 @@ import os
 import sys
 import tokenize
 import types
-import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +66,8 @@ class Program:
         return traceback
 
     def _script(self) -> tuple[types.ModuleType, types.CodeType]:
+        import zipfile  # brings the modules of four compressions, which no other command needs
+
         if os.path.isdir(self.name) or (  # noqa: PTH112 - as it was typed
             os.path.isfile(self.name) and zipfile.is_zipfile(self.name)  # noqa: PTH113
         ):

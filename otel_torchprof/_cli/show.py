@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.table import SORT_KEYS, format_time
-from otel_torchprof._events.averages_list import averages_list, printable_table
 from otel_torchprof.errors import TorchProfError
 
 from .terminal import say, show
@@ -48,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             text = _steps(sums, options)
         else:
+            from otel_torchprof._events.averages_list import averages_list, printable_table
+
             text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
         show(text)
     finally:
