@@ -35,7 +35,7 @@ class RunningAverages:
 
     @property
     def device_type(self) -> int | None:
-        """``c10::DeviceType`` of the first device that told of times; None where none did."""
+        """``c10::DeviceType`` of the first device that reported times; None where none did."""
         return self._device_type
 
     def add(self, view: TreeView, devices: DisplayedTimes | None = None) -> None:

@@ -148,16 +148,16 @@ def _calls() -> Check:
 
 
 def _gpus() -> Check:
-    """Whether NVIDIA's management library tells of GPUs; no machine needs one."""
+    """Whether NVIDIA's management library reports GPUs; no machine needs one."""
     nvml = Nvml()
     try:
         nvml.open()
         cards, unknown = nvml.cards({})
         nvml.close()
     except RefusedError as error:
-        return Check("gpus", OFF, f"NVML tells of none: {error}")
+        return Check("gpus", OFF, f"NVML reports none: {error}")
     names = ", ".join(f"{card.name} ({card.model})" for card in cards) or "none"
-    return Check("gpus", ON, "; ".join((f"NVML tells of {names}", *unknown)))
+    return Check("gpus", ON, "; ".join((f"NVML reports {names}", *unknown)))
 
 
 # ---- variables ----

@@ -79,7 +79,7 @@ def add_parser(commands: Any) -> None:
     add(
         "--schedule",
         metavar="wait=N,active=N",
-        help="which steps are told in detail, from step 0 on: wait=N,warmup=N,active=N,repeat=N",
+        help="which steps are traced in full, from step 0 on: wait=N,warmup=N,active=N,repeat=N",
     )
     add("--every", metavar="N", help="tell only every n-th step in detail")
     add("--keep", metavar="WHICH", help="'slow': send, and write as OTLP, the detail of slow and failed steps only")
@@ -259,7 +259,7 @@ class _Recorded:
 
 
 def _policy(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanPolicy:
-    """Which steps are told in detail.
+    """Which steps are traced in full.
 
     Raises:
         ValueError: an option is bad, or of no use.

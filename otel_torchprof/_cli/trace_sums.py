@@ -52,7 +52,7 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A step that the file tells of; times in ns."""
+    """A step in the file; times in ns."""
 
     number: int
     start: int

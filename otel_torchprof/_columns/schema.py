@@ -24,7 +24,7 @@ class Kind(enum.IntEnum):
     LABEL = 2
     """A label written by this package's ``record_function``."""
     MODULE = 3
-    """The forward pass of a module, told of by torch's module hooks; its name is the module's full name in its root."""
+    """The forward pass of a module, reported by torch's module hooks; its name is the module's full name in its root."""
     FRAME = 4
     """A call of a Python or C function, or a pause of Python's garbage collector."""
 

@@ -83,7 +83,7 @@ def _torchrun_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _slurm_place(environ: Mapping[str, str]) -> Place | None:
-    # Outside of srun, in a batch script, there are such variables too, and they tell of no process that runs.
+    # Outside of srun, in a batch script, there are such variables too, and they name no process that runs.
     if _slurm_step(environ) is None:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"

@@ -12,7 +12,7 @@ from .rank_ids import Run
 
 _KEY = "otel_torchprof/run"
 _MOST_GENERATIONS = 1000
-"""Processes of one rank that have come and gone, as far as they are looked through."""
+"""Processes of one rank that have started and ended, as far as they are looked through."""
 
 _process = (-1, "")
 """The id of a process, and a word that is its own."""

@@ -240,7 +240,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "torch.device.self_duration",
         _DOUBLE,
-        "seconds of that which events inside of it do not tell of",
+        "seconds of that outside its child events",
         "with times of devices, where it has marks",
         devices.self_duration,
     ),

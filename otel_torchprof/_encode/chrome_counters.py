@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
 _DEVICES = {0: "CPU", 1: "CUDA", 2: "MKLDNN", 5: "IDEEP", 6: "HIP", 12: "XPU", 19: "MTIA", 20: "PrivateUse1"}
-"""``c10::DeviceType`` of the devices whose allocators tell of their memory."""
+"""``c10::DeviceType`` of the devices whose allocators report their memory."""
 
 
 def pieces(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:

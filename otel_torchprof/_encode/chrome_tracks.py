@@ -112,7 +112,7 @@ class Tracks:
         return np.concatenate((rows[off[rows] == 0], strays)), tids
 
     def news(self) -> Iterator[str]:
-        """Names and places of the tracks that nobody was told of yet, as metadata events."""
+        """Names and places of the tracks that are not in the file yet, as metadata events."""
         known = [(tid, f"spans {lane}", lane) for lane, tid in enumerate(self._lane_tids, 1)]
         # Lanes, which requests are on, above threads.
         known += [

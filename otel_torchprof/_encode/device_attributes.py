@@ -37,7 +37,7 @@ def duration(source: Source) -> Values | None:
 
 
 def self_duration(source: Source) -> Values | None:
-    """Of an event with marks: what events inside of it do not tell of."""
+    """Of an event with timing events: the time outside its child events."""
     found = _pairs(source)
     if found is None or source.device_times is None:
         return None

@@ -208,7 +208,7 @@ def _sorted(events: Sequence[Any], sort_by: str) -> list[Any]:
 
 
 def _exact(microseconds: float) -> float:
-    """A time without what adding up floats left on it: the same events have the same text and order, however they are kept."""
+    """A time without the rounding errors of added floats: the same events have the same text and order, however they are kept."""
     return round(microseconds, 5)
 
 

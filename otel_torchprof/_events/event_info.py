@@ -108,7 +108,7 @@ class EventInfo:
 
     @cached_property
     def cpu_memory_peak(self) -> Array | None:
-        """Most bytes in use on the CPU that torch told of when something was allocated in each event; 0 where nothing was."""
+        """Most bytes in use on the CPU, as torch reported them at the allocations in each event; 0 where there was none."""
         return None if self._peaks is None else self._peaks.cpu
 
     @cached_property

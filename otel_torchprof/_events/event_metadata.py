@@ -1,4 +1,4 @@
-"""What a device's own events tell of a kernel, a copy or a collective: names and types as in torch's profiler."""
+"""What a device's own events say about a kernel, a copy or a collective: names and types as in torch's profiler."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _sorted_by(source: EventSource, attribute: str) -> Array | None:
 
 
 def _self_times(source: EventSource, attribute: str) -> Array | None:
-    """A self time of all events, ns; None where no device has told of any."""
+    """A self time of all events, ns; None where no device reported any."""
     return source.view.self_time if attribute == "self_cpu_time_total" else source.info.device_time(attribute)
 
 

@@ -91,7 +91,9 @@ class EventList(list[Any]):
         """
         source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
         # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
-        events = cls(repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops)
+        events = cls(
+            repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops
+        )
         events._source, source.slots = source, events
         return events
 

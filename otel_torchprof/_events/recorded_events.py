@@ -311,7 +311,7 @@ class RecordedEvent(FunctionEvent):
     use_device = _on_demand(lambda source, _: source.use_device)
     kernels = _on_demand(EventSource.kernels)
     device_work = _on_demand(EventSource.device_work)
-    # What torch calls so is an event of the CPU that tells of the device's time, where kernels are no events themselves.
+    # What torch calls so is an event of the CPU that carries the device's time, where kernels are no events themselves.
     is_legacy = _on_demand(lambda source, _: source.info.device_times is not None)
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)

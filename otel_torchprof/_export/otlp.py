@@ -123,7 +123,7 @@ class OTLPExporter(SpanExporter):
     ) -> Iterator[Delivery]:
         """Sends the spans, each message once, until the receiver says, or shows, that it can take no more now.
 
-        For a queue that keeps the rest and tries again; it is told of each message before it is sent and after. Raises nothing.
+        For a queue that keeps the rest and tries again; it is notified of each message before it is sent and after. Raises nothing.
         ``timeout_millis`` bounds the whole of it; ``again``: the first message was sent before, and was not taken.
         """
         deadline = Deadline.after(timeout_millis / 1000)

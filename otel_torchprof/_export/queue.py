@@ -361,7 +361,7 @@ class ExportQueue:
     def _pause(self, limit: Deadline | None) -> None:
         """After a RETRY waits until the receiver is to be asked again, there is reason to ask it earlier, or none to ask it at all.
 
-        Nobody holds a batch meanwhile: one that has to go is gone. ``limit``: when to be back, where the time is a caller's.
+        Nobody holds a batch meanwhile: one that is dropped is freed. ``limit``: when to be back, where the time is a caller's.
         """
         with self._changed:
             stopped, self._stopped_by = self._stopped_by, None

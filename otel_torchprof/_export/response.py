@@ -106,7 +106,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def root_cause(error: BaseException) -> str:
     """What went wrong at the bottom of a transport's exceptions.
 
-    Only the system's own errors are told in their words: those of the layers above may show the URL with what is secret in it.
+    Only the system's own errors are reported in their words: those of the layers above may show the URL with what is secret in it.
     """
     bottom = causes(error)[-1]
     name = type(bottom).__name__

@@ -48,7 +48,7 @@ def deliver(
         deadline: for everything together. A wait that would pass it is not begun.
         wait: waits so many seconds; True when it was woken because no more is to be sent.
         backoff: how long to wait.
-        retrying: is told of each wait before it begins.
+        retrying: called with each wait before it begins.
     """
     retries = 0
     while True:

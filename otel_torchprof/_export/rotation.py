@@ -79,7 +79,7 @@ class RotatedTrace:
     Args:
         path: of all of them; see :func:`part_path`. One that does not rotate has it as it is.
         rotation: when the next begins.
-        log: told of what went otherwise than was meant.
+        log: called with each failure.
     """
 
     def __init__(self, path: str, rotation: Rotation, log: LimitedLog) -> None:

@@ -54,9 +54,9 @@ class Instrumentation:
         processor: that gets the spans.
         detail: a key of ``KINDS``.
         recording: what is to be recorded then.
-        metrics: that tell of the steps and of the recording, if any do.
+        metrics: of the steps and of the recording, if there are any.
         ranks: what is known of the other processes of the run, if there are any.
-        policy: which steps are told in detail, and how much of them.
+        policy: which steps are traced in full, and how much of each.
         calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
             nothing: there may be nothing else.
     """

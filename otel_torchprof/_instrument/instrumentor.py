@@ -81,7 +81,7 @@ class TorchInstrumentor(BaseInstrumentor):
       ``OTEL_TORCHPROF_RANKS`` says.
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
-    - ``policy``: which steps are told in detail, and how much of each: a :class:`SpanPolicy`; by default as the environment
+    - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
       says.
 
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose

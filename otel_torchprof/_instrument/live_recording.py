@@ -88,15 +88,15 @@ class LiveRecording:
         contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
-        before_drain: tells of the steps that have ended, by :meth:`boundary`.
-        has_marks: whether there are any to tell of.
+        before_drain: reports the steps that have ended, by :meth:`boundary`.
+        has_marks: whether there are any to report.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         calls: which calls of functions are left out.
         devices: whether its events are to be timed on devices.
-        policy: which steps are told in detail, and how much of them.
+        policy: which steps are traced in full, and how much of each.
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
-        on_steps: told of the spans of steps that have ended, with every drain that brought any.
+        on_steps: called with the spans of steps that have ended, after every drain that brought any.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class LiveRecording:
     def _spans(
         self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> tuple[SpanList, SpanList]:
-        """The spans of a drain; and those of this and earlier ones whose turn it is to be sent."""
+        """The spans of a drain; and those of this and earlier ones that are due."""
         synthetic = [*ended, *jobs]
         table = drained_spans(
             placed,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS = 30.0
 _REFRESH_SECONDS = 1.0
 _MAX_OPEN_SPANS = 100_000
-"""Spans of the application whose own time is worked out; one that never ends its spans costs no more memory than that."""
+"""Spans of the application whose self time is computed; one that never ends its spans costs no more memory than that."""
 _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800

@@ -64,7 +64,7 @@ class stream:  # noqa: N801 - beside profile
         frames: which of Python's calls are recorded, with ``"frames"``; by default as the environment says, else all.
         use_device: the type of device whose times are recorded, as for :class:`TorchInstrumentor`.
         device_events: for which events, likewise.
-        policy: which steps are told in detail and how much of them; by default as the environment says.
+        policy: which steps are traced in full and how much of each; by default as the environment says.
         memory_limit: bytes that the recorder may hold, as for :class:`TorchSpanProcessor`.
         source_options: what single sources understand: ``energy``, as for :class:`TorchInstrumentor`.
         resource: of the spans; by default the one that ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` describe.

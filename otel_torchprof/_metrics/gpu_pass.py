@@ -66,7 +66,7 @@ class GpuPass:
     """Reads all watched GPUs at once, on the thread that asks, at most once in a short time.
 
     Safe to use from any thread. No method raises, and none waits for a call that hangs in the driver except the one that made it: others
-    get nothing after a moment's patience, :meth:`close` leaves the shutting down to that thread.
+    get nothing after a short wait, :meth:`close` leaves the shutting down to that thread.
 
     Args:
         everything: all GPUs of the host, whatever CUDA shows to this process.

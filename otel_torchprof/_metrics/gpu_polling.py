@@ -1,4 +1,4 @@
-"""GPU metrics: what NVIDIA's management library tells of the GPUs, as OpenTelemetry metrics."""
+"""GPU metrics: what NVIDIA's management library reports about the GPUs, as OpenTelemetry metrics."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class MetricsInstrumentation:
         has_lock = self._lock.acquire(timeout=fork.LONGEST_WAIT)
         try:
             self._sampler.break_off(time.monotonic())
-        except BaseException:  # an interrupt: what follows is not told of this fork
+        except BaseException:  # an interrupt: what follows is not notified of this fork
             if has_lock:
                 self._lock.release()
             raise

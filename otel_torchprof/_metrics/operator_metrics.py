@@ -284,7 +284,7 @@ def is_heard(provider: Any) -> bool:
 
 
 def after_fork_in_child() -> None:
-    """Lets the metrics of a forked child begin anew: the parent tells of what the parent did."""
+    """Lets the metrics of a forked child begin anew: the parent reports what the parent did."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.Lock()
     for found in [_global, *_of_providers.values()]:

@@ -69,7 +69,7 @@ def exporter_figures(queues: Sequence[ExportQueue], capacity: int) -> list[Expor
 class RecorderMetrics:
     """The instruments; without a :attr:`source` they show nothing. Reading is for any thread.
 
-    Names are those of OpenTelemetry's conventions for what an SDK tells of itself (``otel.sdk.*``) where it is the same thing: spans
+    Names are those of OpenTelemetry's conventions for what an SDK reports about itself (``otel.sdk.*``) where it is the same thing: spans
     in queues and exporters. An exporter's queue is what a processor is there: one each.
     """
 

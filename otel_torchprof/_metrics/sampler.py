@@ -47,7 +47,7 @@ class Allowance:
         """Seconds, since the begin."""
 
     def spend(self, seconds: float, now: float, *, less: float = 0.0) -> None:
-        """So much was spent, where ``less`` of the share has gone elsewhere; a quarter of it remains in any case."""
+        """So much was spent, where ``less`` of the share was spent elsewhere; a quarter of it remains in any case."""
         self.spent += seconds
         self.free_at = max(self.free_at, now) + seconds / max(self._share - less, self._share / 4)
 
@@ -187,7 +187,7 @@ class Sampler:
         return now - begin, recorded
 
     def boundary(self, now: float) -> None:
-        """At a boundary of steps, which :meth:`step_ended` has been told of: recording may begin or end here."""
+        """At a boundary of steps, of which :meth:`step_ended` was notified: recording may begin or end here."""
         if self.always or self._event_cost is None:
             return
         if self.is_on:

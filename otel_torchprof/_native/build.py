@@ -1,6 +1,6 @@
 """Builds the native core as the cffi extension ``otel_torchprof._native._core`` (API mode).
 
-``core.cdef`` is what cffi is told of it, and ``torch.cdef`` of the torch library, which is built on the user's machine. Both are made
+``core.cdef`` is what cffi knows of it, and ``torch.cdef`` of the torch library, which is built on the user's machine. Both are made
 from the C headers (:data:`CDEFS`), and a test proves that they still agree. Refresh them with ``python otel_torchprof/_native/build.py``.
 """
 

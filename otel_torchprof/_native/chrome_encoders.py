@@ -27,7 +27,7 @@ PIECE_SIZE = 1 << 20
 
 
 class EscapedNames:
-    """Names as JSON text, each escaped once; lent to the encoders for as long as this object lives."""
+    """Names as JSON text, each escaped once; the encoders have a view of it for as long as this object lives."""
 
     def __init__(self, names: Names) -> None:
         names = names.flat()

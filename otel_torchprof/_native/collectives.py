@@ -39,7 +39,7 @@ class Collecting:
         self._ffi, self._native = functions.ffi, functions.lib
         self._token = int(self._native.otp_torch_collectives_start(session.consumer, most))
         if self._token == 0:
-            raise TorchLibraryError("torch refused to tell of collectives")
+            raise TorchLibraryError("torch refused to report collectives")
         self._dropped = 0
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _stop, self._native, self._token, self._pid)

@@ -104,7 +104,7 @@ class Tracing:
     """Calls as events of a session, on every thread, from :meth:`start` to :meth:`stop`.
 
     What is on the stack of a thread appears as begun now, once there is a first call or return on it; where there is none
-    see :meth:`waiting`. Costs what the interpreter needs to tell of a call, which is most of it, and what is done there.
+    see :meth:`waiting`. Costs what the interpreter needs to report a call, which is most of it, and what is done there.
     """
 
     def __init__(self, session: Session) -> None:

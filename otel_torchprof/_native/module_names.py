@@ -46,7 +46,7 @@ class ModuleNames:
     def __init__(self) -> None:
         self.tables: dict[int, Table] = {}
         """By a module's id: the table that has its name when it is called on its own."""
-        # Also the other tables that a module is in: weakly, since they are of no use once their root has gone.
+        # Also the other tables that a module is in: weakly, since they are of no use once their root is freed.
         self._members: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Table]]]] = {}
 
     @property

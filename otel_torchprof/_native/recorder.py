@@ -263,7 +263,7 @@ class Session:
         budget_bytes: of memory that may be held for it, in chunks of :data:`CHUNK_BYTES`.
         keep_newest: at the budget, throw away the oldest events instead of refusing new ones.
         all_threads: every thread, instead of the one that starts it and what sources add.
-        inputs: keep what sources tell of inputs (shapes).
+        inputs: record the inputs that sources report (shapes).
         kinds: of events that it wants; none named: every kind.
         memory: keep what is allocated and freed; not together with ``contexts``.
         contexts: follow the spans that threads are in: batches have the column ``context``, and what begins in
@@ -375,7 +375,7 @@ class Session:
         return batch
 
     def discard(self) -> None:
-        """Throws away what was not drained before the stop; the next drain tells of it as dropped: ``deadline``.
+        """Throws away what was not drained before the stop; the next drain counts it as dropped: ``deadline``.
 
         Raises:
             NativeError: it runs, is being drained by another thread, or forked.

@@ -146,7 +146,7 @@ class TorchLibrary:
         if token == native.OTP_TORCH_MEMORY_OCCUPIED:
             raise TorchProfError(_OCCUPIED)
         if token <= 0:
-            raise TorchLibraryError("torch refused to tell of what it allocates")
+            raise TorchLibraryError("torch refused to report what it allocates")
         return MemoryObservation(native, session, token)
 
     def time_devices(self, session: Session, device: str, events: str, most: int) -> DeviceTiming:

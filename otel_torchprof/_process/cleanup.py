@@ -140,7 +140,7 @@ class CleanupStack:
         return not self._functions or self._pid != os.getpid()
 
     def close_if_due(self) -> None:
-        """Closes where a close was cut off or the owner is gone, unless it is being closed; logs what a function raises."""
+        """Closes where a close was cut off or the owner is freed, unless it is being closed; logs what a function raises."""
         self._check_process()
         if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001 - it is being closed, here
             with _logged():

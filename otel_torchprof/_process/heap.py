@@ -73,7 +73,7 @@ _WORTH_IT = 64 << 20
 
 
 class Heap:
-    """Trims the heap once most of what was held is gone, and the program records nothing. For one thread at a time.
+    """Trims the heap once most of what was held is freed, and the program records nothing. For one thread at a time.
 
     glibc keeps what a backlog leaves free: of 600 MiB after an outage 340 (measured). Trimming takes some 80 ms for these, on the
     caller's thread, and locks one arena after the other: a program whose own heap has 1.5 GiB of holes waits 100 ms for an allocation

@@ -149,7 +149,7 @@ def _default_device(used: str | None) -> str:
 
 
 def _raw(changes: Changes) -> Iterator[bytes]:
-    """One entry per block and action; a next version is two, the old one gone and the new one there."""
+    """One entry per block and action; a next version is two: the old one destroyed and the new one created."""
     again = 1 + (changes.action == Action.INCREMENT_VERSION)
     time, action, size, category, later, _ = (np.repeat(column, again) for column in changes)
     gone = action == Action.DESTROY

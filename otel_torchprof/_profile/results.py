@@ -113,7 +113,7 @@ class ProfileResults:
 
     @property
     def devices(self) -> Mapping[str, Array] | None:
-        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none told of it."""
+        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none was timed."""
         return self._batch().devices
 
     @property

@@ -91,7 +91,7 @@ class KinetoStepTracker:
     def increment_step(cls, requester: str) -> int:
         """Counts a step of a requester, and returns the current step.
 
-        Kineto is told of every new step. A step that jumps by more than one is warned of (UserWarning).
+        Kineto is notified of every new step. A step that jumps by more than one is warned of (UserWarning).
         """
         with cls._lock:
             return int(cls._tracker().increment_step(requester))
@@ -114,7 +114,7 @@ class KinetoStepTracker:
 
 
 class ProfilerSteps:
-    """The steps that a profile is told of by ``step()``.
+    """The steps that a program marks by ``step()``.
 
     They count where Kineto's daemon follows steps, as torch's do: where ``KINETO_USE_DAEMON`` is set. Each profile is a
     requester of its own, while torch's profiles share one name, so that two profiles over one loop count its steps once.

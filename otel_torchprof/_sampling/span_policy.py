@@ -1,4 +1,4 @@
-"""Which steps are told in detail, and how much of them: ``TorchInstrumentor().instrument(policy=SpanPolicy(...))``."""
+"""Which steps are traced in full, and how much of each: ``TorchInstrumentor().instrument(policy=SpanPolicy(...))``."""
 
 from __future__ import annotations
 

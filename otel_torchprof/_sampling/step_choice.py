@@ -23,7 +23,7 @@ class StepChoice(NamedTuple):
         return self.schedule is None and self.every == 1 and self.ratio >= 1
 
     def selects(self, step: int, trace_id: int) -> bool:
-        """Whether the step of that number (from 0) and trace is recorded in detail. A microsecond and the schedule's own time.
+        """Whether the step of that number (from 0) and trace is traced in full. A microsecond and the schedule's own time.
 
         The share is taken as OpenTelemetry's ``TraceIdRatioBased`` takes it: by the lower 64 bits of the trace id, which are random
         for everybody. So of a step that a provider samples at 10 %, this at 1 % takes every tenth, and none of those that it does not.

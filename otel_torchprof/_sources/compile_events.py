@@ -68,7 +68,7 @@ class _SharedCallbacks:
             self._users.discard(user)
             if not self._users and (handler := _handler()):
                 _take_out(handler.start_callbacks, self._begin)
-                if self._open is None:  # else the thread that compiles is paused until it is told of the end
+                if self._open is None:  # else the thread that compiles is paused until the end is reported
                     _take_out(handler.end_callbacks, self._end)
 
     def after_fork_in_child(self) -> None:

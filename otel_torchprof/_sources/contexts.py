@@ -84,13 +84,13 @@ class ContextTable:
                 return MUTED
         span = trace.get_current_span(current)
         known = self._numbers.get(id(span))
-        # An id is used again once its object is gone; the reference tells.
+        # An id is used again once its object is freed; the reference tells.
         if known is not None and known[0]() is span:
             return known[1]
         return self._resolve_new(span)
 
     def get(self, number: int) -> CurrentSpan | None:
-        """The span of a number; None where there is none (0, muted) or the entry has gone."""
+        """The span of a number; None where there is none (0, muted) or the entry was removed."""
         return self._spans.get(number)
 
     def begin_drain(self, now: int = 0) -> None:

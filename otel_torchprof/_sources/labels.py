@@ -21,7 +21,7 @@ class record_function(Label):  # noqa: N801 - torch's name
 
     Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own, and what ``torch.jit.trace``
     makes has it as torch's own. Writes straight to the recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
-    threads; one that only one thread at a time is in may also be left on another thread than it was entered. An exception
+    threads; one that only one thread at a time is in may also be exited on another thread than it was entered. An exception
     that leaves the block marks the event as an error and names the class of the exception; it is not swallowed. The
     GeneratorExit of a generator that is closed early is none. As a decorator it takes functions, async functions,
     generators and async generators: one event per call. These are off the stack of parents while they are suspended, so that

@@ -46,7 +46,7 @@ class RefusedError(Exception):
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU itself is gone, for now or for good."""
+        """Whether the GPU itself is lost, for now or for good."""
         return self.code in _LOST
 
     @property
@@ -239,7 +239,7 @@ class Nvml:
         }
 
     def status(self, gpu: Gpu) -> str:
-        """``ok``; ``degraded``: memory has gone bad, and could not be put out of use or will be with the next reset."""
+        """``ok``; ``degraded``: memory is faulty, and could not be put out of use or will be with the next reset."""
         rows = self._says("nvmlDeviceGetRemappedRows", gpu.handle, default=(0, 0, 0, 0), where=_LACKING)
         pages = self._says("nvmlDeviceGetRetiredPagesPendingStatus", gpu.handle, default=0, where=_LACKING)
         return "degraded" if rows[2] or rows[3] or pages else "ok"

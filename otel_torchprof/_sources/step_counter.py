@@ -16,11 +16,11 @@ Boundary = Callable[[int, int], None]
 class StepTracker:
     """Tells where a step ends and the next one begins.
 
-    Step 0 runs from the start of the program to the first boundary. The program tells of boundaries itself by
+    Step 0 runs from the start of the program to the first boundary. The program marks boundaries itself by
     :meth:`step`; until it does so for the first time, its optimizers do: each counts its own calls, and a new step begins
     when one of them gets beyond the step that is running. So two optimizers that take turns (GAN) make one step per round,
     and gradient accumulation makes one per call of the optimizer. An optimizer that is new, or has fallen behind, joins
-    the step that is running, unless the optimizer that began it is gone: a program may make a new one for every step.
+    the step that is running, unless the optimizer that began it is freed: a program may make a new one for every step.
 
     Thread-safe. A boundary costs about a microsecond and what ``on_boundary`` costs.
 

@@ -1,4 +1,4 @@
-"""What torch calls for us: hooks of modules, which become events, and of optimizers, which tell of steps."""
+"""What torch calls for us: hooks of modules, which become events, and of optimizers, which mark steps."""
 
 from __future__ import annotations
 

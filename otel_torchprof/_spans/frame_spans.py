@@ -46,7 +46,7 @@ class Displayed(NamedTuple):
 def displayed(batch: Batch, detail: str) -> Displayed:
     """The events of a batch that become spans at a detail, each under the nearest of them that was open around it.
 
-    Where the hooks of modules tell of a thread, calls of modules are theirs, which have the full names; the tracer's are left out.
+    Where the hooks of modules report a thread, calls of modules are theirs, which have the full names; the tracer's are left out.
     Costs a few numpy passes, and nothing where neither calls were recorded nor less than the default is wanted.
     """
     is_frame = frames_of(batch)

@@ -54,7 +54,7 @@ def without_loose_calls(
 ) -> Batch:
     """A drained batch without the calls that belong to nothing; itself where it has no calls.
 
-    Calls of modules go too: the hooks of modules tell of them, by their full names.
+    Calls of modules go too: the hooks of modules report them, by their full names.
 
     Args:
         batch: the drain.

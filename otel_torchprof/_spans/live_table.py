@@ -115,7 +115,7 @@ def live_table(
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
-    What a sampler refused is left out; so is what hangs under a step that is not told in detail, or under any without
+    What a sampler refused is left out; so is what hangs under a step that is not traced in full, or under any without
     ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
     """
     batch, trace_groups = placed.batch, placed.trace_groups

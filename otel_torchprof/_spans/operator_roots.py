@@ -145,7 +145,7 @@ def _key(thread: Thread) -> tuple[int, int]:
 def operators(batch: Batch) -> npt.NDArray[np.bool_]:
     """Which rows and then open events are operators or backward functions.
 
-    Labels of torch and functions of TorchScript are not, though torch tells of them in the same way: each may be a request.
+    Labels of torch and functions of TorchScript are not, though torch reports them in the same way: each may be a request.
     """
     kind, scope = of_nodes(batch, "kind"), of_nodes(batch, "scope")
     found: npt.NDArray[np.bool_] = (kind == Kind.OPERATOR) & (

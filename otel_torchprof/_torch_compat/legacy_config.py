@@ -51,4 +51,4 @@ class ProfilerDisableOptions:
     cleanup_tls_state: bool = True
     """Take it away from the calling thread; False: it continues there."""
     consolidate: bool = True
-    """Hand out what was recorded so far, which is then gone from it; False: other threads may continue, and one of them asks."""
+    """Hand out what was recorded so far, which is then removed from it; False: other threads may continue, and one of them asks."""

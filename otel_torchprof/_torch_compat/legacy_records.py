@@ -31,7 +31,7 @@ _CPU_MEMORY = frozenset({DeviceType.CPU, DeviceType.MKLDNN, DeviceType.IDEEP})
 
 
 class _Rows:
-    """A batch whose rows tell what torch's list of events tells of them. Safe to share between threads."""
+    """A batch whose rows say what torch's list of events says of them. Safe to share between threads."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

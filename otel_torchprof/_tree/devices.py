@@ -30,7 +30,7 @@ class DeviceTimes(NamedTuple):
     pair: npt.NDArray[np.int64]
     """Place of the row's own pair in ``batch.devices``; -1 where it has none."""
     own: npt.NDArray[np.int64]
-    """ns that are not told of by pairs inside of it; below 0 where these took longer than its own pair says."""
+    """ns that no pair inside of it covers; below 0 where these took longer than its own pair says."""
     total: npt.NDArray[np.int64]
     """ns of the row and everything inside of it."""
 

@@ -41,7 +41,7 @@ class DisplayedTimes(NamedTuple):
     """One entry per event of a view, ns."""
 
     own: npt.NDArray[np.int64]
-    """What is not told of by events inside of it; 0 for asynchronous events, whose time is what is around them's."""
+    """The time outside its child events; 0 for asynchronous events, whose time is what is around them's."""
     total: npt.NDArray[np.int64]
     """With all events that the view has inside of it."""
 

@@ -167,7 +167,7 @@ def without_frames(batch: Batch) -> Batch:
 class ShortFrames:
     """Takes calls that took less than some time out of the batches of one recording, in the order of its drains.
 
-    What is in them hangs under what is around them. Unfinished ones stay, and those that an earlier batch told of as open:
+    What is in them hangs under what is around them. Unfinished ones stay, and those that an earlier batch reported as open:
     what was inside them then is said to be so. Not thread-safe: a recording is drained by one thread at a time.
     """
 

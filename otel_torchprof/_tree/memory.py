@@ -43,7 +43,7 @@ class MemoryUse(NamedTuple):
 
     cpu: npt.NDArray[np.int64]
     device: npt.NDArray[np.int64] | None
-    """None where no device told of anything."""
+    """None where no device reported anything."""
 
 
 class MovedMemory(NamedTuple):

@@ -1,7 +1,7 @@
 """Blocks of memory in a recording: when each lived, which tensors were in it, and which are known to be a model's.
 
 An address stands for one block after the other. A block begins where it is allocated, or where a tensor in it is seen first,
-and ends where it is freed or where the next one is allocated at its place: on the CPU torch does not tell of the end of
+and ends where it is freed or where the next one is allocated at its place: on the CPU torch does not report the end of
 what was allocated before the recording.
 """
 
@@ -66,7 +66,7 @@ class Blocks:
     bytes: npt.NDArray[np.int64]
     """As the allocator told it; of what was there before as its tensors do."""
     is_followed: npt.NDArray[np.bool_]
-    """Whether nobody told of its end, and the next block was allocated at its place."""
+    """Whether its end was not reported, and the next block was allocated at its place."""
     is_tensor: npt.NDArray[np.bool_]
     """Whether any tensor was seen in it."""
     is_known: Mapping[int, npt.NDArray[np.bool_]]
@@ -168,7 +168,7 @@ def _with_places(known: list[Known], places: _Places, reported: Array) -> list[t
     """Each with its place, and whether it is one more occurrence of it.
 
     What was there at the first call is; of what an optimizer keeps it is not known whether it was, so only where nothing
-    else tells of the place.
+    else names the place.
     """
     device, address = (
         (np.array(values) for values in zip(*((one.device, one.address) for one in known), strict=True))

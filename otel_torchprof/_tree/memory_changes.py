@@ -63,7 +63,7 @@ class Changes(NamedTuple):
 
 
 def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
-    """What the allocator told of blocks that no tensor was seen in, as torch has it; unordered.
+    """What the allocator reported of blocks that no tensor was seen in, as torch has it; unordered.
 
     A block is known by its address: allocated where one lives already, it is the next version of that; freed where
     none lives, it was there before.

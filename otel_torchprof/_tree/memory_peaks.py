@@ -37,7 +37,7 @@ class MemoryPeaks(NamedTuple):
 
     cpu: Peaks
     device: Peaks | None
-    """None where no device told of any total."""
+    """None where no device reported any total."""
 
 
 def peaks_of_rows(batch: Batch, types: tuple[int, ...], rows: Array | None = None) -> Peaks | None:

@@ -34,7 +34,7 @@ class Total(NamedTuple):
 
 
 def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> Iterator[Total]:
-    """What the allocator of each device told of its totals, whenever they changed.
+    """What the allocator of each device reported of its totals, whenever they changed.
 
     ``memory`` is :attr:`Batch.memory`. A quantity that is not told is not there; so is ``reserved`` where it is 0 throughout,
     which is what the CPU's allocator, who reserves nothing, tells. At most ``most`` samples each: see :func:`thinned`.

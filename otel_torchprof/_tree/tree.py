@@ -20,7 +20,6 @@ from otel_torchprof._native.loops import count_children, subtract_from_parents
 from otel_torchprof._process.heap import Arena
 
 if TYPE_CHECKING:
-
     from otel_torchprof._columns.batch import Batch
 
 Array = npt.NDArray[Any]

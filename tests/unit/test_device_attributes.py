@@ -157,7 +157,7 @@ def test_spans_of_a_profile(profiled):
 
 
 def test_pairs_as_arrays(profiled):
-    """prof.devices is the table of pairs, and None where no device told of anything."""
+    """prof.devices is the table of pairs, and None where no device reported anything."""
     assert profiled.devices["duration"].tolist() == [50 * US, 20 * US]
     with otp.profile() as plain:
         pass
