@@ -83,8 +83,9 @@ def _built(given: str, output: Path, sources: str) -> list[prebuilt.Library]:
         stand_ins, include = _stand_ins(folder), torch / "include"
         found = []
         for abi in _abis(release):
-            file = output / f"torch_ops-{release}-abi{abi}.so"
-            torch_build.compile_whole(Target(release, commit, abi, include, stand_ins), file)
+            built = folder / f"torch_ops-{release}-abi{abi}.so"
+            torch_build.compile_whole(Target(release, commit, abi, include, stand_ins), built)
+            file = Path(shutil.copy(built, output))
             digests = prebuilt.digest(file), sources, prebuilt.headers_digest(include)
             found.append(prebuilt.Library(file.name, digests[0], release, commit, abi, digests[1], digests[2]))
             sys.stdout.write(f"{file.name}: {file.stat().st_size / 1e3:.0f} KB\n")

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from otel_torchprof.errors import TorchLibraryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden")
 """-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading
 inputs throws. Never -march=native: an image is built on one machine and runs on another."""
 
@@ -35,6 +36,9 @@ _KEPT_SECONDS = 90 * 86400.0
 _DAY = 86400.0
 
 COLLECTIVES = "torch/collectives.cc"
+
+_SECOND_UNIT = (COLLECTIVES, "torch/memory.cc", "torch/record_function_fast.cc")
+"""What is compiled beside the other sources, on another core: torch's headers are most of the work, so each half is one unit."""
 
 OPTIONAL = {
     COLLECTIVES: "collectives have no groups, numbers and sizes",
@@ -57,7 +61,7 @@ def _sources() -> Path:
 def source_files() -> list[Path]:
     """All that the library is compiled from, but torch's headers."""
     root = _sources()
-    return sorted([*root.glob("include/otel_torchprof/*.h"), *root.glob("src/sources/torch/*")])
+    return sorted([*root.glob("include/*/**/*.h"), *root.glob("src/sources/torch/*")])
 
 
 def _name(source: Path) -> str:
@@ -253,16 +257,22 @@ def include_folders(include: Path) -> tuple[Path, Path]:
     return include, include / "torch/csrc/api/include"
 
 
-def _command(target: Target, sources: list[Path], output: Path) -> list[str]:
+def _compiling(target: Target, sources: list[Path], output: Path, *, lighter: bool) -> list[str]:
+    """The command that compiles sources as one unit; ``lighter``: with a few of torch's headers in place of many."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={target.cxx11_abi}"
-    includes = [f"-I{folder}" for folder in (_sources() / "include", *include_folders(target.include))]
-    # As one, since torch's headers are most of the work.
-    unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull, "-x", "none"]
-    # Torch's libraries are named in it even where those that it is linked against are empty: see native/prebuild.py.
-    linking = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--no-as-needed"]
-    libraries = [*linking, f"-L{target.libraries}", "-ltorch_cpu", "-lc10"]
+    own = _sources() / "include"
+    folders = (own, *([own / "lighter"] if lighter else []), *include_folders(target.include))
+    includes = [f"-I{folder}" for folder in folders]
+    unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull]
     # Without warnings, so that what is said is errors.
-    return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, *libraries, "-o", str(output)]
+    return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, "-c", "-o", str(output)]
+
+
+def _linking(target: Target, objects: list[Path], output: Path) -> list[str]:
+    # Torch's libraries are named in it even where those that it is linked against are empty: see native/prebuild.py.
+    options = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--no-as-needed"]
+    libraries = [*options, f"-L{target.libraries}", "-ltorch_cpu", "-lc10"]
+    return [compiler(), "-shared", *map(str, objects), *libraries, "-o", str(output)]
 
 
 def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -285,30 +295,46 @@ class _Failure(NamedTuple):
     """For people."""
 
 
-def _compile_without(target: Target, left_out: tuple[str, ...], output: Path) -> _Failure | None:
+def _make(target: Target, units: list[list[Path]], output: Path, *, lighter: bool) -> _Failure | None:
+    """Compiles units of sources side by side, and links them; returns what went wrong."""
+    objects = [output.with_suffix(f".{number}.o") for number in range(len(units))]
+    commands = [_compiling(target, unit, path, lighter=lighter) for unit, path in zip(units, objects, strict=True)]
+    with ThreadPoolExecutor() as pool:
+        failed = [done for done in pool.map(_run_compiler, commands) if done.returncode != 0]
+    if not failed:
+        linked = _run_compiler(_linking(target, objects, output))
+        if linked.returncode == 0:
+            return None
+        failed = [linked]
+    return _Failure(
+        "".join(done.stderr for done in failed),
+        f"building the library that records operators of torch {target.version} failed" + "\n".join(map(_said, failed)),
+    )
+
+
+def _said(failed: subprocess.CompletedProcess[str]) -> str:
+    command = " ".join(failed.args)
+    return f" (exit status {failed.returncode}); the command was\n  {command}\nand it said\n{failed.stderr[-4000:]}"
+
+
+def _compile_without(target: Target, left_out: tuple[str, ...], output: Path, *, lighter: bool) -> _Failure | None:
     """Compiles the sources without some of them; returns what went wrong."""
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
     absent = () if target.has_distributed else (COLLECTIVES,)
     sources = [path for path in source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
-    command = _command(target, sources, output)
-    done = _run_compiler(command)
-    if done.returncode == 0:
-        return None
-    return _Failure(
-        done.stderr,
-        f"building the library that records operators of torch {target.version} failed (exit status "
-        f"{done.returncode}); the command was\n  {' '.join(command)}\nand it said\n{done.stderr[-4000:]}",
-    )
+    halves = ([path for path in sources if (_name(path) in _SECOND_UNIT) == second] for second in (False, True))
+    return _make(target, [half for half in halves if half], output, lighter=lighter)
 
 
 def compile_whole(target: Target, output: Path) -> None:
-    """Compiles all of it.
+    """Compiles all of it; what is made on the way stays beside it.
 
     Raises:
         TorchLibraryError: it does not compile; has the command and what the compiler said.
     """
-    if failed := _compile_without(target, (), output):
-        raise TorchLibraryError(failed.command_and_errors)
+    left_out, why = _compile_what_can_be(target, output)
+    if left_out:
+        raise TorchLibraryError(why)
 
 
 def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...], str]:
@@ -317,13 +343,16 @@ def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...],
     Each time those go that errors were found in: not one after the other, since a compiler takes half a minute to find none.
     """
     left_out: tuple[str, ...] = ()
-    why = ""
-    while failed := _compile_without(target, left_out, output):
-        why = why or failed.command_and_errors
-        blamed = tuple(name for name in OPTIONAL if name not in left_out and name in failed.errors)
+    why, lighter = "", True
+    while failed := _compile_without(target, left_out, output, lighter=lighter):
+        why = why if left_out else failed.command_and_errors
+        blamed = [name for name in OPTIONAL if name not in left_out and name in failed.errors]
         if not blamed:
             raise TorchLibraryError(why)
-        left_out += blamed
+        if lighter and COLLECTIVES in blamed:  # for want of a header, perhaps
+            lighter = False
+            blamed.remove(COLLECTIVES)
+        left_out += (*blamed,)
     return left_out, why
 
 

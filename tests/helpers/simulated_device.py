@@ -81,8 +81,10 @@ def _library(torch: Any) -> Path:
         if not torch_build.is_whole(target):
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 output = Path(folder) / target.name
-                done = torch_build._run_compiler(torch_build._command(torch_build.Target.of(torch), sources, output))
-                assert done.returncode == 0, done.stderr[-8000:]
+                failed = torch_build._make(
+                    torch_build.Target.of(torch), [[path] for path in sources], output, lighter=False
+                )
+                assert failed is None, failed
                 torch_build._digest_file(target).write_text(torch_build._digest(output))
                 output.replace(target)
     return target

@@ -282,16 +282,17 @@ assert "aten::neg" in [event.name for event in prof.events()]
 """
 
 
-# It refuses at once what has the part in it. The rest it compiles, in a third less time without optimising it, and keeps: the file's
-# name says what it depends on, and from the same sources the same comes out.
+# It refuses at once what has the part in it. The rest it compiles, in a third less time without optimising it, and keeps: the files'
+# names say what they depend on, and from the same sources the same comes out.
 NO_SUCH_SLOT = """#!/bin/sh
 case "$*" in *torch/memory.cc*) echo 'torch/memory.cc:1: error: #error this torch has no such slot' >&2; exit 1;; esac
 for output; do :; done
-if [ ! -e {kept} ]; then
+kept={kept}/without_memory-${{output##*/}}
+if [ ! -e "$kept" ]; then
     {compiler} "$@" -O0 || exit
-    cp "$output" {kept}.$$ && exec mv {kept}.$$ {kept}
+    cp "$output" "$kept.$$" && exec mv "$kept.$$" "$kept"
 fi
-exec cp {kept} "$output"
+exec cp "$kept" "$output"
 """
 
 
@@ -305,8 +306,8 @@ def compiler(folder, text):
 
 def test_a_part_that_does_not_compile(tmp_path):
     """Where torch's memory slot is another one, operators and ranges are there without it, and profile_memory says why."""
-    kept = ROOT / "build" / "torch_build" / f"without_memory-{torch_build.library_name(torch)}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept = ROOT / "build" / "torch_build"
+    kept.mkdir(parents=True, exist_ok=True)
     refuses = compiler(tmp_path, NO_SUCH_SLOT.format(compiler=torch_build.compiler(), kept=kept))
     done = python(WITHOUT_MEMORY, OTEL_TORCHPROF_BUILD_DIR=str(tmp_path / "new"), CXX=refuses)
     assert done.returncode == 0, done.stderr
@@ -315,34 +316,55 @@ def test_a_part_that_does_not_compile(tmp_path):
     assert done.stdout.count("error: #error this torch has no such slot") == 2
 
 
-@pytest.mark.parametrize(("broken", "runs"), [(("devices", "ranges"), 2), (("ops",), 1), (("ops", "memory"), 2)])
-def test_few_attempts(monkeypatch, tmp_path, broken, runs):
-    """All parts with errors are left out at once, and nothing is tried again where the errors are in what cannot be left out."""
-    commands = []
+@pytest.fixture
+def attempts(monkeypatch):
+    """Stands for the compiler: tells, by the words of a command, what has errors in it; a list of what was compiled each time."""
+    compiled, broken = [], []
 
     def compile_some(command):
-        commands.append(command)
         text = " ".join(command)
-        errors = [f"torch/{name}.cc:3: error" for name in broken if f"torch/{name}.cc" in text]
+        if "torch/ops.cc" in text:
+            compiled.append(text)
+        errors = [f"torch/{name}.cc:3: error" for name, word in broken if f"torch/{name}.cc" in text and word in text]
         return subprocess.CompletedProcess(command, bool(errors), "", "\n".join(errors))
 
     monkeypatch.setattr(torch_build, "_run_compiler", compile_some)
     monkeypatch.setattr(torch_build, "compiler", lambda: "c++")
-    if "ops" in broken:
+    return compiled, broken
+
+
+def compile_what_can_be(tmp_path):
+    return torch_build._compile_what_can_be(torch_build.Target.of(torch), tmp_path / "library.so")
+
+
+@pytest.mark.parametrize(("names", "runs"), [(("devices", "ranges"), 2), (("ops",), 1), (("ops", "memory"), 2)])
+def test_few_attempts(attempts, tmp_path, names, runs):
+    """All parts with errors are left out at once, and nothing is tried again where the errors are in what cannot be left out."""
+    compiled, broken = attempts
+    broken += [(name, "") for name in names]
+    if "ops" in names:
         with pytest.raises(otp.TorchLibraryError, match=r"torch/ops\.cc:3: error"):
-            torch_build._compile_what_can_be(torch_build.Target.of(torch), tmp_path)
+            compile_what_can_be(tmp_path)
     else:
-        assert torch_build._compile_what_can_be(torch_build.Target.of(torch), tmp_path)[0] == (
-            "torch/devices.cc",
-            "torch/ranges.cc",
-        )
-    assert len(commands) == runs
+        assert compile_what_can_be(tmp_path)[0] == ("torch/devices.cc", "torch/ranges.cc")
+    assert len(compiled) == runs
+
+
+@pytest.mark.parametrize(("word", "left_out", "runs"), [("/lighter", (), 2), ("", (torch_build.COLLECTIVES,), 3)])
+def test_collectives_with_all_headers(attempts, tmp_path, word, left_out, runs):
+    """Where c10d's headers use an operator that the stand-in does not have, all of torch's headers are taken, before collectives go."""
+    compiled, broken = attempts
+    broken.append(("collectives", word))
+    assert compile_what_can_be(tmp_path)[0] == left_out
+    assert len(compiled) == runs
 
 
 # Hands out what was built before, once all processes want it: until then none can find it there.
 WAITS_FOR_ALL = """#!/bin/sh
-echo compiled >>{folder}/runs
-timeout 60 head -n 3 {folder}/ready >/dev/null || exit 1
+case "$*" in *-shared*)
+    echo linked >>{folder}/runs
+    timeout 60 head -n 3 {folder}/ready >/dev/null || exit 1
+esac
 while [ "$1" != -o ]; do shift; done
 cp {made} "$2"
 """
@@ -367,7 +389,7 @@ def test_several_processes_build_once(tmp_path, built):
         said = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0] * 3, said
     assert sum("built in" in text for text in said) == 1
-    assert (tmp_path / "runs").read_text() == "compiled\n"
+    assert (tmp_path / "runs").read_text() == "linked\n"
     assert (tmp_path / "shared").stat().st_mode & 0o077 == 0o055
 
 
