@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 _SIGNED = "subjectAltName={}\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 _AUTHORITY = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
 _HERE = "DNS:localhost,IP:127.0.0.1"
-_NAMES_AND_DAYS = {
-    "server": (_HERE, "2"),
-    "client": (_HERE, "2"),
-    "elsewhere": ("DNS:elsewhere.invalid", "2"),
-    "expired": (_HERE, "-1"),
-}
+_NAMES = {"server": _HERE, "client": _HERE, "elsewhere": "DNS:elsewhere.invalid", "expired": _HERE}
 
 
 def make_tls(folder: Path) -> Tls:
@@ -35,11 +30,19 @@ def make_tls(folder: Path) -> Tls:
     for authority in ("ca", "stranger"):
         files = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
         openssl("req", "-x509", *key, *_AUTHORITY, *files, "-subj", f"/CN={authority}", "-days", "2")
-    for name, (names, days) in _NAMES_AND_DAYS.items():
+    for name, names in _NAMES.items():
         (folder / f"{name}.ext").write_text(_SIGNED.format(names))
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
         files = ("-in", f"{name}.csr", "-extfile", f"{name}.ext", "-out", f"{name}.pem")
-        openssl("x509", "-req", *signed_by, *files, "-days", days)
+        openssl("x509", "-req", *signed_by, *files, *(_expired() if name == "expired" else ("-days", "2")))
     (folder / "client.both").write_bytes((folder / "client.pem").read_bytes() + (folder / "client.key").read_bytes())
     return Tls(folder)
+
+
+def _expired() -> tuple[str, ...]:
+    """What has a certificate end before now: by days alone only where OpenSSL has no words for both of its dates."""
+    options = subprocess.run(["openssl", "x509", "-help"], check=True, capture_output=True, text=True)
+    if "-not_after" not in options.stdout + options.stderr:
+        return ("-days", "-1")
+    return ("-not_before", "20200101000000Z", "-not_after", "20200102000000Z")

@@ -268,10 +268,12 @@ class Model:
 
     def _do_finally(self, action: Action, me: _Me | None) -> Generator[None, None, bool]:
         try:
-            return (yield from self._body(action.body, me))
-        finally:
-            if (yield from self._body(action.other, me)):
-                return True  # noqa: B012 - as the program does
+            returned = yield from self._body(action.body, me)
+        except BaseException:
+            if (yield from self._body(action.other, me)):  # a return there takes the place of what was raised
+                return True
+            raise
+        return (yield from self._body(action.other, me)) or returned
 
     def _do_with(self, action: Action, me: _Me | None) -> Generator[None, None, bool]:
         for name in ("__init__", "__enter__"):
