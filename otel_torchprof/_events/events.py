@@ -150,7 +150,7 @@ class EventList(list[Any]):
 
         Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
         ``include_python_functions``: whether calls of Python functions (``with_stack``) are among them; by default as in the
-        torch that is imported: up to 2.13 they are, from 2.14 on they are not.
+        torch that is imported: in 2.12 and 2.13 they are, before and after they are not.
         """
         if not isinstance(group_by_stack_n, int):
             raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")

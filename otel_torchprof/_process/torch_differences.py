@@ -19,10 +19,16 @@ class Differences(NamedTuple):
     """``with_modules`` is deprecated, with a warning."""
     names_wrong_activities: bool = True
     """What is no activity is named in the error where there is nothing else, too."""
+    warns_of_cycles: bool = True
+    """A schedule's cycle that clears the events of the one before it says so in a warning."""
 
 
 _SINCE: dict[tuple[int, int], Differences] = {
     (2, 6): Differences(
+        takes_use_cuda=True, warns_of_modules=False, names_wrong_activities=False, warns_of_cycles=False
+    ),
+    (2, 10): Differences(takes_use_cuda=True, warns_of_modules=False, names_wrong_activities=False),
+    (2, 12): Differences(
         averages_have_python_functions=True, takes_use_cuda=True, warns_of_modules=False, names_wrong_activities=False
     ),
     (2, 14): Differences(),

@@ -13,6 +13,7 @@ from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._export import sdk
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.caller_warnings import warn_caller_once
+from otel_torchprof._process.torch_differences import differences
 from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._sources.catalog import checked_source_options
@@ -408,10 +409,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
     def _prepare(self, *, new_cycle: bool) -> None:
         begun = perf_counter_ns()
         if new_cycle and self._prepared and not self.acc_events:
-            warn_caller_once(
-                "Warning: Profiler clears events at the end of each cycle. Only events from the current cycle will be "
-                "reported. To keep events across cycles, set acc_events=True."
-            )
+            if differences().warns_of_cycles:
+                warn_caller_once(
+                    "Warning: Profiler clears events at the end of each cycle. Only events from the current cycle will "
+                    "be reported. To keep events across cycles, set acc_events=True."
+                )
             self._forget_results()
             self._segments.clear()
             self._marks.clear()

@@ -13,10 +13,10 @@ from torch.autograd import profiler_util
 import otel_torchprof as otp
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._process import torch_differences
+from otel_torchprof._process import caller_warnings, torch_differences
 from otel_torchprof._process.torch_differences import Differences, differences
 
-OLDEST, NEWEST = torch_differences._SINCE.values()
+OLDEST, WITH_WARNING, WITH_CALLS, NEWEST = torch_differences._SINCE.values()
 CPU = torch.profiler.ProfilerActivity.CPU
 
 
@@ -38,7 +38,10 @@ def test_types_have_torchs_names():
     ("version", "expected"),
     [
         ("2.6.0+cu124", OLDEST),
-        ("2.13.0a0+gitabc", OLDEST),
+        ("2.9.1", OLDEST),
+        ("2.10.0", WITH_WARNING),
+        ("2.12.0", WITH_CALLS),
+        ("2.13.0a0+gitabc", WITH_CALLS),
         ("2.14.0.dev20270101", NEWEST),
         ("3.0", NEWEST),
         ("2.4", OLDEST),
@@ -50,9 +53,24 @@ def test_versions(version, expected):
     assert torch_differences._of(version) == expected
 
 
-def test_the_table_is_torchs():
-    """What the table says of this torch is what its signatures and warnings say."""
+def _cycles(module):
+    """How often two cycles of a schedule say that the second forgets the events of the first."""
+    schedule = module.schedule(wait=0, warmup=1, active=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with module.profile(activities=[CPU], schedule=schedule) as prof:
+            for _ in range(4):
+                prof.step()
+    return sum("clears events" in str(warning.message) for warning in said)
+
+
+def test_the_table_is_torchs(monkeypatch):
+    """What the table says of this torch is what its lists, signatures and warnings say."""
+    monkeypatch.setattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set(), raising=False)
     averages = inspect.signature(profiler_util.EventList.key_averages).parameters.get("include_python_functions")
+    with torch.profiler.profile(activities=[CPU], with_stack=True) as prof:
+        _called()
+    has_calls = any("_called" in event.name for event in prof.events())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.autograd.profiler.profile(with_modules=True)
@@ -62,14 +80,15 @@ def test_the_table_is_torchs():
     except (AssertionError, TypeError) as error:  # up to 2.9 nothing is said
         wrong = error
     assert differences() == Differences(
-        averages_have_python_functions=averages is None or averages.default,
+        averages_have_python_functions=has_calls and (averages is None or averages.default),
         takes_use_cuda="use_cuda" in inspect.signature(torch.profiler.profile.__init__).parameters,
         warns_of_modules=any("with_modules" in str(warning.message) for warning in said),
         names_wrong_activities=isinstance(wrong, TypeError),
+        warns_of_cycles=_cycles(torch.profiler) == 1,
     )
 
 
-@pytest.fixture(params=[OLDEST, NEWEST], ids=["oldest", "newest"])
+@pytest.fixture(params=[OLDEST, WITH_WARNING, WITH_CALLS, NEWEST], ids=["2.6", "2.10", "2.12", "2.14"])
 def version(request, monkeypatch):
     """The ways of a version, whichever is installed."""
     monkeypatch.setattr(torch_differences, "_of", lambda _: request.param)
@@ -114,3 +133,9 @@ def test_with_modules(version):
     assert [warning.filename for warning in said if "with_modules" in str(warning.message)] == (
         [__file__] if version.warns_of_modules else []
     )
+
+
+def test_cycles(version, monkeypatch):
+    """That a cycle forgets the one before it is said where torch says so."""
+    monkeypatch.setattr(caller_warnings, "_said", set())
+    assert _cycles(otp) == version.warns_of_cycles
