@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from observed import inside, path, run
+from observed import inside, run
 
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 InfoField = "Callable[[list[Any]], list[Any]]"
@@ -57,6 +57,30 @@ class Option:
 
 
 # ---- facts: from the events inside the step to one comparable value for each ----
+
+
+def _is_passed_over(event: Any) -> bool:
+    """Whether it is a call of a Python function, where torch's lists have none: up to 2.11. Ours have them with every torch."""
+    return not is_told("python_module_id") and getattr(event, "is_python_function", False)
+
+
+def _compared(events: Any) -> list[Any]:
+    return [event for event in inside(events) if not _is_passed_over(event)]
+
+
+def _path(event: Any) -> tuple[str, ...]:
+    """Names from the outermost event to this one."""
+    if event is None:
+        return ()
+    return (*_path(event.cpu_parent), *(() if _is_passed_over(event) else (_plain(event.name),)))
+
+
+def _children(event: Any) -> Iterator[str]:
+    for child in event.cpu_children:
+        if _is_passed_over(child):
+            yield from _children(child)
+        else:
+            yield _plain(child.name)
 
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -133,8 +157,8 @@ INFO_FIELDS: dict[str, InfoField] = {
         )
     },
     **{name: _text(name) for name in ("name", "trace_name", "key")},
-    "path": lambda events: [tuple(map(_plain, path(event))) for event in events],
-    "children": lambda events: [[_plain(child.name) for child in event.cpu_children] for event in events],
+    "path": lambda events: [_path(event) for event in events],
+    "children": lambda events: [list(_children(event)) for event in events],
     "device_type": lambda events: [str(event.device_type) for event in events],
     "sequence_nr": _sequence_numbers,
     "flows": _flows,
@@ -230,7 +254,7 @@ def torchs(option: Option) -> Any:
 
 def reported(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     """What a profile says of the events of the step, by fact."""
-    events = inside(prof.events())
+    events = _compared(prof.events())
     return {name: INFO_FIELDS[name](events) for name in names if is_told(name)}
 
 
@@ -238,11 +262,13 @@ def reported(prof: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
 
 _TIME = re.compile(r" *-?\d+\.\d+(us|ms|s)\b")
 _SHARE = re.compile(r" *(-?\d+\.\d+%|NaN)")
+_BYTES = re.compile(r"(?<=\d )([KMG]?)b\b")
+"""What torch 2.6 writes for KB and the like."""
 
 
 def masked(table: str) -> str:
-    """A table without its times, its shares of time and addresses."""
-    return _plain(_SHARE.sub(" share", _TIME.sub(" time", table)))
+    """A table without its times, its shares of time and addresses, and with bytes called B."""
+    return _plain(_BYTES.sub(r"\1B", _SHARE.sub(" share", _TIME.sub(" time", table))))
 
 
 def averages(prof: Any, *grouping: Any) -> Any:
@@ -263,12 +289,14 @@ def averages(prof: Any, *grouping: Any) -> Any:
 def tables(prof: Any, *, stacks: bool = True) -> list[str]:
     """The masked tables of a profile: of the averages by all that they can be grouped by, with every way to shape a table."""
     texts = []
+    # Where torch's lists have no calls, ours have some at the top that torch's have not.
+    is_tree_torchs = is_told("python_module_id") or not prof.with_stack
     by_overload = ((False, 0, True),) if "group_by_overload_name" in _GROUPINGS else ()
     for grouping in ((), (True,), *(((False, 2),) if stacks else ()), *by_overload):
         listed = averages(prof, *grouping)
         for row in listed:
             row.stack, row.flops = _above_the_test(row.stack or [] if stacks else []), _flops(row)
-        texts += [listed.table(), listed.table(row_limit=3, header="A header", top_level_events_only=True)]
+        texts += [listed.table(), listed.table(row_limit=3, header="A header", top_level_events_only=is_tree_torchs)]
         unit = {"time_unit": "ms"} if "time_unit" in _TABLE else {}
         texts.append(listed.table(sort_by="count", row_limit=-1, max_name_column_width=20, **unit))
     return [masked(text) for text in texts]
@@ -278,7 +306,7 @@ def stack_lines(prof: Any, folder: Path) -> list[str]:
     """The lines of export_stacks of the step, as if every event had taken as long: those that take no time have no line."""
     events = prof.events()
     kind = otp.FunctionEvent if isinstance(events, otp.EventList) else torch.autograd.profiler_util.FunctionEvent
-    stacks = (_above_the_test(event.stack or []) for event in inside(events))
+    stacks = (_above_the_test(event.stack or []) for event in _compared(events))
     listed = type(events)(kind(number, "", 1, 0, 10, stack=stack) for number, stack in enumerate(stacks))
     file = folder / f"{kind.__module__}.txt"
     listed.export_stacks(str(file), "self_cpu_time_total")

@@ -32,12 +32,14 @@ from examples import one_in
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features that are deprecated or in beta
 
 
-CALLS = pytest.mark.skipif(
-    not is_told("python_module_id"), reason="the lists of this torch have no calls of Python functions"
-)
 BOUND = pytest.mark.skipif(
     (3, 12) <= sys.version_info < (3, 14),
     reason="these interpreters do not tell torch's tracer of C functions that are bound to an object, which ours has",
+)
+
+MERGED = pytest.mark.skipif(
+    not is_told("python_module_id"),
+    reason="without the call between them, this torch makes one event of an operator and the same one that it calls again",
 )
 
 
@@ -48,10 +50,8 @@ def _case(number: int, program: Any, option: Option, order: Order) -> Any:
     """
     is_one_more = order is not Order.OURS_INSIDE and option.together and option is not OPTIONS[0]
     marks = [pytest.mark.exhaustive] if is_one_more or number % 3 else []
-    if option.name == "with_stack":
-        marks.append(CALLS)
     if (program, option.name) == (models.modes, "with_stack"):
-        marks.append(BOUND)
+        marks += [BOUND, MERGED]
     return pytest.param(program, option, order, marks=marks, id=f"{program.__name__}, {option}, {order.value}")
 
 
@@ -89,7 +89,6 @@ EVERYTHING = Option(
 WITH_STACKS = (models.gpt2, models.lstm, models.convnet, models.checkpointed, models.labelled, models.modes)
 
 
-@CALLS
 @pytest.mark.parametrize("program", one_in(3, WITH_STACKS), indirect=True, ids=lambda factory: factory.__name__)
 def test_every_fact_can_be_compared(program, step, tmp_path):
     """Torch's profiler tells the same twice, with everything on, so that a difference to ours is never torch's own."""
