@@ -47,7 +47,7 @@ Array = npt.NDArray[Any]
 
 def _usual() -> int:
     """The default of a policy."""
-    return Budget.max_spans
+    return Budget().max_spans
 
 
 class LiveTrees:
