@@ -172,7 +172,7 @@ void names_are_shown_where_they_are() {
 // An address that is used again for another name gives the new name, even where the old one is its beginning.
 void a_stale_address_gives_the_new_name() {
   otp::Interner names;
-  auto cache = std::make_unique<otp::NameCache>();
+  auto cache = std::make_unique<otp::NamesByText>();
   char text[16];
   auto id_of = [&](const char* name, size_t size) {
     std::strcpy(text, name);
@@ -192,7 +192,7 @@ void a_stale_address_gives_the_new_name() {
 
 // A name that its source vouches for is known by its address, until the source says that names went.
 void a_vouched_name_is_known_by_its_address() {
-  otp::NameCache cache;
+  otp::hot::NamesByAddress cache;
   const char *add = "aten::add", *label = "label";
   uint32_t id = 0;
   CHECK(!cache.find(add, 1, &id));
@@ -231,7 +231,7 @@ void a_full_kind_counts_what_it_refuses() {
   CHECK(text_in(names.view(), names.intern("no space", OTP_NAME_TEXT).id) == "(other texts)");
   CHECK(names.intern("x", OTP_NAME_TEXT).id > op);  // a short one still fits
 
-  otp::NameCache cache;
+  otp::NamesByText cache;
   for (uint64_t uses = 5; uses < 7; ++uses) {  // asked for again each time, and counted
     uint32_t id = 0;
     CHECK(!cache.find("five", &id));

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 7
+#define OTP_ABI_VERSION 8
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -314,6 +314,15 @@ typedef struct {
   void (*end)(uint64_t id);
 } otp_device_source;
 
+/* How recorder_hot.h reaches what it reads and writes, from a library that was compiled with it. */
+typedef struct {
+  uint64_t layout;    /* otp::hot::kLayout of the core: with another one, nothing of this may be used */
+  const void* shared; /* otp::hot::Shared */
+  int64_t buffer_at;  /* where the pointer to a thread's buffer is, from its thread pointer on; x86-64 and ELF only */
+  void* (*buffer)(void); /* the same pointer: otp::hot::Thread */
+  uint32_t clock_is_tsc;
+} otp_hot;
+
 typedef struct {
   uint32_t abi_version;
   uint32_t record_format_version;
@@ -372,6 +381,9 @@ typedef struct {
   /* Id of the innermost open event of the calling thread, as in the column, and the running sessions that have it; 0
    * where there is none or nobody has it. For what a source finds out of an event after its begin. */
   uint64_t (*innermost)(uint32_t* consumers);
+
+  /* For begin and end without a call. */
+  otp_hot hot;
 } otp_api;
 
 /* Static memory; valid as long as the process. */

@@ -7,6 +7,7 @@
 
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
+#include "otel_torchprof/recorder_hot.h"
 
 namespace otp {
 
@@ -23,8 +24,8 @@ struct Chunk {
   bool sealed = false;        // its thread has gone on to another
   uint64_t sealed_ticks = 0;  // when; its records are older
 
-  static constexpr uint32_t kHeader = 64;
-  static constexpr uint32_t kCapacity = OTP_CHUNK_BYTES - kHeader;
+  static constexpr uint32_t kHeader = hot::kChunkHeader;
+  static constexpr uint32_t kCapacity = hot::kChunkCapacity;
   uint8_t* data() { return reinterpret_cast<uint8_t*>(this) + kHeader; }
   const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(this) + kHeader; }
 };

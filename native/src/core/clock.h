@@ -7,9 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
+#include "otel_torchprof/recorder_hot.h"
 
 namespace otp {
 
@@ -22,14 +20,7 @@ inline uint64_t clock_gettime_ns(clockid_t id) {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// TSC where it is invariant, else the monotonic clock. Not serialising on purpose: a fence costs more than the few
-// nanoseconds by which the processor may move the read.
-inline uint64_t ticks_now() {
-#if defined(__x86_64__)
-  if (__builtin_expect(g_clock_is_tsc, 1)) return __rdtsc();
-#endif
-  return clock_gettime_ns(CLOCK_MONOTONIC);
-}
+inline uint64_t ticks_now() { return hot::ticks(g_clock_is_tsc); }
 
 // A moment seen on both clocks.
 struct ClockPoint {

@@ -20,6 +20,26 @@ OTP_COLD uint32_t begin_frame_slowpath(const void* key, uint32_t name, uint32_t 
   return begin(&args);
 }
 
+// For recorder_hot.h.
+struct Frame {
+  const void* d_key;
+  uint32_t d_name, d_identity;
+
+  const void* key() const { return d_key; }
+  uint8_t scope() const { return 0; }
+  uint8_t kind() const { return OTP_EVENT_FRAME; }
+  bool nests() const { return true; }
+  int64_t sequence_nr() const { return -1; }
+  uint32_t fwd_thread() const { return d_identity; }
+  uint32_t source_tid() const { return 0; }
+  bool name(hot::Thread&, uint32_t* id) const {
+    *id = d_name;
+    return true;
+  }
+  uint32_t inputs(uint8_t*, uint32_t, uint32_t) const { return 0; }
+  uint64_t now() const { return ticks_now(); }
+};
+
 }  // namespace
 
 // What begin does where nothing is in the way, and no more. Whether the recorder knows the thread as theirs does not
@@ -27,51 +47,20 @@ OTP_COLD uint32_t begin_frame_slowpath(const void* key, uint32_t name, uint32_t 
 OTP_HOT uint32_t begin_frame(const void* key, uint32_t name, uint32_t identity, uint32_t consumers) {
   ThreadBuffer* thread = t_buffer;
   uint32_t active = g_shared.active[OTP_EVENT_FRAME].load(std::memory_order_acquire);
-  bool ready = thread != nullptr && (consumers & ~active) == 0 &&
-               (consumers & (~thread->accepted | thread->loss_pending)) == 0 &&
-               (consumers & g_shared.follows.load(std::memory_order_relaxed)) == 0 && is_current(*thread) &&
-               thread->at + kBeginBytes <= Chunk::kCapacity && thread->depth.get() < OTP_MAX_DEPTH &&
-               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
-  if (__builtin_expect(!ready, 0)) return begin_frame_slowpath(key, name, identity, consumers);
-  uint32_t depth = thread->depth.get();
-  uint64_t visible = thread->visible_parent(depth);
-  OpenEvent& open = thread->open[depth];
-  open.key.set(key);
-  open.index.set(thread->next_index);
-  open.consumers.set(consumers);
-  open.what.set(OTP_EVENT_FRAME << 8);
-  auto* record = reinterpret_cast<otp_record_begin*>(thread->chunk->data() + thread->at);
-  write_head(&record->head, OTP_RECORD_BEGIN, OTP_EVENT_FRAME << 4, consumers, name);
-  record->parent = visible == 0 ? 0 : distance_to(thread->next_index + 1, visible);
-  record->fwd_thread = identity;
-  record->sequence_nr = -1;
-  record->head.ticks = ticks_now();
-  thread->at += sizeof *record;
-  ++thread->next_index;
-  thread->publish();
-  thread->depth.set(depth + 1);
+  bool usual = thread != nullptr && (consumers & (~active | g_shared.follows.load(std::memory_order_relaxed))) == 0;
+  if (__builtin_expect(!usual, 0)) return begin_frame_slowpath(key, name, identity, consumers);
+  hot::Begun begun =
+      hot::begin(*thread, g_shared, Frame{key, name, identity}, consumers, ~thread->accepted | thread->loss_pending);
+  if (__builtin_expect(begun == hot::Begun::kUnusual, 0)) return begin_frame_slowpath(key, name, identity, consumers);
   return thread->id;
 }
 
 OTP_HOT int end_frame(const void* key, uint8_t flags) {
   ThreadBuffer* thread = t_buffer;
-  uint32_t depth = thread == nullptr ? 0 : thread->depth.get();
-  if (__builtin_expect(depth == 0, 0)) return end(key, flags, nullptr, 0);
+  if (__builtin_expect(thread == nullptr || thread->depth.get() == 0, 0)) return end(key, flags, nullptr, 0);
   uint64_t ticks = ticks_now();
-  const OpenEvent& top = thread->open[depth - 1];
-  uint64_t distance = thread->next_index - top.index.get();
-  uint32_t consumers = top.consumers.get();
-  bool usual = top.key.get() == key && consumers != 0 && (consumers & (~thread->accepted | ~g_shared.running())) == 0 &&
-               thread->at + sizeof(otp_record) <= Chunk::kCapacity && distance <= UINT32_MAX &&
-               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
-  if (__builtin_expect(!usual, 0)) return end_slowpath(*thread, key, ticks, flags, nullptr, 0);
-  auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
-  record->ticks = ticks;
-  write_head(record, OTP_RECORD_END, flags, consumers, static_cast<uint32_t>(distance));
-  thread->at += sizeof *record;
-  thread->publish();
-  thread->depth.set(depth - 1);
-  return 1;
+  if (__builtin_expect(hot::end(*thread, g_shared, key, flags, ~thread->accepted, ticks), 1)) return 1;
+  return end_slowpath(*thread, key, ticks, flags, nullptr, 0);
 }
 
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {

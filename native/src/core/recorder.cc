@@ -24,29 +24,27 @@ inline uint32_t requesting(const ThreadBuffer& thread, uint32_t active, uint32_t
   return hook == nullptr ? requested : (requested | hook()) & active;
 }
 
-// Torch calls once per registered callback; whichever comes first has written the event.
-inline bool is_second_call(const ThreadBuffer& thread, const otp_begin_args& args, uint32_t depth) {
-  return args.nests == 0 && depth > 0 && thread.open[depth - 1].key.get() == args.key;
-}
-
-constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
+constexpr uint32_t kMaxInputWords = (Chunk::kCapacity - hot::kBeginBytes - sizeof(otp_record)) / sizeof(int64_t);
 
 // Inputs that no chunk could hold are left out whole: half a list of shapes would be a wrong one.
-__attribute__((noinline)) void append_inputs(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers) {
-  bool fit = args.input_words <= kMaxInputWords;
-  uint32_t words = fit ? args.input_words : 0;
-  auto flags = static_cast<uint8_t>(fit ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
-  auto* record = reinterpret_cast<otp_record*>(thread.chunk->data() + thread.at);
-  record->ticks = words;
-  write_head(record, OTP_RECORD_INPUTS, flags, consumers, 0);
-  if (words != 0) std::memcpy(record + 1, args.inputs, words * sizeof(int64_t));
-  thread.at += static_cast<uint32_t>(sizeof *record + words * sizeof(int64_t));
+inline uint32_t words_kept(const otp_begin_args& args) {
+  return args.input_words <= kMaxInputWords ? args.input_words : 0;
 }
 
-inline uint32_t begin_bytes(const otp_begin_args& args) {
-  if (__builtin_expect(args.input_words == 0, 1)) return kBeginBytes;
-  uint32_t words = args.input_words <= kMaxInputWords ? args.input_words : 0;
-  return kBeginBytes + static_cast<uint32_t>(sizeof(otp_record) + words * sizeof(int64_t));
+inline uint32_t input_bytes(const otp_begin_args& args) {
+  if (__builtin_expect(args.input_words == 0, 1)) return 0;
+  return static_cast<uint32_t>(sizeof(otp_record) + words_kept(args) * sizeof(int64_t));
+}
+
+// The INPUTS record. Returns its bytes.
+__attribute__((noinline)) uint32_t copy_inputs(uint8_t* place, const otp_begin_args& args, uint32_t consumers) {
+  uint32_t words = words_kept(args);
+  auto flags = static_cast<uint8_t>(words == args.input_words ? args.flags & OTP_FLAG_INPUTS_CUT : OTP_FLAG_INPUTS_CUT);
+  auto* record = reinterpret_cast<otp_record*>(place);
+  record->ticks = words;
+  hot::write_head(record, OTP_RECORD_INPUTS, flags, consumers, 0);
+  if (words != 0) std::memcpy(record + 1, args.inputs, words * sizeof(int64_t));
+  return input_bytes(args);
 }
 
 // Events that nobody has ended, and whose sessions no longer run, go when they fill the stack: what a program forgets
@@ -89,23 +87,6 @@ OTP_COLD void mark_end(const ThreadBuffer& thread, const OpenEvent& event) {
   if (source != nullptr) source->end(id_of(thread, event.index.get()));
 }
 
-// Which sessions get the event of a thread that is not ready for all that run. False: none requests it, or it is too
-// deep.
-OTP_COLD bool begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active, uint32_t bytes,
-                             uint32_t* consumers) {
-  uint32_t requested = requesting(thread, active, args.scope_mask);
-  if (requested == 0) return false;
-  repair_stack(thread);
-  if (is_second_call(thread, args, thread.depth.get())) return false;
-  if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread)) {
-    count_too_deep(thread, requested, args);
-    return false;
-  }
-  *consumers = room_slowpath(thread, requested, bytes);
-  thread.marked = mark_begin(thread, args, *consumers);
-  return true;
-}
-
 inline std::string_view text_of(const char* text, uint32_t size) {
   return size == UINT32_MAX ? std::string_view(text) : std::string_view(text, size);
 }
@@ -122,64 +103,75 @@ __attribute__((noinline)) uint32_t name_slowpath(ThreadBuffer& thread, const otp
   std::string_view name = text_of(args.name, args.name_size);
   if (!thread.names.find(name, &id)) id = thread.names.ask(registry().interner, name, name_kind(args));
   uint32_t generation = args.name_generation;
-  if (generation == 0 || thread.names.is_unstable(args.name, generation)) return id;
+  if (generation == 0 || thread.addresses.is_unstable(args.name, generation)) return id;
   int stable = args.name_is_stable(args.key);
-  if (stable > 0) thread.names.keep(args.name, generation, id);
-  if (stable < 0) thread.names.keep_unstable(args.name, generation);
+  if (stable > 0) thread.addresses.keep(args.name, generation, id);
+  if (stable < 0) thread.addresses.keep_unstable(args.name, generation);
   return id;
 }
 
-// The record is written field by field into the chunk. Made on the stack and copied, its small stores would be read
-// back in 16-byte pieces before they have left the store buffer, and the processor waits for that (measured: 10 ns per
-// event).
-inline void write_begin(ThreadBuffer& thread, const otp_begin_args& args, uint32_t consumers, uint64_t visible) {
-  uint32_t name = args.name_size;
-  if (args.name != nullptr && (args.name_generation == 0 || !thread.names.find(args.name, args.name_generation, &name)))
-    name = name_slowpath(thread, args);
-  auto* record = reinterpret_cast<otp_record_begin*>(thread.chunk->data() + thread.at);
-  write_head(&record->head, OTP_RECORD_BEGIN, args.scope | args.kind << 4, consumers, name);
-  record->parent = visible == 0 ? 0 : distance_to(thread.next_index + 1, visible);
-  record->fwd_thread = args.fwd_thread;
-  record->sequence_nr = args.sequence_nr;
-  // Last: what recording costs is outside of the event as far as can be.
-  record->head.ticks = __builtin_expect(args.ticks == 0, 1) ? ticks_now() : after_all(thread, args.ticks);
-  thread.at += sizeof *record;
-  if (__builtin_expect(args.input_words != 0, 0)) append_inputs(thread, args, consumers);
-  ++thread.next_index;
-  thread.publish();
-}
+// For recorder_hot.h.
+struct Event {
+  ThreadBuffer& thread;
+  const otp_begin_args& args;
 
-inline uint16_t what_is(const otp_begin_args& args) { return static_cast<uint16_t>(args.scope | args.kind << 8); }
-
-// Whether no Python of the service runs directly inside the event. Operators proper, forwards and backwards: others
-// that torch tells of hold whatever a program does inside of a label, or stay open when their thread has gone on
-// (TorchScript functions that wait, communication).
-inline bool keeps_context(uint16_t what) {
-  constexpr uint16_t kFunction = 0, kBackwardFunction = 1;  // at::RecordScope
-  return what == (kFunction | OTP_EVENT_OPERATOR << 8) || what == (kBackwardFunction | OTP_EVENT_OPERATOR << 8);
-}
-
-// The sessions that request what begins here, of those that request its kind. The source is asked where the context can
-// have changed: not for an operator directly inside another.
-__attribute__((noinline)) OTP_HOT uint32_t requesting_in_context(ThreadBuffer& thread, uint32_t active,
-                                                                 const otp_begin_args& args) {
-  repair_stack(thread);
-  uint32_t depth = thread.depth.get();
-  uint32_t epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
-  if (depth == 0 || !keeps_context(thread.open[depth - 1].what.get()) || !keeps_context(what_is(args))) {
-    const otp_context_source* source = g_shared.context_source.load(std::memory_order_acquire);
-    uint64_t version = source == nullptr ? 0 : source->version();
-    if (version == 0 || version != thread.context_version || epoch != thread.context_epoch || thread.own_context == 0) {
-      if (!refresh_context_slowpath(thread, source, version)) return 0;
-      active = g_shared.active[args.kind].load(std::memory_order_acquire) & ~args.not_for;  // asking took its time
-      epoch = g_shared.follow_epoch.load(std::memory_order_acquire);
-    }
+  const void* key() const { return args.key; }
+  uint8_t scope() const { return args.scope; }
+  uint8_t kind() const { return args.kind; }
+  bool nests() const { return args.nests != 0; }
+  int64_t sequence_nr() const { return args.sequence_nr; }
+  uint32_t fwd_thread() const { return args.fwd_thread; }
+  uint32_t source_tid() const { return args.source_tid; }
+  bool name(hot::Thread&, uint32_t* id) const {
+    *id = args.name_size;
+    uint32_t generation = args.name_generation;
+    bool known = args.name == nullptr || (generation != 0 && thread.addresses.find(args.name, generation, id));
+    if (!known) *id = name_slowpath(thread, args);
+    return true;
   }
-  if (__builtin_expect(epoch != thread.context_epoch, 0)) note_followers_slowpath(thread);
-  uint32_t muted = thread.context_unknown;
-  if (thread.context == 0) muted |= g_shared.muted_roots.load(std::memory_order_relaxed);
-  if (thread.context == OTP_CONTEXT_MUTED) muted = UINT32_MAX;
-  return active & ~(muted & g_shared.follows.load(std::memory_order_relaxed));
+  uint32_t inputs(uint8_t* place, uint32_t, uint32_t consumers) const {
+    return __builtin_expect(args.input_words == 0, 1) ? 0 : copy_inputs(place, args, consumers);
+  }
+  uint64_t now() const { return ticks_now(); }
+};
+
+// Begins an event of a thread that is not ready for all sessions that run.
+OTP_COLD uint32_t begin_slowpath(ThreadBuffer& thread, const otp_begin_args& args, uint32_t active) {
+  uint32_t requested = requesting(thread, active, args.scope_mask);
+  if (requested == 0) return 0;
+  repair_stack(thread);
+  Event event{thread, args};
+  if (hot::is_second_call(thread, event, thread.depth.get())) return 0;
+  if (thread.depth.get() >= OTP_MAX_DEPTH && !drop_forgotten(thread)) {
+    count_too_deep(thread, requested, args);
+    return 0;
+  }
+  uint32_t consumers = room_slowpath(thread, requested, hot::kBeginBytes + input_bytes(args));
+  uint32_t marked = mark_begin(thread, args, consumers), depth = thread.depth.get();
+  uint64_t visible = thread.visible_parent(depth), index = thread.next_index;
+  hot::open(thread, event, depth, index, consumers | marked);
+  if (consumers == 0) return thread.id;
+  uint32_t name;
+  event.name(thread, &name);
+  auto* record = reinterpret_cast<otp_record_begin*>(hot::place_of(thread.chunk, thread.at));
+  hot::write_begin(record, event, index, consumers, name, visible);
+  uint32_t written = event.inputs(reinterpret_cast<uint8_t*>(record + 1), 0, consumers);
+  record->head.ticks = args.ticks == 0 ? ticks_now() : after_all(thread, args.ticks);
+  thread.next_index = index + 1;
+  thread.publish(thread.at + static_cast<uint32_t>(sizeof *record) + written);
+  return thread.id;
+}
+
+// The sessions that request what begins here, of those that request its kind, where the context may be another one.
+__attribute__((noinline)) uint32_t ask_for_context(ThreadBuffer& thread, uint32_t active, const otp_begin_args& args) {
+  repair_stack(thread);
+  if (hot::may_have_other_context(thread, hot::what_is(args.scope, args.kind))) {
+    const otp_context_source* source = g_shared.context_source.load(std::memory_order_acquire);
+    if (!refresh_context_slowpath(thread, source, source == nullptr ? 0 : source->version())) return 0;
+    active = g_shared.active[args.kind].load(std::memory_order_acquire) & ~args.not_for;  // asking took its time
+  }
+  if (g_shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) note_followers_slowpath(thread);
+  return hot::in_known_context(thread, g_shared, active);
 }
 
 }  // namespace
@@ -191,33 +183,16 @@ OTP_HOT uint32_t begin(const otp_begin_args* args) {
   if (active == 0) return 0;
   ThreadBuffer* thread = this_thread();
   if (thread == nullptr) return 0;
-  if ((active & g_shared.follows.load(std::memory_order_relaxed)) != 0) {
-    active = requesting_in_context(*thread, active, *args);
-    if (active == 0) return 0;
+  uint32_t sessions = active;
+  if (__builtin_expect(!hot::in_context(*thread, g_shared, hot::what_is(args->scope, args->kind), &sessions), 0))
+    sessions = ask_for_context(*thread, active, *args);
+  if (sessions == 0) return 0;
+  if (__builtin_expect(args->ticks == 0, 1)) {
+    hot::Begun begun =
+        hot::begin(*thread, g_shared, Event{*thread, *args}, sessions, thread->not_ready, input_bytes(*args));
+    if (__builtin_expect(begun != hot::Begun::kUnusual, 1)) return begun == hot::Begun::kRecorded ? thread->id : 0;
   }
-  uint32_t consumers = active, marked = 0;
-  uint32_t bytes = begin_bytes(*args);
-  uint32_t depth = thread->depth.get();
-  bool ready = (active & thread->not_ready) == 0 && is_current(*thread) && thread->at + bytes <= Chunk::kCapacity &&
-               depth < OTP_MAX_DEPTH && thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
-  if (__builtin_expect(!ready, 0)) {
-    if (!begin_slowpath(*thread, *args, active, bytes, &consumers)) return 0;
-    depth = thread->depth.get();
-    marked = thread->marked;
-  } else if (is_second_call(*thread, *args, depth)) {
-    return 0;
-  }
-
-  uint64_t visible = thread->visible_parent(depth);
-  OpenEvent& open = thread->open[depth];
-  open.key.set(args->key);
-  open.index.set(thread->next_index);
-  open.consumers.set(consumers | marked);
-  open.what.set(what_is(*args));
-  if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
-  if (__builtin_expect(consumers != 0, 1)) write_begin(*thread, *args, consumers, visible);
-  thread->depth.set(depth + 1);
-  return thread->id;
+  return begin_slowpath(*thread, *args, sessions);
 }
 
 namespace {
@@ -241,7 +216,7 @@ OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, u
     } else {
       thread.append(head);
     }
-    thread.publish();
+    thread.publish(thread.at);
   }
   if (here != consumers) end_late_slowpath(thread, consumers & ~here, event.index.get(), ticks, flags, error);
 }
@@ -276,22 +251,9 @@ OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t
   uint32_t depth = thread->depth.get();
   if (depth == 0 && is_idle(*thread)) return 0;
   uint64_t ticks = ticks_now();
-  if (__builtin_expect(depth == 0, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
-  const OpenEvent& top = thread->open[depth - 1];
-  uint64_t distance = thread->next_index - top.index.get();
-  uint32_t consumers = top.consumers.get();
-  // Plain and innermost, for sessions that all run and hold the chunk.
-  bool usual = top.key.get() == key && consumers != 0 && (consumers & (thread->not_ready | ~g_shared.running())) == 0 &&
-               thread->at + sizeof(otp_record) <= Chunk::kCapacity && distance <= UINT32_MAX && error_type == nullptr &&
-               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
-  if (__builtin_expect(!usual, 0)) return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
-  auto* record = reinterpret_cast<otp_record*>(thread->chunk->data() + thread->at);
-  record->ticks = ticks;
-  write_head(record, OTP_RECORD_END, flags, consumers, static_cast<uint32_t>(distance));
-  thread->at += sizeof *record;
-  thread->publish();
-  thread->depth.set(depth - 1);
-  return 1;
+  if (__builtin_expect(error_type == nullptr && hot::end(*thread, g_shared, key, flags, thread->not_ready, ticks), 1))
+    return 1;
+  return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
 }
 
 namespace {
@@ -311,15 +273,14 @@ int memory(const otp_memory_args* args) {
   uint32_t consumers = g_shared.requests_memory.load(std::memory_order_acquire);
   ThreadBuffer* thread = consumers == 0 ? nullptr : this_thread();
   if (thread == nullptr) return 0;
-  bool ready = (consumers & thread->not_ready) == 0 && is_current(*thread) && thread->at + kBytes <= Chunk::kCapacity &&
-               thread->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0;
+  bool ready = hot::is_ready(*thread, g_shared, consumers & thread->not_ready, kBytes);
   if (__builtin_expect(!ready, 0)) consumers = memory_slowpath(*thread, consumers, args->scope_mask, kBytes);
   if (consumers == 0) return 0;
   if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
   uint64_t visible = thread->visible_parent(thread->depth.get());
   auto* record = reinterpret_cast<otp_record_memory*>(thread->chunk->data() + thread->at);
-  write_head(&record->head, OTP_RECORD_MEMORY, args->flags, consumers,
-             visible == 0 ? 0 : distance_to(thread->next_index + 1, visible));
+  hot::write_head(&record->head, OTP_RECORD_MEMORY, args->flags, consumers,
+                  visible == 0 ? 0 : hot::distance_to(thread->next_index + 1, visible));
   record->bytes = args->bytes;
   record->address = args->address;
   record->total_allocated = args->total_allocated;
@@ -327,8 +288,7 @@ int memory(const otp_memory_args* args) {
   record->device_type = args->device_type;
   record->device_index = args->device_index;
   record->head.ticks = ticks_now();
-  thread->at += sizeof *record;
-  thread->publish();
+  thread->publish(thread->at + static_cast<uint32_t>(sizeof *record));
   return 1;
 }
 
@@ -367,6 +327,19 @@ uint64_t innermost(uint32_t* consumers) {
   return *consumers == 0 ? 0 : id_of(*thread, top.index.get());
 }
 
+void* buffer() { return static_cast<hot::Thread*>(t_buffer); }
+
+// Where t_buffer is from the thread pointer on: on every thread the same, since it is initial-exec.
+int64_t buffer_at() {
+#if defined(__x86_64__) && defined(__ELF__)
+  const char* thread_pointer;
+  __asm__("movq %%fs:0, %0" : "=r"(thread_pointer));
+  return reinterpret_cast<const char*>(&t_buffer) - thread_pointer;
+#else
+  return 0;
+#endif
+}
+
 // The atomics are lock-free words: a library of C or of another compiler may look at them as such.
 const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free, "");
@@ -377,26 +350,28 @@ const volatile uint32_t* as_word(const std::atomic<uint32_t>& value) {
 }  // namespace otp
 
 extern "C" const otp_api* otp_get_api(void) {
-  static const otp_api api = {OTP_ABI_VERSION,
-                              OTP_RECORD_FORMAT_VERSION,
-                              otp::as_word(otp::g_shared.active[0]),
-                              otp::as_word(otp::g_shared.requests_inputs),
-                              otp::as_word(otp::g_shared.requests_memory),
-                              otp::begin,
-                              otp::end,
-                              otp::begin_frame,
-                              otp::end_frame,
-                              otp::ticks,
-                              otp::end_elsewhere,
-                              otp::suspend,
-                              otp::resume,
-                              otp::memory,
-                              otp::intern,
-                              otp::set_scope_hook,
-                              otp::set_context_source,
-                              otp::set_context_carrier,
-                              otp::set_device_source,
-                              otp::unix_ns,
-                              otp::innermost};
+  static const otp_api api = {
+      OTP_ABI_VERSION,
+      OTP_RECORD_FORMAT_VERSION,
+      otp::as_word(otp::g_shared.active[0]),
+      otp::as_word(otp::g_shared.requests_inputs),
+      otp::as_word(otp::g_shared.requests_memory),
+      otp::begin,
+      otp::end,
+      otp::begin_frame,
+      otp::end_frame,
+      otp::ticks,
+      otp::end_elsewhere,
+      otp::suspend,
+      otp::resume,
+      otp::memory,
+      otp::intern,
+      otp::set_scope_hook,
+      otp::set_context_source,
+      otp::set_context_carrier,
+      otp::set_device_source,
+      otp::unix_ns,
+      otp::innermost,
+      {otp::hot::kLayout, &otp::g_shared, otp::buffer_at(), otp::buffer, otp::g_clock_is_tsc ? 1u : 0u}};
   return &api;
 }

@@ -76,20 +76,6 @@ inline bool is_current(const ThreadBuffer& thread) {
   return thread.epoch == g_shared.epoch.load(std::memory_order_relaxed);
 }
 
-// What stands behind the ticks, in one store.
-inline void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint32_t consumers, uint32_t value) {
-  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the fields of a head are put together by shifting");
-  uint64_t word = kind | detail << 8 | consumers << 16 | static_cast<uint64_t>(value) << 32;
-  std::memcpy(&record->kind, &word, sizeof word);
-}
-
-// What a begin may need beside its inputs.
-constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);  // a loss mark, a context
-inline uint32_t distance_to(uint64_t from, uint64_t to) {
-  uint64_t distance = from - to;
-  return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
-}
-
 inline ThreadBuffer* this_thread() {
   ThreadBuffer* thread = t_buffer;
   return __builtin_expect(thread != nullptr, 1) ? thread : this_thread_slowpath();

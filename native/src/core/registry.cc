@@ -10,7 +10,7 @@
 
 namespace otp {
 
-SharedState g_shared;
+hot::Shared g_shared;
 std::atomic<const otp_context_carrier*> g_context_carrier{nullptr};
 std::atomic<uint32_t> g_requests_devices{0};
 std::atomic<const otp_device_source*> g_device_source{nullptr};

@@ -15,25 +15,7 @@
 
 namespace otp {
 
-// What every begin reads: its own cache line, written only when a session starts or stops or space comes free.
-struct alignas(64) SharedState {
-  // Running sessions: [0] all, [kind] those that request that kind of event. A session enters [0] first, so that an
-  // event that it has finds it there at its end.
-  std::atomic<uint32_t> active[OTP_EVENT_KINDS] = {};
-  std::atomic<uint32_t> all_threads{0};      // those of them that request every thread
-  std::atomic<uint32_t> requests_inputs{0};  // those of them that request inputs
-  std::atomic<uint32_t> requests_memory{0};  // those of them that request memory
-  std::atomic<uint32_t> epoch{1};            // raised whenever a thread must ask again which sessions hold its chunk
-  std::atomic<uint32_t> follows{0};          // of the running sessions, those that follow contexts
-  std::atomic<uint32_t> muted_roots{0};      // those of them that leave out what begins outside of any context
-  std::atomic<uint32_t> follow_epoch{1};     // raised whenever a thread must ask for its context anew
-  std::atomic<uint32_t (*)()> scope_hook{nullptr};
-  std::atomic<const otp_context_source*> context_source{nullptr};
-
-  uint32_t running() const { return active[0].load(std::memory_order_relaxed); }
-};
-static_assert(sizeof(SharedState) == 64, "one cache line");
-extern SharedState g_shared;
+extern hot::Shared g_shared;
 extern std::atomic<const otp_context_carrier*> g_context_carrier;
 
 // Not among what every begin reads: the threads of these sessions are never `ready`, and go the slow way.

@@ -1,0 +1,453 @@
+/* Begin and end where nothing is in the way, inline: the core has them behind otp_api, and a library of operators has
+ * them in itself. C++, for sources that are compiled with the headers of the core that they run with.
+ *
+ * Why a library writes into the recorder's memory: the way to the core and back (an argument struct, two calls through
+ * a table, the stubs of a shared library) cost more than the record at its end. By the functions an operator is 297
+ * instructions more than torch's empty callback, inline 186; with the inputs of two matrices 844, and 493 where they
+ * are written straight behind the begin (measured, callgrind).
+ *
+ * There is one implementation. Whatever is unusual is left to the functions of otp_api, which find it as it was: these
+ * here change nothing before they know that they can finish. Unusual is: the first event of a thread, a full chunk, a
+ * name that the thread does not know by its address, a session that has come or gone or lost something, another context
+ * than before, a device to mark, an end that is not that of the innermost event, an error, OTP_MAX_DEPTH.
+ *
+ * What may change under a begin or an end that is under way:
+ *
+ * - Sessions start and stop, on other threads. Both read the sessions once, and write for those. A record for a session
+ *   that has just stopped is later than its stop, where its drain ends; its bit is given out again only after all
+ *   others. Who sees a new session's bit (acquire) sees the epoch that came with it, and is then not `ready`.
+ * - Drains read the chunk up to `published`, and evictions free sealed chunks. A thread's open chunk is sealed by
+ *   itself only, in a function, so that it is neither freed nor moved here. A drain that frees room, and a session that
+ *   comes to its budget, tell by the epoch and on this thread's next way through a function.
+ * - Another thread ends an event of this one. It writes nothing here but the flag `ended_elsewhere_flag`; who does not
+ *   see it yet writes a record whose parent has ended a moment ago.
+ * - Nothing is reset under a thread's feet: its buffer is freed after it has ended, and what other threads write of it
+ *   is atomic. Nothing here, the source's `version` and the caller's functions included, may record, wait or fork.
+ * - So a fork happens on this thread before or after, or on another one, whose child does not have this thread. The
+ *   child finds no running session and no buffer.
+ *
+ * That library and core mean the same by all this is compared when they meet (otp_hot::layout), and the library's file
+ * is named after the text of these headers.
+ */
+#ifndef OTEL_TORCHPROF_RECORDER_HOT_H_
+#define OTEL_TORCHPROF_RECORDER_HOT_H_
+
+#include <time.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+#include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder.h"
+
+// Left to itself, the compiler takes what is here for too much to be repeated, and calls it.
+#define OTP_INLINE inline __attribute__((always_inline))
+
+namespace otp {
+
+struct Chunk;  // records lie kChunkHeader behind its address
+
+namespace hot {
+
+constexpr uint32_t kChunkHeader = 64;
+constexpr uint32_t kChunkCapacity = OTP_CHUNK_BYTES - kChunkHeader;
+OTP_INLINE uint8_t* place_of(Chunk* chunk, uint32_t at) {
+  return reinterpret_cast<uint8_t*>(chunk) + kChunkHeader + at;
+}
+
+// What a begin may need beside its inputs: a loss mark and a context, too.
+constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);
+
+// Relaxed access to a value that one thread writes and others look at: a plain move, made legal.
+template <typename T>
+class Shown {
+ public:
+  Shown() = default;
+  Shown(const Shown& other) : d_value(other.get()) {}
+  Shown& operator=(const Shown& other) {
+    set(other.get());
+    return *this;
+  }
+  T get() const { return d_value.load(std::memory_order_relaxed); }
+  void set(T value) { d_value.store(value, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<T> d_value{};
+};
+
+// Beside the bits of the sessions an event is for: the device source wants to hear of its end. No running session has
+// this bit, so the end goes the slow way without being asked.
+constexpr uint32_t kMarked = 1u << 31;
+
+// An event that has begun and not ended. Written by its own thread only; looked at by a thread that ends it from
+// elsewhere.
+struct OpenEvent {
+  Shown<const void*> key;
+  Shown<uint64_t> index;      // of this event on its thread; meaningless when no session took it
+  Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack;
+                              // and kMarked
+  Shown<uint16_t> what;       // at::RecordScope | otp_event_kind << 8
+};
+
+// Finds names again by the address of their text, where the source vouches for it: an operator's name lies where it
+// lies until the operator is deregistered, and the source raises its generation when that happens. The text is then not
+// even looked at, which inside a real model, where caches are cold, is a tenth of a microsecond per operator.
+class NamesByAddress {
+ public:
+  bool find(const char* address, uint32_t generation, uint32_t* id) const {
+    const Entry* pair = d_entries[set_of(address)];
+    const Entry& entry = pair[0].address == address ? pair[0] : pair[1];
+    *id = entry.id;
+    return entry.address == address && entry.generation == generation && entry.id != kUnstable;
+  }
+  // Whether it is known that nobody vouches for the address.
+  bool is_unstable(const char* address, uint32_t generation) const {
+    for (const Entry& entry : d_entries[set_of(address)])
+      if (entry.address == address && entry.generation == generation) return entry.id == kUnstable;
+    return false;
+  }
+  // The newer of the two stays beside the new one; what an address meant before goes.
+  void keep(const char* address, uint32_t generation, uint32_t id) {
+    Entry* pair = d_entries[set_of(address)];
+    if (pair[0].address != address) pair[1] = pair[0];
+    pair[0] = {address, id, generation};
+  }
+  void keep_unstable(const char* address, uint32_t generation) { keep(address, generation, kUnstable); }
+
+ private:
+  struct Entry {
+    const char* address = nullptr;
+    uint32_t id = 0;
+    uint32_t generation = 0;
+  };
+  static constexpr uint32_t kUnstable = UINT32_MAX;
+
+  // The upper bits of a product: the addresses are those of a few kinds of objects, alike in their lower bits.
+  static size_t set_of(const char* address) {
+    return static_cast<size_t>(reinterpret_cast<uintptr_t>(address) * 0x9E3779B97F4A7C15u >> 56);
+  }
+
+  Entry d_entries[256][2];
+};
+
+// What every begin reads: its own cache line, written only when a session starts or stops or space comes free.
+struct alignas(64) Shared {
+  // Running sessions: [0] all, [kind] those that request that kind of event. A session enters [0] first, so that an
+  // event that it has finds it there at its end.
+  std::atomic<uint32_t> active[OTP_EVENT_KINDS] = {};
+  std::atomic<uint32_t> all_threads{0};      // those of them that request every thread
+  std::atomic<uint32_t> requests_inputs{0};  // those of them that request inputs
+  std::atomic<uint32_t> requests_memory{0};  // those of them that request memory
+  std::atomic<uint32_t> epoch{1};            // raised whenever a thread must ask again which sessions hold its chunk
+  std::atomic<uint32_t> follows{0};          // of the running sessions, those that follow contexts
+  std::atomic<uint32_t> muted_roots{0};      // those of them that leave out what begins outside of any context
+  std::atomic<uint32_t> follow_epoch{1};     // raised whenever a thread must ask for its context anew
+  std::atomic<uint32_t (*)()> scope_hook{nullptr};
+  std::atomic<const otp_context_source*> context_source{nullptr};
+
+  uint32_t running() const { return active[0].load(std::memory_order_relaxed); }
+};
+static_assert(sizeof(Shared) == 64, "one cache line");
+
+// What begin and end need of a thread. All of it belongs to that thread, except that others read what is Shown or
+// atomic. What every event touches comes first, in one cache line.
+struct alignas(64) Thread {
+  Chunk* chunk = nullptr;
+  uint32_t at = 0;                     // bytes written into the chunk
+  std::atomic<uint32_t> published{0};  // of them, what readers may see; of a sealed chunk, Chunk::size
+  uint64_t next_index = 0;
+  uint32_t not_ready = UINT32_MAX;  // sessions that a begin or an end has to ask for: all but those that hold the
+                                    // chunk, know this thread as theirs, and have no mark to get
+  uint32_t epoch = 0;               // of the registry, when `accepted` and `refused` were true
+  Shown<uint32_t> depth;
+  std::atomic<uint32_t> ended_elsewhere_flag{0};
+  Shown<uint32_t> source_tid;
+  uint32_t id = 0;
+  uint32_t accepted = 0;                     // sessions that hold the chunk
+  uint32_t refused = 0;                      // sessions that were full when last asked
+  uint32_t loss_pending = 0;                 // sessions that lost events since the last event that they got
+  std::atomic<uint32_t> suspended_count{0};  // the cache line ends here
+  std::atomic<uint32_t> local{0};            // sessions that were started on this thread and follow it
+  // In which context the next event begins, where sessions follow contexts: what the source said at that version, or
+  // where it said 0, what the carrier brought.
+  uint32_t context = 0;
+  uint64_t context_version = 0;
+  uint32_t own_context = 0;        // the source's
+  uint32_t context_epoch = 0;      // of following sessions, when it was asked
+  uint32_t context_unknown = 0;    // following sessions that are younger than what is known
+  uint32_t context_pending = 0;    // following sessions that have not been told `context` in this chunk
+  const void* too_deep = nullptr;  // the last event that had too many around it, until it ends
+  OpenEvent open[OTP_MAX_DEPTH];
+  NamesByAddress addresses;
+
+  // So many bytes of the chunk are written, and readers may see them.
+  void publish(uint32_t bytes) {
+    at = bytes;
+    published.store(bytes, std::memory_order_release);
+  }
+  // 1 + index of the nearest recorded event on the stack: what a child at that depth has as parent; 0: none.
+  uint64_t visible_parent(uint32_t of_depth) const {
+    for (uint32_t i = of_depth; i-- > 0;)
+      if (open[i].consumers.get() != 0) return open[i].index.get() + 1;
+    return 0;
+  }
+};
+static_assert(offsetof(Thread, suspended_count) + sizeof(uint32_t) <= 64, "the hot fields share a cache line");
+
+// A number for where all of it lies, for otp_hot::layout.
+constexpr uint64_t layout_of(std::initializer_list<size_t> places) {
+  uint64_t sum = 14695981039346656037u;
+  for (size_t place : places) sum = (sum ^ place) * 1099511628211u;
+  return sum;
+}
+constexpr uint64_t kLayout = layout_of({offsetof(Shared, all_threads),
+                                        offsetof(Shared, epoch),
+                                        offsetof(Shared, follows),
+                                        offsetof(Shared, muted_roots),
+                                        offsetof(Shared, follow_epoch),
+                                        offsetof(Shared, context_source),
+                                        offsetof(Thread, published),
+                                        offsetof(Thread, next_index),
+                                        offsetof(Thread, not_ready),
+                                        offsetof(Thread, epoch),
+                                        offsetof(Thread, depth),
+                                        offsetof(Thread, ended_elsewhere_flag),
+                                        offsetof(Thread, source_tid),
+                                        offsetof(Thread, accepted),
+                                        offsetof(Thread, loss_pending),
+                                        offsetof(Thread, context),
+                                        offsetof(Thread, context_version),
+                                        offsetof(Thread, own_context),
+                                        offsetof(Thread, context_epoch),
+                                        offsetof(Thread, context_unknown),
+                                        offsetof(Thread, open),
+                                        offsetof(OpenEvent, index),
+                                        offsetof(OpenEvent, consumers),
+                                        offsetof(OpenEvent, what),
+                                        offsetof(Thread, addresses),
+                                        sizeof(OpenEvent),
+                                        sizeof(NamesByAddress),
+                                        sizeof(Thread),
+                                        kChunkHeader,
+                                        kChunkCapacity,
+                                        kBeginBytes});
+
+inline __attribute__((noinline, cold)) uint64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// TSC where it is invariant, else the monotonic clock. Not serialising on purpose: a fence costs more than the few
+// nanoseconds by which the processor may move the read.
+OTP_INLINE uint64_t ticks([[maybe_unused]] bool is_tsc) {
+#if defined(__x86_64__)
+  if (__builtin_expect(is_tsc, 1)) return __rdtsc();
+#endif
+  return monotonic_ns();
+}
+
+// The calling thread's buffer, null where it has none yet. Its pointer has a constant distance from the thread pointer
+// in the core, which was compiled for that (initial-exec), and another library can use that where it knows how to read
+// the thread pointer. Elsewhere it asks.
+OTP_INLINE Thread* this_thread(const otp_hot& core) {
+#if defined(__x86_64__) && defined(__ELF__)
+  Thread* thread;
+  __asm__ volatile("movq %%fs:(%1), %0" : "=r"(thread) : "r"(core.buffer_at));
+  return thread;
+#else
+  return static_cast<Thread*>(core.buffer());
+#endif
+}
+
+// What stands behind the ticks, in one store.
+OTP_INLINE void write_head(otp_record* record, uint32_t kind, uint32_t detail, uint32_t consumers, uint32_t value) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the fields of a head are put together by shifting");
+  uint64_t word = kind | detail << 8 | consumers << 16 | static_cast<uint64_t>(value) << 32;
+  std::memcpy(&record->kind, &word, sizeof word);
+}
+
+OTP_INLINE uint32_t distance_to(uint64_t from, uint64_t to) {
+  uint64_t distance = from - to;
+  return distance < UINT32_MAX ? static_cast<uint32_t>(distance) : UINT32_MAX;
+}
+
+// Whether a record of that size can be written with nothing else to do first, where none of the sessions that it is for
+// are in the way.
+OTP_INLINE bool is_ready(const Thread& thread, const Shared& shared, uint32_t in_the_way, uint32_t bytes) {
+  uint32_t changed = (thread.epoch ^ shared.epoch.load(std::memory_order_relaxed)) |
+                     thread.ended_elsewhere_flag.load(std::memory_order_relaxed);
+  return (in_the_way | changed) == 0 && thread.at + bytes <= kChunkCapacity;
+}
+
+constexpr uint16_t what_is(uint8_t scope, uint8_t kind) { return static_cast<uint16_t>(scope | kind << 8); }
+
+// As the result of inputs(): they do not fit.
+constexpr uint32_t kNoRoom = UINT32_MAX;
+
+// What begins is told by its source: an object of a type of its own, each of whose members is called only where its
+// answer is written. (What is asked before is kept on the stack: the compiler moves nothing over an atomic access.)
+//
+//   key(), scope(), kind(), nests(), sequence_nr(), fwd_thread(), source_tid()    as in otp_begin_args
+//   bool name(Thread& thread, uint32_t* id)    false where the name is not known
+//   uint32_t inputs(uint8_t* place, uint32_t room, uint32_t consumers)    writes a whole INPUTS record, returns its
+//                                                                         bytes: 0 where there are none, or kNoRoom
+//   uint64_t now()    the time
+
+// Torch calls once per registered callback; whichever comes first has written the event.
+template <typename Event>
+OTP_INLINE bool is_second_call(const Thread& thread, const Event& event, uint32_t depth) {
+  return !event.nests() && depth > 0 && thread.open[depth - 1].key.get() == event.key();
+}
+
+// Puts the thread's next event on the stack.
+template <typename Event>
+OTP_INLINE void open(Thread& thread, const Event& event, uint32_t depth, uint64_t index, uint32_t consumers) {
+  OpenEvent& open = thread.open[depth];
+  open.key.set(event.key());
+  open.index.set(index);
+  open.consumers.set(consumers);
+  open.what.set(what_is(event.scope(), event.kind()));
+  thread.depth.set(depth + 1);
+  if (__builtin_expect(thread.source_tid.get() == 0, 0)) thread.source_tid.set(event.source_tid());
+}
+
+// Writes the record of an event, but for its time. `visible`: see visible_parent.
+//
+// Field by field into the chunk. Made on the stack and copied, its small stores would be read back in 16-byte pieces
+// before they have left the store buffer, and the processor waits for that (measured: 10 ns per event).
+template <typename Event>
+OTP_INLINE void write_begin(otp_record_begin* record, const Event& event, uint64_t index, uint32_t consumers,
+                            uint32_t name, uint64_t visible) {
+  write_head(&record->head, OTP_RECORD_BEGIN, event.scope() | event.kind() << 4, consumers, name);
+  record->parent = visible == 0 ? 0 : distance_to(index + 1, visible);
+  record->fwd_thread = event.fwd_thread();
+  record->sequence_nr = event.sequence_nr();
+}
+
+enum class Begun { kRecorded, kNothing, kUnusual };
+
+// Begins an event for those sessions; `in_the_way` are those that not all is known of. `input_bytes`: as many as the
+// inputs will have, as far as that is known.
+template <typename Event>
+OTP_INLINE Begun begin(Thread& thread, const Shared& shared, const Event& event, uint32_t sessions, uint32_t in_the_way,
+                       uint32_t input_bytes = 0) {
+  uint32_t depth = thread.depth.get();
+  bool ready = is_ready(thread, shared, sessions & in_the_way, kBeginBytes + input_bytes) && depth < OTP_MAX_DEPTH;
+  if (__builtin_expect(!ready, 0)) return Begun::kUnusual;
+  if (__builtin_expect(is_second_call(thread, event, depth), 0)) return Begun::kNothing;
+  uint32_t name;
+  if (__builtin_expect(!event.name(thread, &name), 0)) return Begun::kUnusual;
+  uint64_t index = thread.next_index;
+  uint32_t at = thread.at;
+  auto* record = reinterpret_cast<otp_record_begin*>(place_of(thread.chunk, at));
+  uint32_t written = event.inputs(reinterpret_cast<uint8_t*>(record + 1), kChunkCapacity - kBeginBytes - at, sessions);
+  if (__builtin_expect(written == kNoRoom, 0)) return Begun::kUnusual;
+  write_begin(record, event, index, sessions, name, thread.visible_parent(depth));
+  open(thread, event, depth, index, sessions);
+  thread.next_index = index + 1;
+  record->head.ticks = event.now();  // last: what recording costs is outside of the event as far as can be
+  thread.publish(at + static_cast<uint32_t>(sizeof *record) + written);
+  return Begun::kRecorded;
+}
+
+// Ends the innermost event, if it is that with this key, for sessions that all run and hold the chunk.
+OTP_INLINE bool end(Thread& thread, const Shared& shared, const void* key, uint8_t flags, uint32_t in_the_way,
+                    uint64_t now) {
+  uint32_t depth = thread.depth.get();
+  if (__builtin_expect(depth == 0, 0)) return false;
+  const OpenEvent& top = thread.open[depth - 1];
+  uint32_t consumers = top.consumers.get(), at = thread.at;
+  bool plain = top.key.get() == key && consumers != 0 && at <= kChunkCapacity - sizeof(otp_record);
+  if (__builtin_expect(!plain, 0)) return false;
+  uint64_t distance = thread.next_index - top.index.get();
+  uint64_t unusual = (consumers & (in_the_way | ~shared.running())) | distance >> 32 |
+                     thread.ended_elsewhere_flag.load(std::memory_order_relaxed);
+  if (__builtin_expect(unusual != 0, 0)) return false;
+  auto* record = reinterpret_cast<otp_record*>(place_of(thread.chunk, at));
+  record->ticks = now;
+  write_head(record, OTP_RECORD_END, flags, consumers, static_cast<uint32_t>(distance));
+  thread.publish(at + static_cast<uint32_t>(sizeof *record));
+  thread.depth.set(depth - 1);
+  return true;
+}
+
+// ---- contexts ----
+
+// Whether no Python of the service runs directly inside the event. Operators proper, forwards and backwards: others
+// that torch tells of hold whatever a program does inside of a label, or stay open when their thread has gone on
+// (TorchScript functions that wait, communication).
+inline bool keeps_context(uint16_t what) {
+  constexpr uint16_t kFunction = 0, kBackwardFunction = 1;  // at::RecordScope
+  return what == (kFunction | OTP_EVENT_OPERATOR << 8) || what == (kBackwardFunction | OTP_EVENT_OPERATOR << 8);
+}
+
+// Whether the source has to be looked at for what begins: not for an operator directly inside another.
+inline bool may_have_other_context(const Thread& thread, uint16_t what) {
+  uint32_t depth = thread.depth.get();
+  return depth == 0 || !keeps_context(thread.open[depth - 1].what.get()) || !keeps_context(what);
+}
+
+// The sessions that get what begins in the context that the thread is known to be in.
+inline uint32_t in_known_context(const Thread& thread, const Shared& shared, uint32_t active) {
+  uint32_t muted = thread.context_unknown;
+  if (thread.context == 0) muted |= shared.muted_roots.load(std::memory_order_relaxed);
+  if (thread.context == OTP_CONTEXT_MUTED) muted = UINT32_MAX;
+  return active & ~(muted & shared.follows.load(std::memory_order_relaxed));
+}
+
+inline __attribute__((noinline, hot)) bool in_same_context(const Thread& thread, const Shared& shared, uint16_t what,
+                                                           uint32_t* sessions) {
+  if (thread.ended_elsewhere_flag.load(std::memory_order_relaxed) != 0) return false;
+  if (may_have_other_context(thread, what)) {
+    const otp_context_source* source = shared.context_source.load(std::memory_order_acquire);
+    uint64_t version = source == nullptr ? 0 : source->version();
+    if (version == 0 || version != thread.context_version || thread.own_context == 0) return false;
+  }
+  if (shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) return false;
+  *sessions = in_known_context(thread, shared, *sessions);
+  return true;
+}
+
+// Leaves of the sessions that request what begins those that get it; all where none follows contexts. False: the source
+// has to be asked.
+OTP_INLINE bool in_context(const Thread& thread, const Shared& shared, uint16_t what, uint32_t* sessions) {
+  uint32_t found = *sessions;
+  if (__builtin_expect((found & shared.follows.load(std::memory_order_relaxed)) == 0, 1)) return true;
+  bool known = in_same_context(thread, shared, what, &found);
+  *sessions = found;
+  return known;
+}
+
+// ---- for another library than the core ----
+
+// Does what otp_api's begin does. False: something is unusual, nothing has happened, and that has to be called.
+template <typename Event>
+OTP_INLINE bool begin_here(const otp_hot& core, const Event& event) {
+  Thread* thread = this_thread(core);
+  const Shared& shared = *static_cast<const Shared*>(core.shared);
+  uint32_t sessions = shared.active[event.kind()].load(std::memory_order_acquire);
+  if (__builtin_expect(sessions == 0 || thread == nullptr, 0)) return false;
+  if (__builtin_expect(!in_context(*thread, shared, what_is(event.scope(), event.kind()), &sessions), 0)) return false;
+  return sessions == 0 || begin(*thread, shared, event, sessions, thread->not_ready) != Begun::kUnusual;
+}
+
+// Does what otp_api's end does; false: see begin_here.
+OTP_INLINE bool end_here(const otp_hot& core, const void* key, uint8_t flags) {
+  uint64_t now = ticks(core.clock_is_tsc != 0);
+  Thread* thread = this_thread(core);
+  return thread != nullptr &&
+         end(*thread, *static_cast<const Shared*>(core.shared), key, flags, thread->not_ready, now);
+}
+
+}  // namespace hot
+}  // namespace otp
+
+#endif /* OTEL_TORCHPROF_RECORDER_HOT_H_ */
