@@ -26,7 +26,7 @@ from otel_torchprof.errors import TorchLibraryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-plt")
 """-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading
 inputs throws. Never -march=native: an image is built on one machine and runs on another."""
 

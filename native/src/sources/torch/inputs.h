@@ -6,6 +6,7 @@
 
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -17,29 +18,28 @@
 
 namespace otp {
 
-// Collects the words of one operator in memory of the thread. An input that does not fit any more is left out, and with
-// it all that follow.
+// What fits into a chunk beside the event's other records. The longest inputs are those of an optimizer's foreach
+// operators: 4,500 words for three lists of 500 matrices.
+constexpr uint32_t kMaxInputWords = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
+
+// Writes the words of one operator to where the caller says, at most so many and at least one. An input that does not
+// fit any more is left out, and with it all that follow.
 class InputWords {
  public:
-  // What fits into a chunk beside the event's other records. The longest inputs are those of an optimizer's foreach
-  // operators: 4,500 words for three lists of 500 matrices.
-  static constexpr uint32_t kMax = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
-
   using Intern = uint32_t (*)(const char*, uint32_t, uint32_t);
 
   // `with_storages`: of tensors is told where they lie, too.
-  void clear(bool with_storages) {
+  InputWords(int64_t* words, uint32_t most, bool with_storages)
+      : d_words(words), d_at(words + 1), d_end(words + most), d_with_storages(with_storages) {
     d_words[0] = 0;
-    d_size = 1;
-    d_with_storages = with_storages;
   }
 
   // Writes the inputs; returns true when all fitted. Texts are kept where they are a user's own (`intern` is given).
   bool add_inputs(c10::ArrayRef<const c10::IValue> inputs, Intern intern) {
     for (const c10::IValue& value : inputs) {
-      uint32_t before = d_size;
+      int64_t* before = d_at;
       if (!add(value, intern)) {
-        d_size = before;
+        d_at = before;
         return false;
       }
       ++d_words[0];
@@ -50,10 +50,10 @@ class InputWords {
   // Writes keyword inputs, behind the inputs.
   bool add_keywords(const std::unordered_map<std::string, c10::IValue>& keywords, Intern intern) {
     for (const auto& [keyword, value] : keywords) {
-      uint32_t before = d_size;
+      int64_t* before = d_at;
       uint32_t id = intern(keyword.data(), static_cast<uint32_t>(keyword.size()), OTP_NAME_CODE);
       if (!add_header(OTP_INPUT_KEYWORD, id) || !add(value, intern)) {
-        d_size = before;
+        d_at = before;
         return false;
       }
       d_words[0] += kExtra;
@@ -70,8 +70,7 @@ class InputWords {
   }
 
   bool empty() const { return d_words[0] == 0; }
-  const int64_t* data() const { return d_words; }
-  uint32_t size() const { return d_size; }
+  uint32_t size() const { return static_cast<uint32_t>(d_at - d_words); }
 
  private:
   static constexpr int64_t kExtra = int64_t{1} << 32;
@@ -81,6 +80,11 @@ class InputWords {
 
   bool add(const c10::IValue& value, Intern intern) {
     if (value.isTensor()) return add_tensor(value.toTensor());
+    if (value.isNone()) return add_header(OTP_INPUT_OTHER, 0);
+    return add_other(value, intern);
+  }
+
+  __attribute__((noinline)) bool add_other(const c10::IValue& value, Intern intern) {
     if (value.isScalar()) return add_scalar(value);
     if (value.isTensorList()) return add_tensors(value.toListRef());
     if (value.isList()) return add_list(value.toListRef(), intern);
@@ -120,39 +124,49 @@ class InputWords {
     return add_header(OTP_INPUT_COMPLEX, 0) && add_word(bits(number.real())) && add_word(bits(number.imag()));
   }
 
-  // A tensor without plain sizes has no dimensions to tell.
   bool add_tensor(const at::Tensor& tensor) {
-    if (!has_plain_sizes(tensor)) return add_header(OTP_INPUT_OTHER, 0);
-    int64_t header = OTP_INPUT_TENSOR | (static_cast<int64_t>(tensor.scalar_type()) + 1) << 8;
-    c10::IntArrayRef sizes = tensor.sizes();
-    if (d_size + 1 + 2 * sizes.size() + OTP_STORAGE_WORDS > kMax) return false;
-    int64_t* head = d_words + d_size++;
-    for (int64_t size : sizes) d_words[d_size++] = size;
-    if (!is_strided(tensor)) {
-      header |= OTP_INPUT_NO_STRIDES << 16;
-    } else if (add_strides(sizes, tensor.strides())) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (__builtin_expect(!PlainTensor::is(impl) || d_with_storages, 0)) return add_unusual_tensor(tensor);
+    return add_sizes(impl.sizes(), impl.strides(), header_of(impl));
+  }
+
+  // Strides are told that are not those of a contiguous tensor of that shape. (Torch calls one contiguous also where
+  // the stride of a dimension of one element is another.) Where no strides are given, none are told.
+  bool add_sizes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t header) {
+    size_t n = sizes.size();
+    if (static_cast<size_t>(d_end - d_at) < 1 + 2 * n + OTP_STORAGE_WORDS) return false;
+    int64_t* head = d_at++;
+    int64_t expected = 1, others = 0;
+    for (size_t i = n; i-- > 0;) {
+      d_at[i] = sizes[i];
+      if (!strides.empty()) others |= strides[i] ^ expected;
+      expected *= sizes[i] > 1 ? sizes[i] : 1;
+    }
+    d_at += n;
+    if (__builtin_expect(others != 0, 0)) {
       header |= OTP_INPUT_STRIDED << 16;
+      d_at = std::copy(strides.begin(), strides.end(), d_at);
     }
-    if (__builtin_expect(d_with_storages, 0) && storage_words(tensor, d_words + d_size)) {
-      header |= OTP_INPUT_STORED << 16;
-      d_size += OTP_STORAGE_WORDS;
-    }
-    *head = header | static_cast<int64_t>(sizes.size()) << 32;
+    *head = header | static_cast<int64_t>(n) << 32;
     return true;
   }
 
-  // Writes strides that are not those of a contiguous tensor of that shape. (Torch calls one contiguous also where the
-  // stride of a dimension of one element is another.)
-  bool add_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-    int64_t expected = 1;
-    bool is_plain = true;
-    for (size_t i = sizes.size(); i-- > 0;) {
-      is_plain &= strides[i] == expected;
-      expected *= sizes[i] > 1 ? sizes[i] : 1;
+  // A tensor without plain sizes has no dimensions to tell.
+  __attribute__((noinline)) bool add_unusual_tensor(const at::Tensor& tensor) {
+    if (!has_plain_sizes(tensor)) return add_header(OTP_INPUT_OTHER, 0);
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    int64_t* head = d_at;
+    bool fitted = is_strided(impl) ? add_sizes(impl.sizes(), impl.strides(), header_of(impl))
+                                   : add_sizes(impl.sizes(), {}, header_of(impl) | OTP_INPUT_NO_STRIDES << 16);
+    if (fitted && d_with_storages && storage_words(tensor, d_at)) {
+      *head |= OTP_INPUT_STORED << 16;
+      d_at += OTP_STORAGE_WORDS;
     }
-    if (__builtin_expect(is_plain, 1)) return false;
-    for (int64_t stride : strides) d_words[d_size++] = stride;
-    return true;
+    return fitted;
+  }
+
+  static int64_t header_of(const c10::TensorImpl& impl) {
+    return OTP_INPUT_TENSOR | (static_cast<int64_t>(c10::typeMetaToScalarType(impl.dtype())) + 1) << 8;
   }
 
   static int64_t bits(double value) {
@@ -164,14 +178,15 @@ class InputWords {
   bool add_header(int64_t kind, size_t count) { return add_word(kind | static_cast<int64_t>(count) << 32); }
 
   bool add_word(int64_t word) {
-    if (d_size >= kMax) return false;
-    d_words[d_size++] = word;
+    if (d_at >= d_end) return false;
+    *d_at++ = word;
     return true;
   }
 
-  uint32_t d_size = 0;
-  bool d_with_storages = false;
-  int64_t d_words[kMax];
+  int64_t* d_words;
+  int64_t* d_at;
+  int64_t* d_end;
+  bool d_with_storages;
 };
 
 }  // namespace otp

@@ -10,6 +10,7 @@
 #include <torch/csrc/profiler/util.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
@@ -18,20 +19,20 @@
 #include "context.h"
 #include "inputs.h"
 #include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder_hot.h"
 
 namespace otp {
 namespace {
 
 // What every operator needs, in one cache line of this library's own.
 struct alignas(64) Hot {
-  const volatile uint32_t* active = nullptr;
-  const volatile uint32_t* requests_inputs = nullptr;
-  uint32_t (*begin)(const otp_begin_args*) = nullptr;
-  int (*end)(const void*, uint8_t, const char*, uint32_t) = nullptr;
+  otp_hot core{};
   // Raised whenever torch forgets an operator, whose name's memory is then free for another; 0 as long as nobody
   // watches.
   std::atomic<uint32_t> name_generation{0};
   std::atomic<uint64_t> requesting{0};  // how many observers request each of otp_torch_requests, 8 bits each
+
+  const hot::Shared& shared() const { return *static_cast<const hot::Shared*>(core.shared); }
 };
 Hot g_hot;
 const otp_api* g_api = nullptr;
@@ -192,7 +193,6 @@ uint32_t overload_of(const Function& fn) {
 bool may_have_keywords(const at::RecordFunction& fn) { return fn.num_outputs() == 0; }
 
 bool collect(const at::RecordFunction& fn, uint64_t requesting, InputWords* words) try {
-  words->clear(is_requested(requesting, OTP_REQUEST_STORAGES));
   bool fitted = true;
   if (is_requested(requesting, OTP_REQUEST_INPUTS) && fn.needsInputs()) {
     fitted = words->add_inputs(fn.inputs(), fn.scope() == at::RecordScope::USER_SCOPE ? g_api->intern : nullptr);
@@ -210,68 +210,120 @@ bool collect(const at::RecordFunction& fn, uint64_t requesting, InputWords* word
 
 struct Scratch {
   bool in_use = false;
-  InputWords words;
+  int64_t words[kMaxInputWords];
 };
 
-// The words are the thread's. Before the recorder has copied them it may ask for the context, and that may run
-// operators, which then go without.
+// Where the recorder has to do something first, the words wait in memory of the thread. Before the recorder has copied
+// them it may ask for the context, and that may run operators, which then go without.
 void begin_with_words(const at::RecordFunction& fn, uint64_t requesting, otp_begin_args* args) {
   static thread_local Scratch t_scratch;
-  Scratch& scratch = t_scratch;  // finding it is a call
-  bool was_in_use = scratch.in_use;
+  Scratch* scratch = &t_scratch;  // finding it is a call, which the compiler would repeat at each use (11 of them)
+  asm("" : "+r"(scratch));
+  bool was_in_use = scratch->in_use;
   if (!was_in_use) {
-    scratch.in_use = true;
-    if (!collect(fn, requesting, &scratch.words)) args->flags |= OTP_FLAG_INPUTS_CUT;
-    if (!scratch.words.empty() || args->flags != 0) {
-      args->inputs = scratch.words.data();
-      args->input_words = scratch.words.size();
+    scratch->in_use = true;
+    InputWords words(scratch->words, kMaxInputWords, is_requested(requesting, OTP_REQUEST_STORAGES));
+    if (!collect(fn, requesting, &words)) args->flags |= OTP_FLAG_INPUTS_CUT;
+    if (!words.empty() || args->flags != 0) {
+      args->inputs = scratch->words;
+      args->input_words = words.size();
     }
   }
-  g_hot.begin(args);
-  scratch.in_use = was_in_use;
+  g_api->begin(args);
+  scratch->in_use = was_in_use;
+}
+
+// By the recorder's function, which can do what is unusual.
+__attribute__((noinline, cold)) void begin_slowpath(const at::RecordFunction& fn) {
+  if (g_hot.shared().active[OTP_EVENT_OPERATOR].load(std::memory_order_relaxed) == 0) {
+    if (!is_forked()) carried_sessions();
+    return;
+  }
+  otp_begin_args args{};
+  args.key = &fn;
+  args.name = fn.name();
+  args.name_size = UINT32_MAX;
+  args.scope = static_cast<uint8_t>(fn.scope());
+  args.kind = OTP_EVENT_OPERATOR;
+  args.sequence_nr = fn.seqNr();
+  args.fwd_thread = static_cast<uint32_t>(fn.forwardThreadId());
+  args.source_tid = static_cast<uint32_t>(fn.threadId());
+  args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
+  args.name_is_stable = name_is_stable;
+  uint64_t requesting = g_hot.requesting.load(std::memory_order_relaxed);
+  if (requesting != 0 && g_hot.shared().requests_inputs.load(std::memory_order_relaxed) != 0) {
+    begin_with_words(fn, requesting, &args);
+  } else {
+    g_api->begin(&args);
+  }
+}
+
+// For recorder_hot.h.
+struct Operator {
+  const at::RecordFunction& fn;
+  const char* text;  // its name: a call into torch, made when there is nothing yet to be kept over it
+
+  const void* key() const { return &fn; }
+  uint8_t scope() const { return static_cast<uint8_t>(fn.scope()); }
+  uint8_t kind() const { return OTP_EVENT_OPERATOR; }
+  bool nests() const { return false; }
+  int64_t sequence_nr() const { return fn.seqNr(); }
+  uint32_t fwd_thread() const { return static_cast<uint32_t>(fn.forwardThreadId()); }
+  uint32_t source_tid() const { return static_cast<uint32_t>(fn.threadId()); }
+  bool name(hot::Thread& thread, uint32_t* id) const {
+    return thread.addresses.find(text, g_hot.name_generation.load(std::memory_order_relaxed), id);
+  }
+  uint32_t inputs(uint8_t*, uint32_t, uint32_t) const { return 0; }
+  uint64_t now() const { return hot::ticks(g_hot.core.clock_is_tsc != 0); }
+};
+
+// One whose words are written where they stay: behind the record of its begin.
+struct OperatorWithInputs : Operator {
+  uint64_t requesting;
+
+  uint32_t inputs(uint8_t* place, uint32_t room, uint32_t consumers) const {
+    auto* record = reinterpret_cast<otp_record*>(place);
+    auto most = static_cast<uint32_t>(room / sizeof(int64_t));
+    if (most < 3) return hot::kNoRoom;  // the record, and the word that says how many inputs there are
+    InputWords words(reinterpret_cast<int64_t*>(record + 1), std::min(most - 2, kMaxInputWords),
+                     is_requested(requesting, OTP_REQUEST_STORAGES));
+    if (!collect(fn, requesting, &words)) return hot::kNoRoom;
+    if (words.empty()) return 0;
+    record->ticks = words.size();
+    hot::write_head(record, OTP_RECORD_INPUTS, 0, consumers, 0);
+    return static_cast<uint32_t>(sizeof *record + words.size() * sizeof(int64_t));
+  }
+};
+
+__attribute__((noinline, hot)) void begin_with_inputs(const at::RecordFunction& fn, uint64_t requesting) {
+  OperatorWithInputs event{{fn, fn.name()}, requesting};
+  if (!hot::begin_here(g_hot.core, event)) begin_slowpath(fn);
 }
 
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
 // Returns no context: the address of `fn` is the identity of the event (it is not movable, and no two are open at one
 // address), and a context would be an allocation per operator.
-std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
-  if (__builtin_expect(__atomic_load_n(&g_hot.active[OTP_EVENT_OPERATOR], __ATOMIC_RELAXED) == 0, 0)) {
-    if (!is_forked()) carried_sessions();
-    return nullptr;
-  }
-  otp_begin_args args;
-  args.key = &fn;
-  args.name = fn.name();
-  args.name_size = UINT32_MAX;
-  args.not_for = 0;
-  args.ticks = 0;
-  args.scope = static_cast<uint8_t>(fn.scope());
-  args.kind = OTP_EVENT_OPERATOR;
-  args.flags = 0;
-  args.nests = 0;
-  args.sequence_nr = fn.seqNr();
-  args.fwd_thread = static_cast<uint32_t>(fn.forwardThreadId());
-  args.source_tid = static_cast<uint32_t>(fn.threadId());
-  args.scope_mask = 0;
-  args.input_words = 0;
-  args.inputs = nullptr;
-  args.name_generation = g_hot.name_generation.load(std::memory_order_relaxed);
-  args.name_is_stable = name_is_stable;
+__attribute__((hot)) std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   uint64_t requesting = g_hot.requesting.load(std::memory_order_relaxed);
-  if (__builtin_expect(requesting != 0, 0) && __atomic_load_n(g_hot.requests_inputs, __ATOMIC_RELAXED) != 0) {
-    begin_with_words(fn, requesting, &args);
+  if (__builtin_expect(requesting != 0, 0) && g_hot.shared().requests_inputs.load(std::memory_order_relaxed) != 0) {
+    begin_with_inputs(fn, requesting);
   } else {
-    g_hot.begin(&args);
+    Operator event{fn, fn.name()};
+    if (!hot::begin_here(g_hot.core, event)) begin_slowpath(fn);
   }
   return nullptr;
 }
 
-void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
-  uint8_t flags = fn.isAsync() ? OTP_FLAG_ASYNC : 0;
-  if (__builtin_expect(g_hot.end(&fn, flags, nullptr, 0) != 0, 1)) return;
+__attribute__((noinline, cold)) void end_slowpath(const at::RecordFunction& fn, uint8_t flags) {
+  if (g_api->end(&fn, flags, nullptr, 0) != 0) return;
   // Not open here: begun before the session, ended by another of our callbacks, or begun on another thread.
   if (fn.threadId() != at::RecordFunction::currentThreadId())
     g_api->end_elsewhere(&fn, 0, static_cast<uint32_t>(fn.threadId()), flags, nullptr, 0);
+}
+
+__attribute__((hot)) void on_end(const at::RecordFunction& fn, at::ObserverContext*) {
+  uint8_t flags = fn.isAsync() ? OTP_FLAG_ASYNC : 0;
+  if (__builtin_expect(!hot::end_here(g_hot.core, &fn, flags), 0)) end_slowpath(fn, flags);
 }
 
 }  // namespace
@@ -293,13 +345,11 @@ __attribute__((visibility("default"))) const char* otp_torch_dtype_name(int numb
 }
 
 __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) {
-  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION)
+  if (api->abi_version != OTP_ABI_VERSION || api->record_format_version != OTP_RECORD_FORMAT_VERSION ||
+      api->hot.layout != otp::hot::kLayout)
     return OTP_E_VERSION;
   if (otp::g_api != nullptr) return OTP_OK;
-  otp::g_hot.active = api->active;
-  otp::g_hot.requests_inputs = api->requests_inputs;
-  otp::g_hot.begin = api->begin;
-  otp::g_hot.end = api->end;
+  otp::g_hot.core = api->hot;
   otp::g_api = api;
   otp::watch_operators();
   pthread_atfork(otp::before_fork, otp::after_fork_in_parent, otp::after_fork_in_child);

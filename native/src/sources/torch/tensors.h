@@ -10,6 +10,11 @@
 
 namespace otp {
 
+// By its keys, as torch does: layout() calls Python for a subclass that requests that.
+inline bool is_strided(const c10::TensorImpl& tensor) {
+  return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
+}
+
 // Opens the question of a tensor, whether its sizes or strides are computed in Python, to those who must not call
 // there.
 class PythonSizes : public c10::TensorImpl {
@@ -20,16 +25,22 @@ class PythonSizes : public c10::TensorImpl {
   }
 };
 
+// Whether a tensor has its sizes and strides in itself, and so has none of what the questions below ask for: undefined,
+// nested and symbolic tensors, those of Python's and those of other layouts have a policy. A subclass may say that it
+// is of another layout and have none, but then its keys say so too.
+class PlainTensor : public c10::TensorImpl {
+ public:
+  static bool is(const c10::TensorImpl& tensor) {
+    constexpr auto kAsk = &PlainTensor::matches_policy;
+    return !(tensor.*kAsk)(SizesStridesPolicy::CustomStrides) && is_strided(tensor);
+  }
+};
+
 // Asking an undefined, nested or symbolic tensor for its sizes would throw, and one with sizes of Python's runs that.
 inline bool has_plain_sizes(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_nested()) return false;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return !impl.has_symbolic_sizes_strides() && !PythonSizes::has(impl);
-}
-
-// By its keys, as torch does: layout() calls Python for a subclass that requests that.
-inline bool is_strided(const at::Tensor& tensor) {
-  return !tensor.key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks);
 }
 
 // Writes OTP_STORAGE_WORDS words, as record_format.h has them; false where there is no storage, or one that is only
