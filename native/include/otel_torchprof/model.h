@@ -31,9 +31,9 @@ void otp_count_children(uint64_t count, const int32_t* parent, int32_t* children
 /* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
 void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);
 
-/* For each row the outermost of those that are flagged among it and what is around it, or -1. parent[i] is below i, or
+/* For each row the top-level one of those that are flagged among it and its ancestors, or -1. parent[i] is below i, or
  * negative for a root. */
-void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost);
+void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level);
 
 /* What memory is used for: torch's categories, with its numbers in files. */
 enum otp_memory_category {

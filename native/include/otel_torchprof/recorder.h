@@ -159,7 +159,8 @@ typedef struct {
   uint64_t* outer_row;    /* rows whose parent is not in this batch (still open, or drained before) ... */
   uint64_t* outer_parent; /* ... and the id of that parent */
   uint64_t outer_count;
-  uint64_t* open_id;      /* events that were open when this was drained, and so are no rows yet, outermost first ... */
+  uint64_t* open_id;      /* events that were open when this was drained, and so are no rows yet, each parent before its
+                             children ... */
   uint64_t* open_parent;  /* ... the ids of their parents, 0 for none, ... */
   int64_t* open_start;    /* ... when they began, Unix ns, ... */
   uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */

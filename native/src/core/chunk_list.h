@@ -21,7 +21,7 @@ struct Chunk {
   uint32_t size = 0;          // bytes, once sealed
   uint32_t holders = 0;       // sessions that have not read it yet
   uint32_t pins = 0;          // decodes at work on it
-  bool sealed = false;        // its thread has gone on to another
+  bool sealed = false;        // its thread writes to another one now
   uint64_t sealed_ticks = 0;  // when; its records are older
 
   static constexpr uint32_t kHeader = hot::kChunkHeader;

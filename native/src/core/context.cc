@@ -18,7 +18,7 @@ uint32_t new_followers(uint32_t known_epoch) {
 }
 
 // What torch's state brought to this thread. What the thread put there itself is the context that it was in once, and
-// has left since: the source would tell of it otherwise.
+// has left since: the source would report it otherwise.
 uint32_t carried_context(const ThreadBuffer& thread) {
   const otp_context_carrier* carrier = g_context_carrier.load(std::memory_order_acquire);
   if (carrier == nullptr) return 0;

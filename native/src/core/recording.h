@@ -16,7 +16,7 @@ namespace otp {
 // Which of the requesting sessions can have a record of this size now; the others' loss is counted when `counted`.
 uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t bytes, bool counted);
 
-// Counts an event that has too many around it; once, however many of torch's callbacks tell of it.
+// Counts an event that has too many around it; once, however many of torch's callbacks report it.
 void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_args& args);
 
 // ---- elsewhere.cc ----

@@ -219,7 +219,7 @@ bool append_flow(const otp_chrome_events& events, uint64_t flow, otp_buffer* out
 
 void detach_overlapping(uint64_t count, const int64_t* order, const int64_t* track, const int64_t* start,
                         const int64_t* end, uint8_t* detached) {
-  std::vector<int64_t> open_ends;  // of the events around the current one, outermost first: they only fall
+  std::vector<int64_t> open_ends;  // of the current event's ancestors, the top-level one first: they only fall
   for (uint64_t i = 0; i < count; ++i) {
     const int64_t row = order[i];
     if (i != 0 && track[row] != track[order[i - 1]]) open_ends.clear();

@@ -36,7 +36,7 @@ class InputReader {
   uint32_t extras() const { return d_extras; }
   uint64_t left() const { return d_left; }
   const int64_t* next() const { return d_next; }
-  // Whether a tensor that was passed by told of its storage.
+  // Whether a tensor that was skipped has its storage.
   bool has_passed_storage() const { return d_passed_storage; }
 
   uint64_t word() {

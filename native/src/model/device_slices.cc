@@ -86,7 +86,7 @@ class Fitting {
   std::vector<Run> of_line_;
 };
 
-// The ends of what is open on a lane, outermost first: they only fall.
+// The ends of what is open on a lane, the top-level one first: they only fall.
 class Lane {
  public:
   bool take(int64_t start, int64_t end) {

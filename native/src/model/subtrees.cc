@@ -40,9 +40,9 @@ extern "C" void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t
   }
 }
 
-extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* outermost) {
+extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level) {
   for (uint64_t i = 0; i < count; ++i) {
-    int32_t around = parent[i] < 0 ? -1 : outermost[parent[i]];
-    outermost[i] = around < 0 && flags[i] != 0 ? static_cast<int32_t>(i) : around;
+    int32_t above = parent[i] < 0 ? -1 : top_level[parent[i]];
+    top_level[i] = above < 0 && flags[i] != 0 ? static_cast<int32_t>(i) : above;
   }
 }

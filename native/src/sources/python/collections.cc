@@ -84,7 +84,7 @@ PyObject* leave_collections(PyObject*, PyObject* argument) {
   unsigned long consumers = PyLong_AsUnsignedLong(argument);
   if (PyErr_Occurred() != nullptr) return nullptr;
   g_sessions &= ~static_cast<uint32_t>(consumers);
-  if (g_sessions == 0) end();  // the function may be gone when the collection ends
+  if (g_sessions == 0) end();  // the function may be taken away before the collection ends
   return PyBool_FromLong(g_sessions != 0);
 }
 

@@ -120,7 +120,7 @@ bool is_among(PyObject* names, PyObject* module, PyObject* code) {
 }
 
 // Where a code that makes a generator stands when that begins to run; -1: before its first instruction. The instruction
-// that makes it is followed by one that drops what it is sent and by the one at which calls are told of.
+// that makes it is followed by one that drops what it is sent and by the one at which calls are reported.
 int start_of(PyObject* code, int return_generator) {
   PyObject* bytes = return_generator < 0 ? nullptr : PyObject_GetAttrString(code, "co_code");
   char* data = nullptr;

@@ -31,7 +31,7 @@ struct Code {
   bool is_step;         // torch.optim.Optimizer._optimizer_step_code, which each step of an optimizer calls
 };
 
-// What a tracer is told of the program when it begins. Owned by FrameNames.
+// What a tracer knows of the program when it begins. Owned by FrameNames.
 struct Naming {
   PyObject* prefixes = nullptr;     // tuple of str: what paths lose at their beginning; the first that fits
   PyObject* own = nullptr;          // str: the directory of this package
@@ -39,7 +39,7 @@ struct Naming {
   PyObject* module_call = nullptr;  // code of torch.nn.Module.__call__, or None
   PyObject* step = nullptr;         // code of torch.optim.Optimizer._optimizer_step_code, or None
   PyObject* quiet = nullptr;        // tuple of str: functions, with their modules, of which no calls are shown
-  PyObject* book = nullptr;         // is told of what is met for the first time, or None
+  PyObject* book = nullptr;         // is called with what is met for the first time, or None
   int return_generator = -1;        // the opcode with which generators begin; -1: there is none (Python 3.10)
 
   std::array<PyObject*, 7> objects() const { return {prefixes, own, open, module_call, step, quiet, book}; }

@@ -237,7 +237,7 @@ void stop() {
     if (follows(thread)) set_profile(thread, nullptr, nullptr);
 }
 
-// The profile function is told of all calls, whatever the sessions request.
+// The profile function sees all calls, whatever the sessions request.
 void adapt() {}
 
 uintptr_t key_of_frame(PyFrameObject* frame) { return reinterpret_cast<uintptr_t>(frame); }

@@ -1,5 +1,5 @@
 // Methods of classes that are written in C, as `list.append`: what is called is the class's method with an object of
-// it, where a profile function is told of the function that is bound to the object.
+// it, where a profile function sees the function that is bound to the object.
 //
 // Python's lock is held in all of this.
 #ifndef OTEL_TORCHPROF_SOURCES_PYTHON_METHODS_H_

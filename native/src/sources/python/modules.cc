@@ -20,7 +20,7 @@ namespace {
 
 PyObject* g_names = nullptr;    // by a module's id: the table of names in which it stands
 PyObject* g_find = nullptr;     // makes a table, or finds another one
-PyObject* g_running = nullptr;  // ids of the modules in whose calls the thread is, outermost first
+PyObject* g_running = nullptr;  // ids of the modules in whose calls the thread is, the top-level one first
 bool g_top_level_only = false;
 
 // The exception that is being handled, or null.

@@ -100,7 +100,7 @@ void leave_with(MonitoredThread& thread, uintptr_t key, PyObject* exception) {
   leave_slowpath(thread, key, OTP_FLAG_ERROR, error.data(), static_cast<uint32_t>(error.size()));
 }
 
-// A C function has raised, and the next event was not that which says what.
+// A C function has raised, and the next event was not the one that says what.
 void settle(MonitoredThread& thread) {
   uintptr_t key = thread.failed;
   thread.failed = 0;
@@ -117,13 +117,13 @@ inline bool is_unrequested(const Code* code) {
   return code != nullptr && !code->is_own && (g_tracer.sessions & ~code->not_for) == 0;
 }
 
-// Whether the end of a call of the code is told of.
+// Whether the end of a call of the code is reported.
 bool is_told_of(const Code* code) {
   if (code == nullptr) return false;
   return modules_alone() ? code->is_module_call || code->is_step : !is_unrequested(code);
 }
 
-// The keys of what is on the thread's stack whose end is told of.
+// The keys of what is on the thread's stack whose end is reported.
 std::vector<uintptr_t> told_of(const MonitoredThread& thread) {
   std::vector<uintptr_t> found;
   PyFrameObject* frame = g_frame_of(thread.state);
@@ -142,7 +142,7 @@ std::vector<uintptr_t> told_of(const MonitoredThread& thread) {
   return found;
 }
 
-// Where codes are left out, the end of what is open may not be told of any more: then it ends now.
+// Where codes are left out, the end of what is open may not be reported any more: then it ends now.
 void drop_untold(MonitoredThread& thread) {
   std::vector<uintptr_t> told = told_of(thread);
   std::vector<uintptr_t> open = thread.open;

@@ -246,9 +246,9 @@ void begin_running(ThreadCalls& thread, FrameNames& names, PyFrameObject* frame,
   if (id != 0) thread.id = id;
 }
 
-// Begins what is on the thread's stack, outermost first, for sessions that have none of it. Takes the frame. Naming,
-// and making frames' objects, can let another thread run, and that can stop the tracer: what is left of the stack is
-// then no part of any recording.
+// Begins what is on the thread's stack, the top-level call first, for sessions that have none of it. Takes the frame.
+// Naming, and making frames' objects, can let another thread run, and that can stop the tracer: what is left of the
+// stack is then no part of any recording.
 void begin_stack(ThreadCalls& thread, PyFrameObject* innermost, uint32_t newcomers) {
   FrameNames& names = *g_tracer.names;
   std::vector<PyFrameObject*> frames = frames_from(innermost);

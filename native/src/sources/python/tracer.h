@@ -48,13 +48,13 @@ struct ThreadCalls {
   PyObject* owner = nullptr;  // what this goes with, if that is an object; borrowed
 };
 
-// A way in which the interpreter tells of calls.
+// A way in which the interpreter reports calls.
 struct Mechanism {
   // On the calling thread: that one and all others from now on. `passed_over`: threads that are another tool's. False,
   // with an exception set, where the interpreter refuses.
   bool (*start)(int* passed_over);
   void (*stop)();
-  // Another session has come, or has gone with others left: what the interpreter tells of may have to change.
+  // Another session has come, or has gone with others left: what the interpreter reports may have to change.
   void (*adapt)();
   // As what it lists a frame.
   uintptr_t (*key)(PyFrameObject* frame);
@@ -62,7 +62,7 @@ struct Mechanism {
   ThreadCalls* (*here)();
   // Sees to it that what runs on the calling thread is open in the recorder, as with the thread's next event.
   void (*look)();
-  // Whether it is told of all calls and returns of a thread that are requested.
+  // Whether it sees all calls and returns of a thread that are requested.
   bool (*follows)(PyThreadState* thread);
 };
 

@@ -68,7 +68,7 @@ class NoCollections {
   int d_enabled;
 };
 
-// Whether the thread was there when the session came, and has had no event since, though it would have been told of.
+// Whether the thread was there when the session came, and has had no event since, though it would have been reported.
 bool waits(PyThreadState* thread, int bit) {
   uint64_t number = PyThreadState_GetID(thread);
   if (number > g_tracer.last_thread[bit] || !g_tracer.mechanism->follows(thread)) return false;
@@ -83,7 +83,7 @@ void take_stacks(int bit, Stacks* stacks) {
     if (waits(thread, bit)) stacks->take(thread);
 }
 
-// A list of (name, identity) from the outermost call on, without what the session leaves out.
+// A list of (name, identity) from the top-level call on, without what the session leaves out.
 PyObject* named(FrameNames& names, const std::vector<Place>& places, uint32_t session) {
   PyObject* calls = PyList_New(0);
   bool closed = false;

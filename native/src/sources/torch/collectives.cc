@@ -187,7 +187,7 @@ class Skew {
   int64_t d_before;
 };
 
-// Tells of a call that is about to run. Never throws: a collective runs whatever becomes of what is told of it.
+// Reports a call that is about to run. Never throws: a collective runs whatever becomes of the report.
 void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::optional<Skew>* skew) try {
   State* state = g_state;
   uint32_t consumers = 0;

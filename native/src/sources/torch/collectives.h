@@ -52,7 +52,7 @@ uint64_t otp_torch_collectives_take(int64_t token, otp_collective* out, uint64_t
 /* How many there was no room for. */
 uint64_t otp_torch_collectives_lost(int64_t token);
 
-/* Ends it; what was not taken is gone. Nothing where the token is none. */
+/* Ends it; what was not taken is freed. Nothing where the token is none. */
 void otp_torch_collectives_stop(int64_t token);
 
 #ifdef __cplusplus

@@ -137,9 +137,9 @@ class DeviceClock {
     return true;
   }
 
-  // Milliseconds from a moment to an event that is done. The events of old moments are gone: what began with one, such
-  // as a label around an hour's work, is told from the oldest one that is left, over the moments between. Nothing where
-  // there was no moment yet.
+  // Milliseconds from a moment to an event that is done. The events of old moments are destroyed: what began with one,
+  // such as a label around an hour's work, is told from the oldest one that is left, over the moments between. Nothing
+  // where there was no moment yet.
   std::optional<double> since(uint32_t moment, void* event) const {
     if (d_events.empty()) return std::nullopt;
     size_t oldest = d_moments.size() - d_events.size(), at = place(moment);

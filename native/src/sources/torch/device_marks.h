@@ -73,7 +73,8 @@ inline int mark_begin(State& s, uint64_t id, const otp_begin_args& event, uint32
     if (s.wishes.held.load(std::memory_order_relaxed) != 0) count_captured(s, consumers);
     return 0;
   }
-  // It would be told of every mark, under Python's lock, which whoever waits for this thread's marks may hold.
+  // It would be called for every timing event, under Python's lock, which whoever waits for this thread's marks may
+  // hold.
   TORCH_CHECK(!c10::impl::GPUTrace::haveState, "torch's tracing of GPU work (torch.cuda._sanitizer) is on");
   std::optional<c10::DeviceIndex> index = index_of(s, event);
   if (!index.has_value()) return 0;

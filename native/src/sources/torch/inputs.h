@@ -1,4 +1,4 @@
-// Inputs of an operator, and what else torch tells of it, as words: otp_input_kind in record_format.h has the format.
+// Inputs of an operator, and what else torch says about it, as words: otp_input_kind in record_format.h has the format.
 //
 // Never throws on purpose, allocates nothing in the usual case, and never calls into Python: what only Python could
 // tell (sizes that a tensor subclass computes) is left out.

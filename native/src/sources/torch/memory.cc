@@ -145,7 +145,7 @@ int64_t observe(uint32_t consumer) {
   std::lock_guard<std::mutex> lock(g_mutex);
   Reporter*& reporter = g_reporters[__builtin_ctz(consumer)];
   if (reporter == nullptr) reporter = new Reporter;
-  if (reporter->token != 0) retire(reporter);  // its session was not ended, and is gone
+  if (reporter->token != 0) retire(reporter);  // its session was not ended, and is freed
   const c10::DebugInfoBase* found = DebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
   Reporter* behind = own_reporter(found);
   if (found != nullptr && behind == nullptr) return OTP_TORCH_MEMORY_OCCUPIED;

@@ -38,7 +38,7 @@ struct Emission {
 };
 Emission g_emissions[kMaxEmissions];
 
-// Copies, since ranges that are open are ended through them when the caller's may be gone. Guarded, like the start of
+// Copies, since ranges that are open are ended through them when the caller's may be freed. Guarded, like the start of
 // an emission, by g_control.
 otp_range_functions g_libraries[kMaxLibraries];
 size_t g_library_count = 0;
@@ -275,7 +275,7 @@ OTP_EXPORTED void otp_ranges_stop(uint64_t handle) {
   otp::ranges::Emission* emission = handle == 0 ? nullptr : otp::ranges::emission_of(handle);
   if (emission == nullptr) return;
   if (otp::ranges::carried_here(handle)) {
-    // Nobody tells of the end of a label any more, nor of that of an operator that ends on another thread.
+    // The end of a label is not reported any more, nor of that of an operator that ends on another thread.
     otp::ranges::pop_down_to(0);
     at::removeCallback(handle);
   }
