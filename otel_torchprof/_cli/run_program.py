@@ -52,7 +52,8 @@ class Program:
         """
         sys.argv[:] = [self.name, *arguments]
         main, self._code = self._module() if self.is_module else self._script()
-        main.__dict__.setdefault("__annotations__", {})
+        if sys.version_info < (3, 14):  # since then they are made where somebody asks for them
+            main.__dict__.setdefault("__annotations__", {})
         main.__dict__["__builtins__"] = builtins
         # What runs now continues: the module that was __main__ must not be torn down.
         self._replaced = sys.modules.get(_MAIN)
@@ -155,10 +156,16 @@ def _check_encoding(source: bytes, path: str) -> None:
         source.decode()
     except UnicodeDecodeError as error:
         line, byte = source.count(b"\n", 0, error.start) + 1, f"\\x{source[error.start]:02x}"
-        raise SyntaxError(
+        said = (
             f"Non-UTF-8 code starting with '{byte}' in file {path} on line {line}, but no encoding declared; "
             "see https://peps.python.org/pep-0263/ for details"
-        ) from None
+        )
+        if sys.version_info < (3, 14):
+            raise SyntaxError(said) from None
+        before = source[source.rfind(b"\n", 0, error.start) + 1 : error.start]
+        text = (before + source[error.start :].splitlines()[0]).decode(errors="replace")
+        place = len(before.decode()) + 1
+        raise SyntaxError(said, (path, line, place, text, line, place)) from None
 
 
 def _new_main(**attributes: Any) -> types.ModuleType:

@@ -142,7 +142,7 @@ def test_table_and_files(here, capsys):
         (["run"], 1, "there is no script to run"),
         (["run", "nowhere.py"], 2, "can't open file '{here}/nowhere.py': [Errno 2] No such file or directory"),
         (["run", "-m", "no_such_package"], 1, "No module named no_such_package"),
-        (["run", "-m", "json"], 1, "No module named json.__main__; 'json' is a package and cannot be run"),
+        (["run", "-m", "email"], 1, "No module named email.__main__; 'email' is a package and cannot be run"),
         (["run", "."], 2, "can't find '__main__' module in '.'"),
         (["run", "-o", "trace.txt", "x.py"], 1, "--output is 'trace.txt'; its name must end in .json"),
         (["run", "-o", "no/t.json", "x.py"], 1, "create the folder first"),

@@ -43,6 +43,7 @@ SCRIPTS = {
     "a syntax error": "print('x'",
     "a syntax error inside": "compile('1 +', 'text', 'exec')",
     "bytes that are no UTF-8": b"# \xff\nprint(1)",
+    "bytes that are no UTF-8 in a line": "print('é ".encode() + b"\xff rest')\nx = 2\n",
     "an execution": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(6)'])",
     "an own excepthook": "import sys\nsys.excepthook = lambda kind, error, tb: print('hook', kind, error, tb.tb_frame.f_code.co_name, tb.tb_next)\n1 / 0",
     "an excepthook that raises": "import sys\ndef hook(*a): raise ValueError('of the hook')\nsys.excepthook = hook\n1 / 0",
