@@ -115,7 +115,7 @@ wheels: $(MADE)/wheels ## Build dist/*.whl with the library for every release of
 	@ls -l dist
 
 # What is tried: an interpreter and a torch. Each gets an environment of its own in build/matrix, of 3 GB with a CUDA build of torch.
-MATRIX ?= 3.10+2.8.0 3.11+2.6.0 3.11+2.9.1 3.11+2.13.0 3.11+2.14.1 3.12+2.13.0 3.13+2.14.1
+MATRIX ?= 3.10+2.8.0 3.11+2.6.0 3.11+2.9.1 3.11+2.13.0 3.11+2.14.1 3.12+2.13.0 3.13+2.14.1 3.14+2.14.1
 matrix: $(MADE)/test ## Try every pair of MATRIX="3.11+2.6.0 ..." against its own torch's profiler, with dist/*.whl where it is built
 	$(call say,Interpreters and releases of torch)
 	@$(BIN)/python tests/matrix.py $(MATRIX)
