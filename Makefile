@@ -104,7 +104,7 @@ fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS
 # Every release of torch that is supported. TORCH="2.13.0 2.14.1" for some of them, or their wheels, or folders of installed ones.
 TORCH ?= 2.6.0 2.7.0 2.7.1 2.8.0 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1
 PREBUILT := otel_torchprof/_native/prebuilt
-wheels: $(MADE)/wheels ## Build dist/*.whl with the library for every release of torch (downloads some 900 MB for each); `make matrix` proves it
+wheels: $(MADE)/wheels ## Build dist/*.whl with the library for every release of torch (downloads 9 GB in all, 20 minutes); `make matrix` proves it
 	$(call say,The library for each release of torch)
 	@$(BIN)/python native/prebuild.py $(PREBUILT) $(TORCH)
 	$(call say,The wheel)

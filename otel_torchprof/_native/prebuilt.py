@@ -74,7 +74,7 @@ def write_list(folder: Path, libraries: Iterable[Library]) -> None:
 
 
 def find(torch: Any) -> Path | None:
-    """The library for the installed torch; None where none fits. Costs a millisecond, and two more where one does."""
+    """The library for the installed torch; None where none fits. Costs a millisecond, and three more where one does."""
     if not torch.distributed.is_available():  # the releases of torch have it
         return None
     target = torch_build.Target.of(torch)

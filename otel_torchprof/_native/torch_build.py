@@ -38,7 +38,7 @@ _DAY = 86400.0
 COLLECTIVES = "torch/collectives.cc"
 
 _SECOND_UNIT = (COLLECTIVES, "torch/memory.cc", "torch/record_function_fast.cc")
-"""What is compiled beside the other sources, on another core: torch's headers are most of the work, so each half is one unit."""
+"""What is compiled beside the other sources, where there is another core: torch's headers are most of the work, so each half is one unit."""
 
 OPTIONAL = {
     COLLECTIVES: "collectives have no groups, numbers and sizes",
@@ -322,8 +322,9 @@ def _compile_without(target: Target, left_out: tuple[str, ...], output: Path, *,
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
     absent = () if target.has_distributed else (COLLECTIVES,)
     sources = [path for path in source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
-    halves = ([path for path in sources if (_name(path) in _SECOND_UNIT) == second] for second in (False, True))
-    return _make(target, [half for half in halves if half], output, lighter=lighter)
+    second = [path for path in sources if _name(path) in _SECOND_UNIT and os.cpu_count() != 1]
+    first = [path for path in sources if path not in second]
+    return _make(target, [unit for unit in (first, second) if unit], output, lighter=lighter)
 
 
 def compile_whole(target: Target, output: Path) -> None:

@@ -359,6 +359,15 @@ def test_collectives_with_all_headers(attempts, tmp_path, word, left_out, runs):
     assert len(compiled) == runs
 
 
+@pytest.mark.parametrize(("cores", "alone"), [(1, False), (2, True)])
+def test_units(attempts, tmp_path, monkeypatch, cores, alone):
+    """Where there are two cores, two units share the sources; where there is one, one unit has them all."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    compile_what_can_be(tmp_path)
+    (unit,) = attempts[0]
+    assert ("torch/collectives.cc" not in unit) == alone
+
+
 # Hands out what was built before, once all processes want it: until then none can find it there.
 WAITS_FOR_ALL = """#!/bin/sh
 case "$*" in *-shared*)
