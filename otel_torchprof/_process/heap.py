@@ -21,8 +21,15 @@ def own_memory(size: int) -> npt.NDArray[np.uint8]:
     """
     if size < _SMALLEST_OWN:
         return np.empty(size, np.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # by default a forked child would write into the parent's
-    return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
+    return np.frombuffer(_mapped(size), np.uint8)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    try:
+        # Private: by default a forked child would write into the parent's.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory left for {size} bytes of columns; read fewer events at a time") from error
 
 
 _HUGE_PAGE = 2 << 20
@@ -59,7 +66,7 @@ class Arena:
 
 def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
     """So many bytes in huge pages, where the system has them: a block that begins with one."""
-    mapped = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped = _mapped(size + _HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel that was built without them
             mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -383,3 +383,64 @@ def test_python_is_never_asked_for_sizes():
         assert Elsewhere.asked == asked
     shapes = {event.name: event.input_shapes for event in reversed(prof.events()) if event.name == "aten::neg"}
     assert shapes == {"aten::neg": [[]]}
+
+
+class DeviceElsewhere(torch.Tensor):
+    """A tensor whose device Python is asked for, which opens labels meanwhile."""
+
+    labels, entered = 0, 0
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2, 3), dispatch_device=True)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.ops.prim.device.default:
+            return torch.empty(1)
+        for _ in range(cls.labels):
+            with otp.record_function("inner"):
+                cls.entered += 1
+        return torch.device("cpu")
+
+
+EVERYTHING = {"record_shapes": True, "with_stack": True, "profile_memory": True}
+
+
+@pytest.mark.parametrize("labels", [3, 2_000])
+def test_what_a_question_records_is_recorded_once(monkeypatch, labels):
+    """Where torch asks Python for what is recorded of a tensor, what that records is there once, and inputs are whole."""
+    tensor = DeviceElsewhere()
+    torch.ops.aten.relu(tensor)
+    monkeypatch.setattr(DeviceElsewhere, "labels", labels)
+    monkeypatch.setattr(DeviceElsewhere, "entered", 0)
+    with otp.profile(**EVERYTHING) as prof:
+        for _ in range(20):
+            torch.ops.aten.relu(tensor)
+    names = [event.name for event in prof.events()]
+    assert names.count("inner") == DeviceElsewhere.entered > 0
+    shapes = [event.input_shapes for event in prof.events() if event.name == "aten::relu"]
+    assert shapes == [[[2, 3]]] * 20
+
+
+def test_inputs_of_fake_tensors_are_whole():
+    """With storages too, the inputs of operators on fake tensors, whose device Python is asked for, are torch's."""
+
+    def body():
+        with FakeTensorMode():
+            fake = torch.empty(3, 5)
+            for _ in range(300):
+                fake.t()
+
+    body()
+    with (
+        torch.profiler.profile(**EVERYTHING) as theirs,
+        otp.profile(**(EVERYTHING | {"profile_memory": False})) as plain,
+    ):
+        body()
+    with otp.profile(**EVERYTHING) as ours:
+        body()
+    for prof in (theirs, plain, ours):
+        shapes = [event.input_shapes for event in prof.events() if event.name == "aten::t"]
+        assert shapes == [[[3, 5]]] * len(shapes)
+        assert len(shapes) >= 300

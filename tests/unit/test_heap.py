@@ -129,3 +129,21 @@ def test_an_arena_is_the_systems_again():
     assert mapped_bytes() - before >= 64 * MIB
     del last
     assert mapped_bytes() - before < MIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_where_memory_is_short():
+    """What is not to be had is a MemoryError, as numpy's is."""
+
+    def short():
+        import resource
+
+        limit = mapped_bytes() + 8 * MIB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        with pytest.raises(MemoryError, match="no memory left"):
+            own_memory(64 * MIB)
+        with pytest.raises(MemoryError, match="no memory left"):
+            Arena(64 * MIB).empty(32 * MIB, np.uint8)
+        return True
+
+    assert in_child(short) == "True"

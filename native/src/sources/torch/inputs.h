@@ -1,7 +1,8 @@
 // Inputs of an operator, and what else torch says about it, as words: otp_input_kind in record_format.h has the format.
 //
-// Never throws on purpose, allocates nothing in the usual case, and never calls into Python: what only Python could
-// tell (sizes that a tensor subclass computes) is left out.
+// Never throws on purpose and allocates nothing in the usual case. What only Python could tell (sizes that a tensor
+// subclass computes) is left out; but for a tensor that is not plain torch may run code of others for what is asked
+// here, as for the device of one whose storage is told, and that code may record.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -22,15 +23,21 @@ namespace otp {
 // operators: 4,500 words for three lists of 500 matrices.
 constexpr uint32_t kMaxInputWords = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
 
+// Of which tensors sizes are written.
+enum class Tensors {
+  kPlain,         // those that have all in themselves; with any other the inputs do not fit
+  kAny,           //
+  kWithStorages,  // and where they lie
+};
+
 // Writes the words of one operator to where the caller says, at most so many and at least one. An input that does not
 // fit any more is left out, and with it all that follow.
 class InputWords {
  public:
   using Intern = uint32_t (*)(const char*, uint32_t, uint32_t);
 
-  // `with_storages`: of tensors is told where they lie, too.
-  InputWords(int64_t* words, uint32_t most, bool with_storages)
-      : d_words(words), d_at(words + 1), d_end(words + most), d_with_storages(with_storages) {
+  InputWords(int64_t* words, uint32_t most, Tensors tensors)
+      : d_words(words), d_at(words + 1), d_end(words + most), d_tensors(tensors) {
     d_words[0] = 0;
   }
 
@@ -126,7 +133,8 @@ class InputWords {
 
   bool add_tensor(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (__builtin_expect(!PlainTensor::is(impl) || d_with_storages, 0)) return add_unusual_tensor(tensor);
+    if (__builtin_expect(!PlainTensor::is(impl) || d_tensors == Tensors::kWithStorages, 0))
+      return add_unusual_tensor(tensor);
     return add_sizes(impl.sizes(), impl.strides(), header_of(impl));
   }
 
@@ -153,12 +161,14 @@ class InputWords {
 
   // A tensor without plain sizes has no dimensions to tell.
   __attribute__((noinline)) bool add_unusual_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) return add_header(OTP_INPUT_OTHER, 0);
+    if (d_tensors == Tensors::kPlain) return false;
     if (!has_plain_sizes(tensor)) return add_header(OTP_INPUT_OTHER, 0);
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     int64_t* head = d_at;
     bool fitted = is_strided(impl) ? add_sizes(impl.sizes(), impl.strides(), header_of(impl))
                                    : add_sizes(impl.sizes(), {}, header_of(impl) | OTP_INPUT_NO_STRIDES << 16);
-    if (fitted && d_with_storages && storage_words(tensor, d_at)) {
+    if (fitted && d_tensors == Tensors::kWithStorages && storage_words(tensor, d_at)) {
       *head |= OTP_INPUT_STORED << 16;
       d_at += OTP_STORAGE_WORDS;
     }
@@ -186,7 +196,7 @@ class InputWords {
   int64_t* d_words;
   int64_t* d_at;
   int64_t* d_end;
-  bool d_with_storages;
+  Tensors d_tensors;
 };
 
 }  // namespace otp

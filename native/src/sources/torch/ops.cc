@@ -222,7 +222,8 @@ void begin_with_words(const at::RecordFunction& fn, uint64_t requesting, otp_beg
   bool was_in_use = scratch->in_use;
   if (!was_in_use) {
     scratch->in_use = true;
-    InputWords words(scratch->words, kMaxInputWords, is_requested(requesting, OTP_REQUEST_STORAGES));
+    bool with_storages = is_requested(requesting, OTP_REQUEST_STORAGES);
+    InputWords words(scratch->words, kMaxInputWords, with_storages ? Tensors::kWithStorages : Tensors::kAny);
     if (!collect(fn, requesting, &words)) args->flags |= OTP_FLAG_INPUTS_CUT;
     if (!words.empty() || args->flags != 0) {
       args->inputs = scratch->words;
@@ -277,7 +278,8 @@ struct Operator {
   uint64_t now() const { return hot::ticks(g_hot.core.clock_is_tsc != 0); }
 };
 
-// One whose words are written where they stay: behind the record of its begin.
+// One whose words are written where they stay: behind the record of its begin. Of plain tensors only: for what is told
+// of others torch may run Python, and whatever that records would be written to the same place.
 struct OperatorWithInputs : Operator {
   uint64_t requesting;
 
@@ -285,8 +287,7 @@ struct OperatorWithInputs : Operator {
     auto* record = reinterpret_cast<otp_record*>(place);
     auto most = static_cast<uint32_t>(room / sizeof(int64_t));
     if (most < 3) return hot::kNoRoom;  // the record, and the word that says how many inputs there are
-    InputWords words(reinterpret_cast<int64_t*>(record + 1), std::min(most - 2, kMaxInputWords),
-                     is_requested(requesting, OTP_REQUEST_STORAGES));
+    InputWords words(reinterpret_cast<int64_t*>(record + 1), std::min(most - 2, kMaxInputWords), Tensors::kPlain);
     if (!collect(fn, requesting, &words)) return hot::kNoRoom;
     if (words.empty()) return 0;
     record->ticks = words.size();
@@ -297,7 +298,8 @@ struct OperatorWithInputs : Operator {
 
 __attribute__((noinline, hot)) void begin_with_inputs(const at::RecordFunction& fn, uint64_t requesting) {
   OperatorWithInputs event{{fn, fn.name()}, requesting};
-  if (!hot::begin_here(g_hot.core, event)) begin_slowpath(fn);
+  bool with_storages = is_requested(requesting, OTP_REQUEST_STORAGES);
+  if (with_storages || !hot::begin_here(g_hot.core, event)) begin_slowpath(fn);
 }
 
 // Torch calls this between taking its start time and running the operator; what it costs is inside the parent's time.
