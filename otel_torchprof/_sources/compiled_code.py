@@ -1,4 +1,4 @@
-"""Labels and hooks inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch is told of them.
+"""Labels and hooks inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch sees of them.
 
 None of these can look into a C function. Dynamo and TorchScript keep a place where something can be named as something else, and
 tracing begins in functions that can be replaced; they exist once the module that has them is imported. So torch is told then, once.

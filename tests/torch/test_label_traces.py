@@ -259,5 +259,5 @@ assert python_sources.errors() == 2
 
 
 def test_the_program_gets_no_error_of_the_graphs():
-    """What raises while a label is added to a graph is counted, and the traced function goes on."""
+    """What raises while a label is added to a graph is counted, and the traced function continues."""
     succeeds(FAILING, has_torch=False)

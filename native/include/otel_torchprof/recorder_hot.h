@@ -382,7 +382,7 @@ OTP_INLINE bool end(Thread& thread, const Shared& shared, const void* key, uint8
 // ---- contexts ----
 
 // Whether no Python of the service runs directly inside the event. Operators proper, forwards and backwards: others
-// that torch tells of hold whatever a program does inside of a label, or stay open when their thread has gone on
+// that torch reports hold whatever a program does inside a label, or stay open while their thread does other work
 // (TorchScript functions that wait, communication).
 inline bool keeps_context(uint16_t what) {
   constexpr uint16_t kFunction = 0, kBackwardFunction = 1;  // at::RecordScope

@@ -23,8 +23,8 @@ constexpr char kLeaves = 0;       // leaves it open; finish() ends it
 constexpr char kEnds = 1;         // ends it
 constexpr char kEndsInGraph = 2;  // ends it, and it was shown to a graph
 
-// Of torch.jit.trace: what is told of the labels that are entered and left meanwhile, and how many calls are traced on
-// all threads and on this one.
+// Of torch.jit.trace: what is called with the labels that are entered and left meanwhile, and how many calls are traced
+// on all threads and on this one.
 PyObject* g_graph = nullptr;
 uint32_t g_traced = 0;
 thread_local uint32_t t_traced = 0;
