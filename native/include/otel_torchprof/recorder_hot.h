@@ -8,8 +8,8 @@
  *
  * There is one implementation. Whatever is unusual is left to the functions of otp_api, which find it as it was: these
  * here change nothing before they know that they can finish. Unusual is: the first event of a thread, a full chunk, a
- * name that the thread does not know by its address, a session that has come or gone or lost something, another context
- * than before, a device to mark, an end that is not that of the innermost event, an error, OTP_MAX_DEPTH.
+ * name that the thread does not know by its address, a session that has started, stopped or lost something, another
+ * context than before, a device to mark, an end that is not that of the innermost event, an error, OTP_MAX_DEPTH.
  *
  * What may change under a begin or an end that is under way:
  *

@@ -9,8 +9,7 @@
 
 namespace otp {
 
-// Inputs whose text is in the output already, by their words: a model has few sets of inputs, each of them many times,
-// and formatting one costs twenty times as much as copying it.
+// Inputs whose text is in the output already, by their words: a model has few sets of inputs, each of them many times.
 class WrittenInputs {
  public:
   // Where the text of these inputs begins in the output, and its size without the last comma; {0, 0}: it is not there.
