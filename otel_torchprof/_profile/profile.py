@@ -135,7 +135,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         sources = checked_source_options("profile", source_options)
         if not enabled:
             super().__init__(Segments(RecordingOptions(operators=False)))
-            self.enabled, self._cycles = False, Cycles(always, self._do)
+            self.enabled, self._cycles = False, Cycles(always)
             return
         options.check_timeout(post_processing_timeout_s)
         options.check_calls(
@@ -181,7 +181,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self.use_device, self._kind = chosen.device, chosen.kind
         self.use_cpu, self.use_cuda = ProfilerActivity.CPU in chosen.collected, chosen.device == "cuda"
         self._labels_steps = schedule is not None
-        self._cycles = Cycles(schedule or always, self._do)
+        self._cycles = Cycles(schedule or always)
         if execution_trace_observer is None:
             self.execution_trace_observer = options.observer_of_the_environment()
 
@@ -217,7 +217,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             return
         if self._active:
             raise TorchProfError("Profiler context manager is not reentrant: this one is running")
-        self._cycles.begin()
+        self._cycles.begin(self._do)
         self._active = self._started = True
         self._kineto_steps.begin()
         self._begin_step_label()
@@ -252,7 +252,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             )
             return
         self._end_step_label()
-        self._cycles.advance()
+        self._cycles.advance(self._do)
         if self.enabled:
             self._device_steps.choose(self.step_num, self._segments.time_devices)
             self._marks.mark(self.step_num, now_ns())
@@ -426,7 +426,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         try:
             self._kineto_steps.end()
             self._end_step_label()
-            self._cycles.end()
+            self._cycles.end(self._do)
         except Exception:  # not an interrupt: after that the stop is to be called again
             self._active = False
             raise

@@ -10,6 +10,8 @@ from otel_torchprof._process.caller_warnings import warn_caller
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Do = Callable[["Move", bool], None]
+
 
 class ProfilerAction(enum.Enum):
     """What is done in a step: the values of ``torch.profiler.ProfilerAction``, without torch.
@@ -146,36 +148,36 @@ class Cycles:
 
     Args:
         schedule: gets the number of a step and returns a ProfilerAction, ours or torch's.
-        do: does one move; True with those that a step brings, False with those of the start and the end.
+
+    What does the moves is passed by each call and not kept: a profile that kept one that does its own would be freed by
+    a collection only, with all that it has recorded. It gets a move, and whether a step brought it.
 
     Raises:
         TypeError, ValueError: the schedule answers with something else, or with DEVICE_STOPPED.
     """
 
-    def __init__(self, schedule: Callable[[int], Any], do: Callable[[Move, bool], None]) -> None:
+    def __init__(self, schedule: Callable[[int], Any]) -> None:
         self.schedule = schedule
         self.step_num = 0
-        self._do = do
         self.current = self._asked(0)
 
-    def begin(self) -> None:
+    def begin(self, do: Do) -> None:
         """The profile starts."""
-        self._run(moves(ProfilerAction.NONE, self.current), by_step=False)
+        for move in moves(ProfilerAction.NONE, self.current):
+            do(move, False)
 
-    def advance(self) -> None:
+    def advance(self, do: Do) -> None:
         """The next step begins. A schedule that fails leaves everything as it was."""
         following = self._asked(self.step_num + 1)
         before, self.current = self.current, following
         self.step_num += 1
-        self._run(moves(before, following), by_step=True)
+        for move in moves(before, following):
+            do(move, True)
 
-    def end(self) -> None:
+    def end(self, do: Do) -> None:
         """The profile ends; a later begin continues with the step that it ended in."""
-        self._run(moves(self.current, None), by_step=False)
-
-    def _run(self, found: list[Move], *, by_step: bool) -> None:
-        for move in found:
-            self._do(move, by_step)
+        for move in moves(self.current, None):
+            do(move, False)
 
     def _asked(self, step: int) -> ProfilerAction:
         answer = self.schedule(step)

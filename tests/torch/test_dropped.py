@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+import otel_torchprof as otp  # noqa: E402
 from otel_torchprof import profile  # noqa: E402
 
 
@@ -32,3 +34,23 @@ def test_profile_that_is_dropped_takes_everything_back(in_a_cycle):
     with torch.profiler.profile(profile_memory=True) as other:
         torch.ones(3)
     assert any(event.name == "aten::ones" for event in other.events())
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"schedule": lambda _: otp.ProfilerAction.RECORD}, {"record_shapes": True}])
+def test_a_profile_that_has_ended_goes_with_its_last_reference(arguments, read):
+    """What it has recorded is freed where the program drops it, not when the garbage collector next comes by."""
+    with profile(**arguments) as first:  # what is made with the first profile of a process stays
+        torch.ones(1)
+    with profile(**arguments) as second:
+        torch.ones(1)
+        second.step()
+    if read:
+        second.key_averages()
+    gone = weakref.ref(second)
+    gc.disable()
+    try:
+        del second, first
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -99,9 +99,9 @@ def test_answers_that_are_no_action():
         otp.profile(operators=False, schedule=lambda _: otp.ProfilerAction.DEVICE_STOPPED)
     with pytest.raises(TypeError, match="returned 'later' for step 0"):
         otp.profile(operators=False, schedule=lambda _: "later")
-    cycles = Cycles(lambda step: RECORD if step < 1 else None, lambda *_: None)
+    cycles = Cycles(lambda step: RECORD if step < 1 else None)
     with pytest.raises(TypeError, match="for step 1"):
-        cycles.advance()
+        cycles.advance(lambda *_: None)
     assert (cycles.step_num, cycles.current) == (0, RECORD)
 
 
