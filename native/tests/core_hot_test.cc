@@ -1,4 +1,5 @@
-// The begin and end that other libraries have inline: what they write is, byte for byte, what the functions write.
+// The begin and end that other libraries have inline, and events of allocators: what they write is, byte for byte, what
+// the functions write.
 #include "otel_torchprof/recorder_hot.h"
 
 #include <algorithm>
@@ -51,7 +52,7 @@ struct Operator {
 // How a program records: by the functions only, or inline where that can.
 struct Way {
   bool is_inline;
-  uint64_t inline_begins = 0, inline_ends = 0;
+  uint64_t inline_begins = 0, inline_ends = 0, inline_memory = 0;
 
   void begin(const otp_begin_args& args) {
     if (is_inline && hot::begin_here(api().hot, Operator{args})) {
@@ -65,6 +66,13 @@ struct Way {
       ++inline_ends;
     } else {
       api().end(key, flags, error, UINT32_MAX);
+    }
+  }
+  void memory(const otp_memory_args& args) {
+    if (is_inline && hot::memory_here(api().hot, args)) {
+      ++inline_memory;
+    } else {
+      api().memory(&args);
     }
   }
 };
@@ -100,6 +108,7 @@ class Program {
     uint64_t budget = one_in(4) ? 2 * OTP_CHUNK_BYTES : kPlenty;
     otp_session_options requested = options(budget, OTP_FULL_DROP_NEWEST, one_in(4) ? 0 : 1, 1);
     requested.contexts = below(2);
+    requested.memory = below(2);
     uint32_t kind = below(6);
     requested.kinds = kind == OTP_EVENT_OPERATOR || kind == OTP_EVENT_LABEL ? 1u << kind : 0;
     sessions->push_back(std::make_unique<Session>(requested));
@@ -112,6 +121,7 @@ class Program {
     if (what < 30) return begin_label();
     if (what < 40) return wait();
     if (what < 45) return end_on_another_thread();
+    if (what < 90) return allocate();
     if (d_open.size() < 30 && what < 520) return begin_operator();
     if (d_open.empty()) return;
     end_at(one_in(12) ? below(static_cast<uint32_t>(d_open.size())) : d_open.size() - 1);
@@ -138,6 +148,19 @@ class Program {
     args.name_is_stable = is_stable;
     d_way.begin(args);
     if (one_in(10)) d_way.begin(args);  // another callback of torch's
+  }
+
+  void allocate() {
+    otp_memory_args args{};
+    args.bytes = static_cast<int64_t>(below(1000)) - 500;
+    args.address = below(1000);
+    args.total_allocated = below(1000);
+    args.total_reserved = below(1000);
+    args.device_type = static_cast<int32_t>(below(3));
+    args.device_index = static_cast<int32_t>(below(3)) - 1;
+    args.source_tid = 77;
+    args.flags = one_in(20) ? OTP_MEMORY_OUT_OF_MEMORY : 0;
+    d_way.memory(args);
   }
 
   void begin_label() {
@@ -237,15 +260,17 @@ Outcome outcome_of(uint32_t seed, bool is_inline) {
 
 // Whatever a thread does, and whatever sessions and contexts come and go, the records are the functions'.
 void random_programs_record_the_same() {
-  uint64_t begins = 0, ends = 0;
+  uint64_t begins = 0, ends = 0, memory = 0;
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     Outcome expected = outcome_of(seed, false), found = outcome_of(seed, true);
     CHECK(found.records == expected.records);
     CHECK(found.rows == expected.rows);
     begins += found.way.inline_begins;
     ends += found.way.inline_ends;
+    memory += found.way.inline_memory;
   }
   CHECK(begins > 12 * 5000 / kSlowdown && ends > 12 * 5000 / kSlowdown);  // or nothing was compared
+  CHECK(memory > 12 * 500 / kSlowdown);
 }
 
 otp_begin_args vouched(const Key* key, const char* name) {

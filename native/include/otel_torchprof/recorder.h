@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 8
+#define OTP_ABI_VERSION 9
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -329,10 +329,9 @@ typedef struct {
   uint32_t record_format_version;
 
   /* Bits of the running sessions: [0] of all, [kind] of those that request that kind of event. And of those among all
-   * that request inputs, and that request memory. Read relaxed on the fast path. */
+   * that request inputs. Read relaxed on the fast path. */
   const volatile uint32_t* active;
   const volatile uint32_t* requests_inputs;
-  const volatile uint32_t* requests_memory;
 
   /* Begins an event on the calling thread. Returns the thread's id in the recorder, or 0 when no session requested it:
    * then there is nothing to end, which matters where `nests` is set, since an end would find an outer one. */

@@ -1,5 +1,6 @@
-/* Begin and end where nothing is in the way, inline: the core has them behind otp_api, and a library of operators has
- * them in itself. C++, for sources that are compiled with the headers of the core that they run with.
+/* Begin and end, and events of allocators, where nothing is in the way, inline: the core has them behind otp_api, and a
+ * library of operators has them in itself. C++, for sources that are compiled with the headers of the core that they
+ * run with.
  *
  * Why a library writes into the recorder's memory: the way to the core and back (an argument struct, two calls through
  * a table, the stubs of a shared library) cost more than the record at its end. By the functions an operator is 297
@@ -62,8 +63,9 @@ OTP_INLINE uint8_t* place_of(Chunk* chunk, uint32_t at) {
   return reinterpret_cast<uint8_t*>(chunk) + kChunkHeader + at;
 }
 
-// What a begin may need beside its inputs: a loss mark and a context, too.
+// What a begin needs beside its inputs, and a block of memory: a loss mark and a context may come before it.
 constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);
+constexpr uint32_t kMemoryBytes = sizeof(otp_record_memory) + 2 * sizeof(otp_record);
 
 // Relaxed access to a value that one thread writes and others look at: a plain move, made legal.
 template <typename T>
@@ -208,6 +210,7 @@ constexpr uint64_t layout_of(std::initializer_list<size_t> places) {
   return sum;
 }
 constexpr uint64_t kLayout = layout_of({offsetof(Shared, all_threads),
+                                        offsetof(Shared, requests_memory),
                                         offsetof(Shared, epoch),
                                         offsetof(Shared, follows),
                                         offsetof(Shared, muted_roots),
@@ -237,7 +240,8 @@ constexpr uint64_t kLayout = layout_of({offsetof(Shared, all_threads),
                                         sizeof(Thread),
                                         kChunkHeader,
                                         kChunkCapacity,
-                                        kBeginBytes});
+                                        kBeginBytes,
+                                        kMemoryBytes});
 
 inline __attribute__((noinline, cold)) uint64_t monotonic_ns() {
   timespec now;
@@ -379,6 +383,23 @@ OTP_INLINE bool end(Thread& thread, const Shared& shared, const void* key, uint8
   return true;
 }
 
+// Writes the record of a block of memory, where there is room. As in begin: nothing is read back, the time comes last.
+OTP_INLINE void write_memory(Thread& thread, const otp_memory_args& args, uint32_t consumers, bool clock_is_tsc) {
+  uint64_t visible = thread.visible_parent(thread.depth.get());
+  uint32_t at = thread.at;
+  auto* record = reinterpret_cast<otp_record_memory*>(place_of(thread.chunk, at));
+  write_head(&record->head, OTP_RECORD_MEMORY, args.flags, consumers,
+             visible == 0 ? 0 : distance_to(thread.next_index + 1, visible));
+  record->bytes = args.bytes;
+  record->address = args.address;
+  record->total_allocated = args.total_allocated;
+  record->total_reserved = args.total_reserved;
+  record->device_type = args.device_type;
+  record->device_index = args.device_index;
+  record->head.ticks = ticks(clock_is_tsc);
+  thread.publish(at + static_cast<uint32_t>(sizeof *record));
+}
+
 // ---- contexts ----
 
 // Whether no Python of the service runs directly inside the event. Operators proper, forwards and backwards: others
@@ -445,6 +466,17 @@ OTP_INLINE bool end_here(const otp_hot& core, const void* key, uint8_t flags) {
   Thread* thread = this_thread(core);
   return thread != nullptr &&
          end(*thread, *static_cast<const Shared*>(core.shared), key, flags, thread->not_ready, now);
+}
+
+// Does what otp_api's memory does, and needs neither `source_tid` nor `scope_mask`; false: see begin_here.
+OTP_INLINE bool memory_here(const otp_hot& core, const otp_memory_args& args) {
+  Thread* thread = this_thread(core);
+  const Shared& shared = *static_cast<const Shared*>(core.shared);
+  uint32_t sessions = shared.requests_memory.load(std::memory_order_acquire);
+  if (__builtin_expect(sessions == 0 || thread == nullptr || thread->source_tid.get() == 0, 0)) return false;
+  if (__builtin_expect(!is_ready(*thread, shared, sessions & thread->not_ready, kMemoryBytes), 0)) return false;
+  write_memory(*thread, args, sessions, core.clock_is_tsc != 0);
+  return true;
 }
 
 }  // namespace hot

@@ -267,28 +267,15 @@ OTP_COLD uint32_t memory_slowpath(ThreadBuffer& thread, uint32_t active, uint32_
   return room_slowpath(thread, requested, bytes);
 }
 
-// As begin: what is written is not read back, and the time is taken last.
 int memory(const otp_memory_args* args) {
-  constexpr uint32_t kBytes = sizeof(otp_record_memory) + 2 * sizeof(otp_record);  // a loss mark, a context
   uint32_t consumers = g_shared.requests_memory.load(std::memory_order_acquire);
   ThreadBuffer* thread = consumers == 0 ? nullptr : this_thread();
   if (thread == nullptr) return 0;
-  bool ready = hot::is_ready(*thread, g_shared, consumers & thread->not_ready, kBytes);
-  if (__builtin_expect(!ready, 0)) consumers = memory_slowpath(*thread, consumers, args->scope_mask, kBytes);
+  bool ready = hot::is_ready(*thread, g_shared, consumers & thread->not_ready, hot::kMemoryBytes);
+  if (__builtin_expect(!ready, 0)) consumers = memory_slowpath(*thread, consumers, args->scope_mask, hot::kMemoryBytes);
   if (consumers == 0) return 0;
   if (__builtin_expect(thread->source_tid.get() == 0, 0)) thread->source_tid.set(args->source_tid);
-  uint64_t visible = thread->visible_parent(thread->depth.get());
-  auto* record = reinterpret_cast<otp_record_memory*>(thread->chunk->data() + thread->at);
-  hot::write_head(&record->head, OTP_RECORD_MEMORY, args->flags, consumers,
-                  visible == 0 ? 0 : hot::distance_to(thread->next_index + 1, visible));
-  record->bytes = args->bytes;
-  record->address = args->address;
-  record->total_allocated = args->total_allocated;
-  record->total_reserved = args->total_reserved;
-  record->device_type = args->device_type;
-  record->device_index = args->device_index;
-  record->head.ticks = ticks_now();
-  thread->publish(thread->at + static_cast<uint32_t>(sizeof *record));
+  hot::write_memory(*thread, *args, consumers, g_clock_is_tsc);
   return 1;
 }
 
@@ -355,7 +342,6 @@ extern "C" const otp_api* otp_get_api(void) {
       OTP_RECORD_FORMAT_VERSION,
       otp::as_word(otp::g_shared.active[0]),
       otp::as_word(otp::g_shared.requests_inputs),
-      otp::as_word(otp::g_shared.requests_memory),
       otp::begin,
       otp::end,
       otp::begin_frame,

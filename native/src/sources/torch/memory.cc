@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "otel_torchprof/record_format.h"
+#include "otel_torchprof/recorder_hot.h"
 
 namespace otp::memory {
 namespace {
@@ -26,7 +27,7 @@ using torch::profiler::impl::ProfilerStateBase;
 using DebugInfo = c10::ThreadLocalDebugInfo;
 using Node = std::shared_ptr<DebugInfo>;
 
-const volatile uint32_t* g_requests_memory = nullptr;
+otp_hot g_core{};
 int (*g_memory)(const otp_memory_args*) = nullptr;
 
 // Torch looks at whatever is in the slot as a ProfilerStateBase, so it has to be one. Its state is Disabled and its
@@ -37,7 +38,9 @@ class Reporter final : public ProfilerStateBase {
   Reporter() : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled, false, /*profile_memory=*/true)) {}
 
   ActiveProfilerType profilerType() override { return ActiveProfilerType::NONE; }
-  bool memoryProfilingEnabled() const override { return __atomic_load_n(g_requests_memory, __ATOMIC_RELAXED) != 0; }
+  bool memoryProfilingEnabled() const override {
+    return static_cast<const hot::Shared*>(g_core.shared)->requests_memory.load(std::memory_order_relaxed) != 0;
+  }
 
   void reportMemoryUsage(void* block, int64_t bytes, size_t allocated, size_t reserved, c10::Device device) override {
     report(block, bytes, allocated, reserved, device, 0);
@@ -71,9 +74,10 @@ class Reporter final : public ProfilerStateBase {
     args.total_reserved = static_cast<int64_t>(reserved);
     args.device_type = static_cast<int32_t>(device.type());
     args.device_index = device.index();
+    args.flags = flags;
+    if (__builtin_expect(hot::memory_here(g_core, args), 1)) return;
     args.source_tid = static_cast<uint32_t>(at::RecordFunction::currentThreadId());
     args.scope_mask = consumers();
-    args.flags = flags;
     g_memory(&args);
   }
 };
@@ -187,7 +191,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void otp_torch_attach_memory(const otp_api* api) {
   if (otp::memory::g_memory != nullptr) return;
-  otp::memory::g_requests_memory = api->requests_memory;
+  otp::memory::g_core = api->hot;
   otp::memory::g_memory = api->memory;
   pthread_atfork([] { otp::memory::g_mutex.lock(); }, [] { otp::memory::g_mutex.unlock(); },
                  otp::memory::forget_in_child);
