@@ -27,7 +27,7 @@ from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof.health import ON, ProcessorHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from otel_torchprof._events.events import EventList
 
     from .live_recording import Drained, LiveRecording
+
+    _Figures = tuple[str, int, int, int, int]
+    """Of a span of the application: its name, when it began and ended (Unix ns), its id and that of its parent, 0 for one elsewhere."""
+    _Ended = tuple[int, _Figures | None, ReadableSpan | None]
+    """When a span ended, what averages need of it, and the span itself where an exporter takes it."""
 
 _SHUTDOWN_SECONDS = 30.0
 _REFRESH_SECONDS = 1.0
@@ -123,7 +128,7 @@ class TorchSpanProcessor(SpanProcessor):
         """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
         self._attached: _Attached | None = None
         self._drainer = Drainer(self._settings.schedule_delay_millis / 1000, self._hand_on, self._is_due)
-        self._ended: deque[ReadableSpan] = deque(maxlen=_MAX_ENDED)
+        self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
         self._lag = self._unseen = self._held = 0
@@ -135,12 +140,12 @@ class TorchSpanProcessor(SpanProcessor):
         """A span of the application has begun: nothing to do, whoever runs in it finds it by itself."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """A span of the application has ended; it is looked at with the next drain. Costs under a microsecond."""
+        """A span of the application has ended; it is looked at with the next drain. Costs a microsecond."""
         if self._down or (self._attached is None and not self._sends_alone):
             return
         if len(self._ended) == _MAX_ENDED:
             self._unseen += 1
-        self._ended.append(span)
+        self._ended.append((span.end_time or 0, _figures(span), span if self._sdk_queues else None))
         if self._sends_alone and not self._drainer.has_thread:
             self._drainer.start()
 
@@ -313,29 +318,28 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
-        ended: list[ReadableSpan] = []
-        while len(ended) < count and self._ended and (self._ended[0].end_time or 0) <= watermark:
+        ended: list[_Ended] = []
+        while len(ended) < count and self._ended and self._ended[0][0] <= watermark:
             ended.append(self._ended.popleft())
-        sampled = [span for span in ended if span.context is not None and span.context.trace_flags.sampled]
+        spans = [span for _end, _figures, span in ended if span is not None and span.context is not None]
+        sampled = [span for span in spans if span.context.trace_flags.sampled]
         unseen, self._unseen = self._unseen, 0
         with self._ledger.lock:
-            self._ledger.add(0, {"unseen_spans": unseen}, {"application": len(sampled) if self._sdk_queues else 0})
+            self._ledger.add(0, {"unseen_spans": unseen}, {"application": len(sampled)})
             for queue in self._sdk_queues if sampled else ():
                 queue.add(sampled, _SPAN_BYTES * len(sampled))
         for queue in self._sdk_queues:
             queue.say()
-        self._add_up(ended)
+        self._add_up(figures for _end, figures, _span in ended if figures is not None)
 
-    def _add_up(self, ended: Sequence[ReadableSpan]) -> None:
+    def _add_up(self, ended: Iterable[_Figures]) -> None:
         """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
-        for span in ended:
-            if span.context is None or span.start_time is None or span.end_time is None:
-                continue
-            duration = max(span.end_time - span.start_time, 0)  # the SDK reads a wall clock that may have been set back
-            own = duration - self._child_times.pop(span.context.span_id, 0)
-            self.averages.add_span(str(span.name), duration, max(own, 0))
-            if span.parent is not None and not span.parent.is_remote:
-                self._child_times[span.parent.span_id] = self._child_times.get(span.parent.span_id, 0) + duration
+        for name, start, end, span_id, parent_id in ended:
+            duration = max(end - start, 0)  # the SDK reads a wall clock that may have been set back
+            own = duration - self._child_times.pop(span_id, 0)
+            self.averages.add_span(name, duration, max(own, 0))
+            if parent_id:
+                self._child_times[parent_id] = self._child_times.get(parent_id, 0) + duration
         while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
             del self._child_times[next(iter(self._child_times))]
 
@@ -345,6 +349,19 @@ class TorchSpanProcessor(SpanProcessor):
         for processor in list(cls._living):
             processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
             processor._reset()  # noqa: SLF001
+
+
+def _figures(span: ReadableSpan) -> _Figures | None:
+    """What the averages need of a span; None where it does not have all of it.
+
+    Spans wait for a drain by the thousand. Kept as they are, each is a dozen objects that the garbage collector goes through
+    again and again: 66 us of collections per request of 36 us (measured). A plain tuple of plain values it leaves alone, once
+    it has seen it; a subclass such as a NamedTuple it does not.
+    """
+    context, parent, start, end = span.context, span.parent, span.start_time, span.end_time
+    if context is None or start is None or end is None:
+        return None
+    return str(span.name), start, end, context.span_id, 0 if parent is None or parent.is_remote else parent.span_id
 
 
 def _check_exporters(exporters: Sequence[SpanExporter]) -> None:

@@ -47,6 +47,11 @@ def _runtime_context() -> object:
     return getattr(otel_context, "_RUNTIME_CONTEXT", None)
 
 
+_Kept = tuple[int, int, bool, int, trace.TraceState | None, int | None]
+"""A :class:`CurrentSpan` as it is kept: its values, without a trace state that is empty. There may be thousands between two
+drains, and a plain tuple of plain values the garbage collector leaves alone, once it has seen it."""
+
+
 class CurrentSpan(NamedTuple):
     """A span that was current while events began: what their parent needs to be known by."""
 
@@ -68,7 +73,7 @@ class ContextTable:
         # Reentrant: what is collected while it is held may run operators, and these ask for the number again.
         self._lock = threading.RLock()
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._spans: dict[int, CurrentSpan] = {}
+        self._spans: dict[int, _Kept] = {}
         self._last = 0
         self._gone: deque[int] = deque()
         self._leaving: dict[int, int] = {}
@@ -91,7 +96,11 @@ class ContextTable:
 
     def get(self, number: int) -> CurrentSpan | None:
         """The span of a number; None where there is none (0, muted) or the entry was removed."""
-        return self._spans.get(number)
+        kept = self._spans.get(number)
+        if kept is None:
+            return None
+        trace_id, span_id, is_remote, flags, state, start = kept
+        return CurrentSpan(trace.SpanContext(trace_id, span_id, is_remote, trace.TraceFlags(flags), state), start)
 
     def begin_drain(self, now: int = 0) -> None:
         """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
@@ -165,9 +174,14 @@ class ContextTable:
             if known is not None and known[0]() is span:  # by another thread, meanwhile
                 return known[1]
             start = getattr(span, "start_time", None)
-            return self._add(span, CurrentSpan(span_context, start if isinstance(start, int) else None))
+            start = start if isinstance(start, int) else None
+            state = span_context.trace_state or None
+            flags = int(span_context.trace_flags)
+            return self._add(
+                span, (span_context.trace_id, span_context.span_id, span_context.is_remote, flags, state, start)
+            )
 
-    def _add(self, span: trace.Span, current: CurrentSpan) -> int:
+    def _add(self, span: trace.Span, current: _Kept) -> int:
         number = self._next_number()
         key = id(span)
         known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
@@ -175,7 +189,7 @@ class ContextTable:
             table.learn(key, known, current)
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: CurrentSpan) -> None:
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept) -> None:
         """Takes over what one of the tables has found out: a span's number, by the span's identity."""
         self._last = known[1]
         self._spans[self._last] = current
@@ -189,7 +203,7 @@ class ContextTable:
                 return self._last
 
     def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:
-        for table in {self, *_following}:
+        for table in (self, *_following):  # again without effect
             table.forget(key, reference, number)
 
     def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:

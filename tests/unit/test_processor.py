@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._sources.contexts import ContextTable
 
 
 @pytest.fixture
@@ -98,6 +100,27 @@ def test_spans_of_the_application_are_in_the_averages(recording):
     recording.inside = {inner.get_span_context().span_id: 5}
     sums = {a.key: (a.count, a.cpu_time_total, a.self_cpu_time_total) for a in processor.key_averages()}
     assert sums == {"inner": (1, 0.02, 0.015), "outer": (1, 0.1, 0.08)}
+    provider.shutdown()
+
+
+def test_spans_of_the_application_that_wait_are_nothing_to_the_garbage_collector(recording):
+    """Where no exporter takes them, an ended span is freed at once, and the collector goes through nothing of what is kept."""
+    processor = attached(recording)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    tracer, table = provider.get_tracer("test"), ContextTable()
+
+    def requests(count):
+        for _ in range(count):
+            with tracer.start_as_current_span("request"):
+                table.resolve()
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = requests(10)
+    assert requests(1000) < before + 100
+    assert table.size == 1010
+    assert processor.key_averages()[0].count == 1010
     provider.shutdown()
 
 
