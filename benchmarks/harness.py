@@ -3,6 +3,8 @@
 A machine drifts by more than what is measured here, so no two contestants are compared across time: each run of one is
 set against a run without it that comes immediately before, and the median of these differences is what counts. The same
 difference between two runs without anything (A/A) is the noise that is left.
+
+A cost may be a pair: wall time and the processor time of the process, which a busy machine lengthens less.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class Row:
     """The median of the budget's peer."""
     absent: str = ""
     """Why there are no values."""
+    processor: Sequence[float] = ()
+    """The same in processor time, where it was taken."""
     is_estimate: bool = False
     """The values are draws of one figure: where the budget lies within 95 % of them, it is undecided."""
 
@@ -90,13 +94,15 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """As :data:`HEAD` has them."""
         if self.absent:
-            return (self.what, self.contestant, "", "", "", "", f"not measured: {self.absent}")
-        spread = ""
+            return (self.what, self.contestant, *[""] * (len(HEAD) - 3), f"not measured: {self.absent}")
+        spread = lowest = ""
         if len(self.values) > 1:
             spread = " .. ".join(map(number, self._range()))
+            lowest = "" if self.is_estimate else number(float(np.percentile(self.values, 10)))
+        processor = f"{number(statistics.median(self.processor))} {self.unit}" if len(self.processor) else ""
         verdict = {None: "undecided" if self.budget else "", True: "met", False: "**missed**"}[self.met]
         value = f"{number(self.median)} {self.unit}"
-        return (self.what, self.contestant, value, spread, self._ratio(), self._limit(), verdict)
+        return (self.what, self.contestant, value, lowest, spread, processor, self._ratio(), self._limit(), verdict)
 
     def _ratio(self) -> str:
         if self.budget is None or not self.budget.peer or self.peer <= 0:
@@ -116,7 +122,7 @@ class Row:
         return f"<= {factor}{peer}" + (f" + {number(plus)} {self.unit}" if plus else "")
 
 
-HEAD = ("what", "who", "median", "quartiles", "ratio", "budget", "")
+HEAD = ("what", "who", "median", "p10", "quartiles", "processor", "ratio", "budget", "")
 
 
 def number(value: float) -> str:
@@ -126,29 +132,47 @@ def number(value: float) -> str:
 
 
 def rows(
-    what: str, unit: str, values: Mapping[str, Sequence[float]], budgets: Mapping[str, Budget] | None = None
+    what: str, unit: str, values: Mapping[str, Sequence[Any]], budgets: Mapping[str, Budget] | None = None
 ) -> list[Row]:
     """A row per contestant; ``budgets`` by contestant."""
+    values, processor = walls(values), processors(values)
     medians = {who: statistics.median(found) for who, found in values.items()}
     budgets = budgets or {}
     made = []
     for who, found in values.items():
         budget = budgets.get(who)
-        made.append(Row(what, who, found, unit, budget, medians.get(budget.peer, 0.0) if budget else 0.0))
+        peer = medians.get(budget.peer, 0.0) if budget else 0.0
+        made.append(Row(what, who, found, unit, budget, peer, processor=processor.get(who, ())))
     return made
 
 
-def share_above_floor(what: str, added: Mapping[str, Sequence[float]], budget: float) -> Row:
+def walls(values: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
+    """The costs of each contestant; of those that are pairs the wall times."""
+    return {who: [cost[0] if np.ndim(cost) else cost for cost in found] for who, found in values.items()}
+
+
+def processors(values: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
+    """The processor times of each contestant whose costs are pairs."""
+    return {who: [cost[1] for cost in found] for who, found in values.items() if np.ndim(found) > 1}
+
+
+def share_above_floor(what: str, added: Mapping[str, Sequence[Any]], budget: float) -> Row:
     """What we add above an empty callback, of what Kineto adds above it: of what costs anything, the part that is ours.
 
     Its values are medians of rounds drawn anew with replacement, the same rounds for all three (a bootstrap).
     """
+    wall = _shares(walls(added))
+    processor = _shares(processors(added)) if processors(added) else []
+    what = f"{what}, above the empty callback"
+    return Row(what, OURS, wall, f"of {KINETO}", Budget(plus=budget), processor=processor, is_estimate=True)
+
+
+def _shares(added: Mapping[str, Sequence[float]]) -> list[float]:
     table = np.array([added[who] for who in (EMPTY, OURS, KINETO)])
     rounds = table.shape[1]
     chosen = np.random.default_rng(1).integers(0, rounds, (_DRAWS, rounds))
     floor, ours, kineto = np.median(table[:, chosen], axis=2)
-    values = ((ours - floor) / (kineto - floor)).tolist()
-    return Row(f"{what}, above the empty callback", OURS, values, f"of {KINETO}", Budget(plus=budget), is_estimate=True)
+    return ((ours - floor) / (kineto - floor)).tolist()  # type: ignore[no-any-return]
 
 
 def limited(table: Sequence[Row], budgets: Mapping[str, Sequence[Budget | None]]) -> list[Row]:
@@ -162,15 +186,15 @@ def limited(table: Sequence[Row], budgets: Mapping[str, Sequence[Budget | None]]
 
 
 def against_nothing(
-    run: Callable[[Recorder], float], contestants: Mapping[str, Recorder], rounds: int, *, percent: bool = False
-) -> dict[str, list[float]]:
+    run: Callable[[Recorder], Any], contestants: Mapping[str, Recorder], rounds: int, *, percent: bool = False
+) -> dict[str, list[Any]]:
     """What each contestant adds to a run without one, in every round.
 
     ``run`` does the work once under a recorder and returns its cost. The order turns by one place every round, so that
     nobody always comes after the same other one.
     """
     everybody = {NONE: contextlib.nullcontext, **contestants}
-    added: dict[str, list[float]] = {who: [] for who in everybody}
+    added: dict[str, list[Any]] = {who: [] for who in everybody}
     with no_collections():
         for recorder in everybody.values():
             run(recorder)  # the first start of each is slow
@@ -242,6 +266,14 @@ def timed(work: Callable[[], Any], count: int = 1) -> float:
     begin = time.perf_counter_ns()
     work()
     return (time.perf_counter_ns() - begin) / count
+
+
+def timed_twice(work: Callable[[], Any], count: int = 1) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """As :func:`timed`, and the same in processor time of the process."""
+    begin, processor = time.perf_counter_ns(), time.process_time_ns()
+    work()
+    processor = time.process_time_ns() - processor
+    return np.array([time.perf_counter_ns() - begin, processor]) / count
 
 
 @contextlib.contextmanager

@@ -57,6 +57,12 @@ void peers_operators(uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) at::is_same_size(one, other);
 }
 
+// `count` operators that do some work: small additions.
+void peers_additions(uint64_t count) {
+  at::Tensor one = at::ones({4, 4}), other = at::ones({4, 4});
+  for (uint64_t i = 0; i < count; ++i) at::add(one, other);
+}
+
 // Whether valgrind counts what the next one does.
 int peers_can_count() { return PEERS_CAN_COUNT; }
 

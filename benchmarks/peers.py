@@ -38,6 +38,7 @@ def load(path: str | None = None) -> Any:
     loaded.peers_unobserve.argtypes = [ctypes.c_uint64]
     loaded.peers_allocations.argtypes = [ctypes.c_uint64]
     loaded.peers_operators.argtypes = [ctypes.c_uint64]
+    loaded.peers_additions.argtypes = [ctypes.c_uint64]
     loaded.peers_operators_counted.argtypes = [ctypes.c_uint64]
     loaded.peers_groups.argtypes = [ctypes.c_uint64]
     return loaded
