@@ -217,6 +217,16 @@ def requests(service: Service) -> int:
     return 300 * 11 + ONES
 
 
+def requests_in_an_outage(service: Service) -> int:
+    """Requests until some are lost to the outage, however late the first drain and the first attempt to send are."""
+    events = 0
+    for _ in range(200):
+        events += requests(service)
+        if next(iter(service.processor.health.exporters.values())).dropped.get("outage"):
+            break
+    return events
+
+
 def steps(_service: Service) -> int:
     """A training loop."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -281,7 +291,9 @@ LOADS = {
     ),
     "drained all the time": Load(requests, threads=4, processor={"schedule_delay_millis": 1}),
     "stopped in the middle": Load(requests, threads=4, stops=5),
-    "down": Load(requests, threads=4, is_up=False, processor=_SMALL_QUEUE, deadline=0.3, loses=("outage",)),
+    "down": Load(
+        requests_in_an_outage, threads=4, is_up=False, processor=_SMALL_QUEUE, deadline=0.3, loses=("outage",)
+    ),
     "down, and back": Load(negs, threads=3, is_up=False, returns=True),
     "busy at first": Load(requests, behaves=first(2, "busy")),
     "always busy": Load(requests, behaves=always("busy"), processor=_SMALL_QUEUE, deadline=0.3),
