@@ -93,8 +93,8 @@ native-test: ## Run the C++ tests (plain, ASan+UBSan, TSan) and the fuzzers
 	$(call say,C++ tests and fuzzers)
 	@$(MAKE) -j$(JOBS) -f native/Makefile
 
-sanitized-test: $(MADE)/test ## Run the tracer's tests with the extension modules under ASan+UBSan and under TSan
-	$(call say,The tracer under the sanitizers)
+sanitized-test: $(MADE)/test ## Run tests with the extension modules and the library for torch under ASan+UBSan and under TSan
+	$(call say,Native sources under the sanitizers)
 	@$(BIN)/python tests/sanitized.py
 
 fuzz-readers: $(MADE)/test ## Have show and send read malformed files; FUZZ_ARGS="--inputs 1 --seed N" is one of them again
