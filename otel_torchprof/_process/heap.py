@@ -15,13 +15,13 @@ _SMALLEST_OWN = 64 << 10
 
 
 def own_memory(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes that the system has back as soon as nothing refers to them; few of them are of the heap.
+    """So many bytes that the system has back as soon as nothing refers to them; few of them are of the heap, most in huge pages.
 
     numpy's memory is ``malloc``'s, which takes blocks of up to 32 MiB from its heap once one of that size was freed.
     """
     if size < _SMALLEST_OWN:
         return np.empty(size, np.uint8)
-    return np.frombuffer(_mapped(size), np.uint8)
+    return _huge_pages(size) if size >= _HUGE_PAGE else np.frombuffer(_mapped(size), np.uint8)
 
 
 def _mapped(size: int) -> mmap.mmap:
@@ -65,13 +65,17 @@ class Arena:
 
 
 def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes in huge pages, where the system has them: a block that begins with one."""
-    mapped = _mapped(size + _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel that was built without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
+    """So many bytes in as many huge pages as they fill, where the system has them: a block that begins with one.
+
+    The last one may have an eighth of it to spare, which is held for nothing.
+    """
+    filled = (size + _HUGE_PAGE // 8) // _HUGE_PAGE * _HUGE_PAGE
+    mapped = _mapped(max(size, filled) + _HUGE_PAGE)
     block = np.frombuffer(mapped, np.uint8)
     first = -block.ctypes.data % _HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that was built without them
+            mapped.madvise(mmap.MADV_HUGEPAGE, first, filled)
     return block[first : first + size]
 
 

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kAlignment = 64;       // a cache line
 constexpr size_t kOwnPages = 1u << 20;  // from here on a block is the system's again once it is freed
 constexpr size_t kHugePage = 2u << 20;
+constexpr size_t kLargestPage = 64u << 10;  // of those that systems have as ordinary ones
 
 template <typename T>
 constexpr const char* dtype_of() {
@@ -86,7 +87,13 @@ char*& data_of(otp_batch* batch, const otp_column& column) {
   return *reinterpret_cast<char**>(reinterpret_cast<char*>(batch) + column.offset);
 }
 
-uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t aligned(uint64_t bytes, uint64_t to = kAlignment) { return (bytes + to - 1) / to * to; }
+
+// Of a large block: whole pages, and all of the last huge page where no more than an eighth of it is to spare.
+uint64_t in_pages(uint64_t bytes) {
+  if (bytes < kOwnPages) return bytes;
+  return std::max(aligned(bytes, kLargestPage), (bytes + kHugePage / 8) / kHugePage * kHugePage);
+}
 
 // Large blocks in pages of their own, so that the system has them back at once and the heap keeps no holes between
 // spans that wait; in huge pages where it has them, since half of what decoding a million events costs are the faults
@@ -94,12 +101,19 @@ uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment 
 // for why a recording thread may not.
 void* allocate(size_t size) {
   if (size < kOwnPages) return std::malloc(size);
-  void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (block == MAP_FAILED) return nullptr;
+  size_t spare = size < kHugePage ? 0 : kHugePage;
+  void* mapped = mmap(nullptr, size + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (spare == 0) return mapped;
+  // A block begins with a huge page: one of 4 MiB anywhere has a single whole one.
+  char* begin = static_cast<char*>(mapped);
+  size_t before = -reinterpret_cast<uintptr_t>(begin) % kHugePage;
+  if (before != 0) munmap(begin, before);
+  munmap(begin + before + size, spare - before);
 #ifdef MADV_HUGEPAGE
-  if (size >= 2 * kHugePage) madvise(block, size, MADV_HUGEPAGE);
+  madvise(begin + before, size / kHugePage * kHugePage, MADV_HUGEPAGE);
 #endif
-  return block;
+  return begin + before;
 }
 
 constexpr uint64_t kAbsent = UINT64_MAX;
@@ -134,6 +148,7 @@ BatchBuilder::BatchBuilder(const Size& size) : d_batch(nullptr) {
   uint64_t bytes = aligned(sizeof(otp_batch)) + bytes_at_the_end(size);
   for (const otp_column& column : kColumns)
     if (entries[column.group] != kAbsent) bytes += aligned(entries[column.group] * column.size);
+  bytes = in_pages(bytes);
   void* block = allocate(bytes);
   if (block == nullptr) return;
   d_batch = new (block) otp_batch{};
