@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _LONGEST_RESPONSE = 1 << 20
 """Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""
-_SENT_AT_ONCE = 16_384
-"""Bytes; a record of TLS. Over TLS the socket's timeout bounds each record, not a whole ``sendall``."""
+_TLS_RECORD = 16_384
+"""Bytes. Over TLS the socket's timeout bounds each record, not a whole ``sendall``."""
 
 
 class Request(threading.local):
@@ -124,16 +124,16 @@ class _WithinDeadline(HTTPConnection):
         if self.sock is None:
             self.connect()
         request.sent = True
-        view = memoryview(data)
-        for first in range(0, len(view), _SENT_AT_ONCE):
-            self.sock.settimeout(time_left())
-            super().send(view[first : first + _SENT_AT_ONCE])
+        self.sock.settimeout(time_left())
+        super().send(data)
 
 
 class _TlsWithinDeadline(_WithinDeadline, HTTPSConnection):
     def send(self, data: Any) -> None:
+        view = memoryview(data)
         try:
-            super().send(data)
+            for first in range(0, len(view), _TLS_RECORD):
+                super().send(view[first : first + _TLS_RECORD])
         except TimeoutError:
             raise
         except OSError:
