@@ -1,6 +1,7 @@
 """Recorded to acknowledged: from the first of many events to ``force_flush()``, beside the SDK's own way.
 
-The receiver is a process of its own, and what it acknowledged is counted after every round: whoever loses a span has no time.
+The receiver is a process of its own that only counts requests and bytes. Whoever's own count says that a span was not delivered has no time;
+once, before anything is timed, everything goes to a receiver that parses what comes, which has to find each span once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import contextlib
 import functools
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
 import peers
@@ -20,17 +22,16 @@ from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from receiver import Receiver
+from receiver import CountingReceiver, Receiver
 
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 _PER_REQUEST = 1_000
 """Events under one parent, and a few by which they are prepared."""
@@ -42,16 +43,44 @@ _QUEUE = 1 << 22
 _ROUNDS, _OTHER_ROUNDS = 5, 3
 _FLUSH_MILLIS = 120_000
 _SDK = "SDK"
-_TIMES = 1 / 50
+_TIMES = 1 / 60
+
+
+class _Urls(Protocol):
+    """A receiver, as far as it is sent to."""
+
+    grpc: str
+    http: str
 
 
 class _Way(NamedTuple):
     """How both go to the receiver."""
 
     what: str
-    of_sdk: Callable[[Receiver], SpanExporter]
-    ours: Callable[[Receiver], SpanExporter]
+    of_sdk: Callable[[_Urls], SpanExporter]
+    ours: Callable[[_Urls], otp.OTLPExporter]
 
+
+class _Cost(NamedTuple):
+    """Nanoseconds per span."""
+
+    elapsed: float
+    sender: float
+    """Processor time of this process but for the recording thread until it asks for the flush."""
+    receiver: float = 0.0
+    """Processor time of the receiver's process."""
+
+
+_WHAT = {
+    "elapsed": "{}",
+    "sender": "{}: processor time of sending",
+    "receiver": "{}: processor time of the receiver",
+}
+"""What the rows of each part of a cost are called."""
+
+
+_Sender = Callable[[_Way, _Urls], tuple[int, _Cost]]
+"""Sends to a receiver: how many spans, and what that cost."""
 
 _GRPC = _Way(
     "recorded to acknowledged, per span",
@@ -79,69 +108,105 @@ _OTHERS = (
 
 def measure(settings: Settings) -> list[Row]:
     """By gRPC in several sizes, then the other ways that OTLP knows."""
-    rounds = settings.rounds_or(_ROUNDS)
-    with Receiver() as receiver:
-        like = _spans_of_a_request(_operators)
-        sdk = functools.partial(_sdk_delivers, receiver, like)
-        ours = functools.partial(_we_deliver, receiver)
-        few = f"{OURS}: 200,000 operators"
-        contestants: dict[str, Callable[[], float]] = {
-            _SDK: lambda: sdk(_GRPC, _SDK_BATCH),
-            f"{_SDK}, batches of {_LARGE_BATCH:,}": lambda: sdk(_GRPC, _LARGE_BATCH),
-            few: lambda: ours(_GRPC, _operators, _FEW),
-            f"{OURS}: 1,000,000 operators": lambda: ours(_GRPC, _operators, _MANY),
-            f"{OURS}: 200,000 labels": lambda: ours(_GRPC, _labels, _FEW),
-        }
-        table = _rows(_GRPC, contestants, rounds, Budget(_SDK, _TIMES))
-        for way in _OTHERS:
-            contestants = {
-                _SDK: functools.partial(sdk, way, _SDK_BATCH),
-                few: functools.partial(ours, way, _operators, _FEW),
-            }
-            table += _rows(way, contestants, settings.rounds_or(_OTHER_ROUNDS))
+    few = f"{OURS}: 200,000 operators"
+    senders: dict[str, _Sender] = {
+        _SDK: functools.partial(_sdk_delivers, _SDK_BATCH),
+        f"{_SDK}, batches of {_LARGE_BATCH:,}": functools.partial(_sdk_delivers, _LARGE_BATCH),
+        few: functools.partial(_we_deliver, _operators, _FEW),
+        f"{OURS}: 1,000,000 operators": functools.partial(_we_deliver, _operators, _MANY),
+        f"{OURS}: 200,000 labels": functools.partial(_we_deliver, _labels, _FEW),
+    }
+    table = _rows(_GRPC, senders, settings.rounds_or(_ROUNDS), Budget(_SDK, _TIMES))
+    for way in _OTHERS:
+        table += _rows(way, {who: senders[who] for who in (_SDK, few)}, settings.rounds_or(_OTHER_ROUNDS))
     return table
 
 
-def _rows(
-    way: _Way, contestants: dict[str, Callable[[], float]], rounds: int, budget: Budget | None = None
-) -> list[Row]:
-    costs = in_turn(contestants, rounds)
-    return rows(way.what, "ns", costs, {who: budget for who in costs if budget and who.startswith(OURS)})
+def _rows(way: _Way, senders: dict[str, _Sender], rounds: int, budget: Budget | None = None) -> list[Row]:
+    with Receiver() as receiver:
+        for who, send in senders.items():
+            count, _ = send(way, receiver)
+            received = receiver.take()
+            if received.spans != count or received.different != count:
+                raise RuntimeError(f"{who}: {count} spans were recorded, {received}")
+    with CountingReceiver() as counting:
+        costs = in_turn(
+            {who: functools.partial(_counted, counting, way, send) for who, send in senders.items()}, rounds
+        )
+    table: list[Row] = []
+    for part, what in _WHAT.items():
+        values = {who: [getattr(cost, part) for cost in found] for who, found in costs.items()}
+        budgets = {who: budget for who in costs if part == "elapsed" and budget and who.startswith(OURS)}
+        table += rows(what.format(way.what), "ns", values, budgets)
+    return table
 
 
-def _we_deliver(receiver: Receiver, way: _Way, record: Callable[[], None], requests: int) -> float:
+def _counted(receiver: CountingReceiver, way: _Way, send: _Sender) -> _Cost:
+    receiver.take()
+    count, cost = send(way, receiver)
+    return cost._replace(receiver=receiver.take().processor_ns / count)
+
+
+def _we_deliver(record: Callable[[], None], requests: int, way: _Way, receiver: _Urls) -> tuple[int, _Cost]:
     count = requests * len(_spans_of_a_request(record))
-    with _instrumented(way.ours(receiver)) as processor:
-        begin = time.perf_counter_ns()
-        for _ in range(requests):
-            with _request():
-                record()
-        flushed = processor.force_flush(_FLUSH_MILLIS)
-        took = time.perf_counter_ns() - begin
-    return _per_span(receiver, took, count, flushed, OURS)
+    exporter = way.ours(receiver)
+    with _instrumented(exporter) as processor:
+        cost = _timed(record, requests, processor.force_flush, count)
+        delivered = exporter.stats.accepted_spans
+    if delivered != count:
+        raise RuntimeError(f"{OURS}: {count} spans were recorded, {exporter.stats}")
+    return count, cost
 
 
-def _sdk_delivers(receiver: Receiver, like: Sequence[ReadableSpan], way: _Way, batch: int) -> float:
+def _sdk_delivers(batch: int, way: _Way, receiver: _Urls) -> tuple[int, _Cost]:
+    like = _spans_of_a_request(_operators)
     provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
-    processor = BatchSpanProcessor(way.of_sdk(receiver), max_queue_size=_QUEUE, max_export_batch_size=batch)
+    exporter = _CountingExporter(way.of_sdk(receiver))
+    processor = BatchSpanProcessor(exporter, max_queue_size=_QUEUE, max_export_batch_size=batch)
     provider.add_span_processor(processor)
     tracer = provider.get_tracer("benchmark")
-    begin = time.perf_counter_ns()
-    for _ in range(_SDK_REQUESTS):
-        with _request():
-            for span in like:
-                tracer.start_span(span.name, attributes=span.attributes).end()
-    flushed = processor.force_flush(_FLUSH_MILLIS)
-    took = time.perf_counter_ns() - begin
+
+    def record() -> None:
+        for span in like:
+            tracer.start_span(span.name, attributes=span.attributes).end()
+
+    count = _SDK_REQUESTS * len(like)
+    cost = _timed(record, _SDK_REQUESTS, processor.force_flush, count)
     provider.shutdown()
-    return _per_span(receiver, took, _SDK_REQUESTS * len(like), flushed, _SDK)
+    if exporter.delivered != count:
+        raise RuntimeError(f"{_SDK}: {count} spans were recorded, {exporter.delivered} delivered")
+    return count, cost
 
 
-def _per_span(receiver: Receiver, took: int, count: int, flushed: bool, who: str) -> float:
-    received = receiver.take()
-    if not flushed or received.spans != count or received.different != count:
-        raise RuntimeError(f"{who}: {count} spans were recorded, force_flush said {flushed}, {received}")
-    return took / count
+def _timed(record: Callable[[], None], requests: int, flush: Callable[[int], bool], count: int) -> _Cost:
+    begin, whole, own = time.perf_counter_ns(), time.process_time_ns(), time.thread_time_ns()
+    for _ in range(requests):
+        with _request():
+            record()
+    own = time.thread_time_ns() - own
+    flushed = flush(_FLUSH_MILLIS)
+    whole, took = time.process_time_ns() - whole, time.perf_counter_ns() - begin
+    if not flushed:
+        raise RuntimeError(f"{count} spans were recorded, and force_flush said False")
+    return _Cost(took / count, (whole - own) / count)
+
+
+class _CountingExporter(SpanExporter):
+    """The SDK's own, whose spans are counted when it says that they were delivered."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.delivered = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Sends them."""
+        result = self._exporter.export(spans)
+        self.delivered += len(spans) if result is SpanExportResult.SUCCESS else 0
+        return result
+
+    def shutdown(self) -> None:
+        """Closes its connection."""
+        self._exporter.shutdown()
 
 
 @contextlib.contextmanager

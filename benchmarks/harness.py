@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+_Cost = TypeVar("_Cost")
 Recorder = Callable[[], AbstractContextManager[Any]]
 """Makes what observes the work of one run."""
 
@@ -232,9 +233,9 @@ def in_abba(
     return added
 
 
-def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turn(contestants: Mapping[str, Callable[[], _Cost]], rounds: int) -> dict[str, list[_Cost]]:
     """What each contestant costs by itself, in every round; each returns its own cost."""
-    costs: dict[str, list[float]] = {who: [] for who in contestants}
+    costs: dict[str, list[_Cost]] = {who: [] for who in contestants}
     with no_collections():
         for measure in contestants.values():
             measure()

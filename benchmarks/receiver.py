@@ -11,12 +11,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from children import Child, answer
+from counting_receiver import Counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 OK, UNAVAILABLE, SILENT, MOODY = "ok", "unavailable", "silent", "moody"
 """How it answers: it takes everything; says that it cannot (HTTP 503, UNAVAILABLE); takes the connection and says nothing; as
@@ -47,9 +49,7 @@ class Receiver(Child):
 
     def __init__(self, behaviour: str = OK) -> None:
         super().__init__(__file__, behaviour)
-        ports = self.said()
-        self.grpc = f"http://127.0.0.1:{ports['grpc']}"
-        self.http = f"http://127.0.0.1:{ports['http']}/v1/traces"
+        self.grpc, self.http = _addresses(self.said())
 
     def mood(self, behaviour: str) -> None:
         """How a moody one is from now on: one of the constants above."""
@@ -58,6 +58,23 @@ class Receiver(Child):
     def take(self) -> Received:
         """Counts what has come since the last call, and forgets it."""
         return Received(**self.ask("count"))
+
+
+class CountingReceiver(Child):
+    """Starts one that costs as little as it can, and counts requests and bytes only; ``with`` ends it."""
+
+    def __init__(self) -> None:
+        super().__init__(str(Path(__file__).with_name("counting_receiver.py")))
+        self.grpc, self.http = _addresses(self.said())
+
+    def take(self) -> Counts:
+        """What has come since the last call, and what that cost the receiver."""
+        return Counts(**self.ask("count"))
+
+
+def _addresses(ports: Mapping[str, int]) -> tuple[str, str]:
+    """For gRPC and for HTTP."""
+    return f"http://127.0.0.1:{ports['grpc']}", f"http://127.0.0.1:{ports['http']}/v1/traces"
 
 
 class _Messages:
