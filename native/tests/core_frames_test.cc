@@ -131,6 +131,60 @@ void calls_are_recorded_or_counted() {
   CHECK_EQ(batch->rows + batch.dropped(), begun);
 }
 
+constexpr uint64_t kMark = 2;
+const void* key(uint64_t number) { return reinterpret_cast<const void*>(16 * number); }
+const void* marked(uint64_t number) { return reinterpret_cast<const void*>(16 * number | kMark); }
+
+void begin_marked(uint64_t number, uint32_t consumer) {
+  CHECK(api().begin_frame(marked(number), id_of("frame"), 0, consumer) != 0);
+}
+
+// Calls with a mark in their keys are listed as asked, the innermost ones in the order of their begins, whatever is
+// among them; they have the keys without it from then on.
+void marked_calls_are_listed_once() {
+  Session session;
+  uint32_t consumer = otp_session_consumer(session);
+  const void* keys[OTP_MAX_DEPTH];
+  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
+  begin_marked(1, consumer);
+  begin("operator");
+  CHECK(api().begin_frame(key(2), id_of("frame"), 0, consumer) != 0);
+  begin_marked(3, consumer);
+  begin_marked(4, consumer);
+  CHECK_EQ(api().unmark_frames(kMark, 2, keys), 2u);
+  CHECK(keys[0] == key(3) && keys[1] == key(4));
+  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 1u);
+  CHECK(keys[0] == key(1));
+  CHECK_EQ(api().end_frame(marked(4), 0), 0);
+  for (uint64_t number : {4, 3, 2, 1}) CHECK_EQ(api().end_frame(key(number), 0), 1);
+  CHECK_EQ(end("operator"), 1);
+  Batch batch(session.drain());
+  batch.check_sound();
+  CHECK_EQ(batch->rows, 5u);
+}
+
+// Another thread ends the calls that have the mark, and no others; they are not there any more when their thread looks.
+void marked_calls_end_elsewhere() {
+  Session session;
+  uint32_t consumer = otp_session_consumer(session);
+  CHECK(api().begin_frame(key(1), id_of("listed"), 0, consumer) != 0);
+  uint32_t here = api().begin_frame(marked(2), id_of("ended"), 0, consumer);
+  begin_marked(3, consumer);
+  std::thread([here] {
+    CHECK_EQ(api().end_marked_frames(kMark, here), 2u);
+    CHECK_EQ(api().end_marked_frames(kMark, here), 0u);
+    CHECK_EQ(api().end_marked_frames(kMark, here + 1000), 0u);
+  }).join();
+  const void* keys[OTP_MAX_DEPTH];
+  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
+  CHECK_EQ(api().end_frame(marked(3), 0), 0);
+  CHECK_EQ(api().end_frame(key(1), 0), 1);
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, 3u);
+  CHECK_EQ(batch->flags[batch.row("ended")], OTP_FLAG_ASYNC);
+  CHECK_EQ(batch->flags[batch.row("listed")], 0);
+}
+
 // What has begun before it was known has its own time, unless the thread has recorded something since.
 void times_before_now() {
   Session session;
@@ -159,6 +213,8 @@ int main() {
   RUN_CLEAN(only_those_named_get_it);
   RUN_CLEAN(stopped_sessions_get_nothing);
   RUN_CLEAN(calls_are_recorded_or_counted);
+  RUN_CLEAN(marked_calls_are_listed_once);
+  RUN_CLEAN(marked_calls_end_elsewhere);
   RUN_CLEAN(times_before_now);
   RUN_CLEAN(names_can_be_ids);
   RUN_CLEAN(newcomers_get_what_is_open);

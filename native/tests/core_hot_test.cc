@@ -52,7 +52,7 @@ struct Operator {
 // How a program records: by the functions only, or inline where that can.
 struct Way {
   bool is_inline;
-  uint64_t inline_begins = 0, inline_ends = 0, inline_memory = 0;
+  uint64_t inline_begins = 0, inline_calls = 0, inline_ends = 0, inline_memory = 0;
 
   void begin(const otp_begin_args& args) {
     if (is_inline && hot::begin_here(api().hot, Operator{args})) {
@@ -74,6 +74,16 @@ struct Way {
     } else {
       api().memory(&args);
     }
+  }
+  bool begin_call(const void* key, uint32_t name, uint32_t identity, uint32_t consumers) {
+    bool begun = is_inline && hot::begin_call_here(api().hot, key, name, identity, consumers) != nullptr;
+    inline_calls += begun;
+    return begun || api().begin_frame(key, name, identity, consumers) != 0;
+  }
+  void end_call(const void* key) {
+    bool ended = is_inline && hot::end_call_here(api().hot, key);
+    inline_ends += ended;
+    if (!ended) api().end_frame(key, 0);
   }
 };
 
@@ -97,6 +107,7 @@ class Program {
   struct Open {
     std::unique_ptr<Key> key;
     bool is_label;
+    bool is_call = false;
   };
 
   uint32_t below(uint32_t limit) { return d_random() % limit; }
@@ -121,7 +132,8 @@ class Program {
     if (what < 30) return begin_label();
     if (what < 40) return wait();
     if (what < 45) return end_on_another_thread();
-    if (what < 90) return allocate();
+    if (what < 65) return allocate();
+    if (d_open.size() < 30 && what < 110) return begin_call();
     if (d_open.size() < 30 && what < 520) return begin_operator();
     if (d_open.empty()) return;
     end_at(one_in(12) ? below(static_cast<uint32_t>(d_open.size())) : d_open.size() - 1);
@@ -169,11 +181,24 @@ class Program {
     if (api().begin(&args) == 0) d_open.pop_back();
   }
 
+  void begin_call() {
+    uint32_t consumers = api().active[OTP_EVENT_FRAME];
+    if (consumers == 0) return;
+    uint32_t name = api().intern(one_in(2) ? "f" : "g", UINT32_MAX, OTP_NAME_CODE);
+    bool begun = d_way.begin_call(open(0, false), name, below(3), consumers);
+    d_open.back().is_call = true;
+    if (!begun) d_open.pop_back();
+  }
+
   void end_at(size_t place) {
     const Key* key = d_open[place].key.get();
     bool fails = one_in(20);
     uint8_t flags = one_in(10) ? OTP_FLAG_ASYNC : 0;
-    d_way.end(key, flags, fails ? "Error" : nullptr);
+    if (d_open[place].is_call && !fails) {
+      d_way.end_call(key);
+    } else {
+      d_way.end(key, flags, fails ? "Error" : nullptr);
+    }
     if (one_in(10)) d_way.end(key, flags);
     d_open.erase(d_open.begin() + static_cast<std::ptrdiff_t>(place));
   }
@@ -196,14 +221,14 @@ class Program {
     size_t place = below(static_cast<uint32_t>(d_open.size()));
     const void* key = d_open[place].key.get();
     std::thread([key] { api().end_elsewhere(key, 0, 77, 0, nullptr, 0); }).join();
-    d_gone.push_back(std::move(d_open[place]));  // its address must not be another's while it may be on the stack
+    d_ended.push_back(std::move(d_open[place]));  // its address must not be another's while it may be on the stack
     d_open.erase(d_open.begin() + static_cast<std::ptrdiff_t>(place));
   }
 
   std::mt19937 d_random;
   Way& d_way;
   uint32_t d_generation = 1;
-  std::vector<Open> d_open, d_waiting, d_gone;
+  std::vector<Open> d_open, d_waiting, d_ended;
 };
 
 // What the sessions hold: all records but their times, for sessions in the order in which they were started.
@@ -258,19 +283,20 @@ Outcome outcome_of(uint32_t seed, bool is_inline) {
   return outcome;
 }
 
-// Whatever a thread does, and whatever sessions and contexts come and go, the records are the functions'.
+// Whatever a thread does, and whatever sessions start and stop and contexts change, the records are the functions'.
 void random_programs_record_the_same() {
-  uint64_t begins = 0, ends = 0, memory = 0;
+  uint64_t begins = 0, calls = 0, ends = 0, memory = 0;
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     Outcome expected = outcome_of(seed, false), found = outcome_of(seed, true);
     CHECK(found.records == expected.records);
     CHECK(found.rows == expected.rows);
     begins += found.way.inline_begins;
+    calls += found.way.inline_calls;
     ends += found.way.inline_ends;
     memory += found.way.inline_memory;
   }
   CHECK(begins > 12 * 5000 / kSlowdown && ends > 12 * 5000 / kSlowdown);  // or nothing was compared
-  CHECK(memory > 12 * 500 / kSlowdown);
+  CHECK(calls > 12 * 100 / kSlowdown && memory > 12 * 100 / kSlowdown);
 }
 
 otp_begin_args vouched(const Key* key, const char* name) {
@@ -301,7 +327,7 @@ void what_is_unusual_is_left_to_the_functions() {
     CHECK(!begin_inline(args));  // a session that the thread has not seen
     CHECK(api().begin(&args) != 0);
     second.stop();
-    CHECK(!end_inline(&key));  // one that has gone
+    CHECK(!end_inline(&key));  // a session that has stopped
     CHECK_EQ(end(&key), 1);
     Key outer{1};
     CHECK(begin_inline(vouched(&outer, "aten::hot")) && begin_inline(args));

@@ -1,5 +1,6 @@
 """The tracer of calls on threads that come and go as they like, born in Python, below it, or in C."""
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._native.recorder import now_ns
 
 THREADS = 50
 
@@ -347,3 +349,44 @@ _SUBINTERPRETER = """
 def test_other_interpreters_are_left_alone():
     """Interpreters of the same process that come, run and go are not traced, and nothing of theirs disturbs the recording."""
     assert printed(_SUBINTERPRETER) == ["0", "1", ".leaf"]
+
+
+def _give_to_nobody(ident):
+    """Takes the profile function of another thread away, as another tool does."""
+    api, pointer = ctypes.pythonapi, ctypes.c_void_p
+    api.PyInterpreterState_Get.restype = api.PyInterpreterState_ThreadHead.restype = pointer
+    api.PyThreadState_Next.restype = api.PyThreadState_Get.restype = pointer
+    here = api.PyThreadState_Get()
+    state = api.PyInterpreterState_ThreadHead(pointer(api.PyInterpreterState_Get()))
+    while state is not None:
+        if state != here and ident in (pointer * 80).from_address(state):
+            api._PyEval_SetProfile(pointer(state), None, None)
+        state = api.PyThreadState_Next(pointer(state))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring has no function of a thread that could be taken")
+def test_thread_whose_profile_function_another_thread_takes():
+    """What is open on a thread ends where another thread takes its profile function, and not at the stop."""
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def waiting():
+        _leaf()
+        waits.set()
+        goes_on.wait()
+
+    def work():
+        waiting()
+
+    with recording(all_threads=True) as record:
+        thread = threading.Thread(target=work)
+        thread.start()
+        waits.wait()
+        _give_to_nobody(thread.ident)
+        taken = now_ns()
+        goes_on.set()
+        thread.join()
+    batch = record.batch()
+    rows = [row for row, name in enumerate(batch["name"].tolist()) if masked(batch.names[name]) in {"work", "waiting"}]
+    assert len(rows) == 2
+    assert all(batch["end"][row] < taken and not batch["flags"][row] & Flag.UNFINISHED for row in rows)
+    assert record.health().notes == ("frames were cut short on 1 threads: another tool profiled them",)

@@ -346,6 +346,15 @@ typedef struct {
    * thread; where that has another key it does what end does. */
   uint32_t (*begin_frame)(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
   int (*end_frame)(const void* key, uint8_t flags);
+
+  /* A source need not list the calls that it begins inline (recorder_hot.h): where it gives each a key with one bit,
+   * its mark, the recorder's stack lists them. unmark_frames tells of those that are open on the calling thread, of
+   * which there are at most `most`: the keys, from the top-level call on, without the mark, as they are from then on.
+   * `keys` has room for OTP_MAX_DEPTH. Returns how many. end_marked_frames ends those of another thread, on which none
+   * begins or ends meanwhile: how many. */
+  uint32_t (*unmark_frames)(uint64_t mark, uint32_t most, const void** keys);
+  uint32_t (*end_marked_frames)(uint64_t mark, uint32_t thread);
+
   /* Now, for otp_begin_args. */
   uint64_t (*ticks)(void);
 

@@ -1,6 +1,6 @@
-/* Begin and end, and events of allocators, where nothing is in the way, inline: the core has them behind otp_api, and a
- * library of operators has them in itself. C++, for sources that are compiled with the headers of the core that they
- * run with.
+/* Begin and end, and events of allocators, where nothing is in the way, inline: the core has them behind otp_api, and
+ * the library of operators and the Python extension have them in themselves. C++, for sources that are compiled with
+ * the headers of the core that they run with.
  *
  * Why a library writes into the recorder's memory: the way to the core and back (an argument struct, two calls through
  * a table, the stubs of a shared library) cost more than the record at its end. By the functions an operator is 297
@@ -27,8 +27,8 @@
  * - So a fork happens on this thread before or after, or on another one, whose child does not have this thread. The
  *   child finds no running session and no buffer.
  *
- * That library and core mean the same by all this is compared when they meet (otp_hot::layout), and the library's file
- * is named after the text of these headers.
+ * That a source and the core mean the same by all this is compared when they meet (otp_hot::layout), and the file of
+ * the library of operators is named after the text of these headers.
  */
 #ifndef OTEL_TORCHPROF_RECORDER_HOT_H_
 #define OTEL_TORCHPROF_RECORDER_HOT_H_
@@ -196,8 +196,8 @@ struct alignas(64) Thread {
   }
   // 1 + index of the nearest recorded event on the stack: what a child at that depth has as parent; 0: none.
   uint64_t visible_parent(uint32_t of_depth) const {
-    for (uint32_t i = of_depth; i-- > 0;)
-      if (open[i].consumers.get() != 0) return open[i].index.get() + 1;
+    for (const OpenEvent* event = open + of_depth; event-- != open;)
+      if (__builtin_expect(event->consumers.get() != 0, 1)) return event->index.get() + 1;
     return 0;
   }
 };
@@ -320,7 +320,10 @@ OTP_INLINE void open(Thread& thread, const Event& event, uint32_t depth, uint64_
   open.consumers.set(consumers);
   open.what.set(what_is(event.scope(), event.kind()));
   thread.depth.set(depth + 1);
-  if (__builtin_expect(thread.source_tid.get() == 0, 0)) thread.source_tid.set(event.source_tid());
+  if (__builtin_expect(thread.source_tid.get() == 0, 0)) {
+    uint32_t source_tid = event.source_tid();  // calls have none, and this is then known when it is compiled
+    if (source_tid != 0) thread.source_tid.set(source_tid);
+  }
 }
 
 // Writes the record of an event, but for its time. `visible`: see visible_parent.
@@ -447,6 +450,41 @@ OTP_INLINE bool in_context(const Thread& thread, const Shared& shared, uint16_t 
   return known;
 }
 
+// ---- calls of functions ----
+
+// A call (OTP_EVENT_FRAME), whose name is known by its id.
+struct Call {
+  const void* d_key;
+  uint32_t d_name, d_identity;
+  bool d_is_tsc;
+
+  const void* key() const { return d_key; }
+  uint8_t scope() const { return 0; }
+  uint8_t kind() const { return OTP_EVENT_FRAME; }
+  bool nests() const { return true; }
+  int64_t sequence_nr() const { return -1; }
+  uint32_t fwd_thread() const { return d_identity; }
+  uint32_t source_tid() const { return 0; }
+  bool name(Thread&, uint32_t* id) const {
+    *id = d_name;
+    return true;
+  }
+  uint32_t inputs(uint8_t*, uint32_t, uint32_t) const { return 0; }
+  uint64_t now() const { return ticks(d_is_tsc); }
+};
+
+// Begins a call for those sessions, none of which may follow contexts. Whether the recorder knows the thread as theirs
+// does not matter here, so on every thread it costs the same.
+OTP_INLINE bool begin_call(Thread& thread, const Shared& shared, const Call& call, uint32_t consumers) {
+  uint32_t active = shared.active[OTP_EVENT_FRAME].load(std::memory_order_acquire);
+  if (__builtin_expect((consumers & (~active | shared.follows.load(std::memory_order_relaxed))) != 0, 0)) return false;
+  return begin(thread, shared, call, consumers, ~thread.accepted | thread.loss_pending) == Begun::kRecorded;
+}
+
+OTP_INLINE bool end_call(Thread& thread, const Shared& shared, const void* key, uint64_t now) {
+  return end(thread, shared, key, 0, ~thread.accepted, now);
+}
+
 // ---- for another library than the core ----
 
 // Does what otp_api's begin does. False: something is unusual, nothing has happened, and that has to be called.
@@ -477,6 +515,24 @@ OTP_INLINE bool memory_here(const otp_hot& core, const otp_memory_args& args) {
   if (__builtin_expect(!is_ready(*thread, shared, sessions & thread->not_ready, kMemoryBytes), 0)) return false;
   write_memory(*thread, args, sessions, core.clock_is_tsc != 0);
   return true;
+}
+
+// Does what otp_api's begin_frame does, for more than no session. The thread; null where something is unusual, nothing
+// has happened, and that has to be called: there the clock is, where it is none of the processor's. (A call that might
+// be made in between would cost each begin the saving of six registers.)
+OTP_INLINE const Thread* begin_call_here(const otp_hot& core, const void* key, uint32_t name, uint32_t identity,
+                                         uint32_t consumers) {
+  Thread* thread = this_thread(core);
+  if (__builtin_expect(thread == nullptr || core.clock_is_tsc == 0, 0)) return nullptr;
+  Call call{key, name, identity, true};
+  return begin_call(*thread, *static_cast<const Shared*>(core.shared), call, consumers) ? thread : nullptr;
+}
+
+// Does what otp_api's end_frame does, without flags; false: see begin_call_here.
+OTP_INLINE bool end_call_here(const otp_hot& core, const void* key) {
+  Thread* thread = this_thread(core);
+  if (__builtin_expect(thread == nullptr || core.clock_is_tsc == 0, 0)) return false;
+  return end_call(*thread, *static_cast<const Shared*>(core.shared), key, ticks(true));
 }
 
 }  // namespace hot

@@ -20,47 +20,62 @@ OTP_COLD uint32_t begin_frame_slowpath(const void* key, uint32_t name, uint32_t 
   return begin(&args);
 }
 
-// For recorder_hot.h.
-struct Frame {
-  const void* d_key;
-  uint32_t d_name, d_identity;
-
-  const void* key() const { return d_key; }
-  uint8_t scope() const { return 0; }
-  uint8_t kind() const { return OTP_EVENT_FRAME; }
-  bool nests() const { return true; }
-  int64_t sequence_nr() const { return -1; }
-  uint32_t fwd_thread() const { return d_identity; }
-  uint32_t source_tid() const { return 0; }
-  bool name(hot::Thread&, uint32_t* id) const {
-    *id = d_name;
-    return true;
-  }
-  uint32_t inputs(uint8_t*, uint32_t, uint32_t) const { return 0; }
-  uint64_t now() const { return ticks_now(); }
-};
-
 }  // namespace
 
-// What begin does where nothing is in the way, and no more. Whether the recorder knows the thread as theirs does not
-// matter here, so on every thread it costs the same.
 OTP_HOT uint32_t begin_frame(const void* key, uint32_t name, uint32_t identity, uint32_t consumers) {
   ThreadBuffer* thread = t_buffer;
-  uint32_t active = g_shared.active[OTP_EVENT_FRAME].load(std::memory_order_acquire);
-  bool usual = thread != nullptr && (consumers & (~active | g_shared.follows.load(std::memory_order_relaxed))) == 0;
-  if (__builtin_expect(!usual, 0)) return begin_frame_slowpath(key, name, identity, consumers);
-  hot::Begun begun =
-      hot::begin(*thread, g_shared, Frame{key, name, identity}, consumers, ~thread->accepted | thread->loss_pending);
-  if (__builtin_expect(begun == hot::Begun::kUnusual, 0)) return begin_frame_slowpath(key, name, identity, consumers);
-  return thread->id;
+  hot::Call call{key, name, identity, g_clock_is_tsc};
+  bool begun = thread != nullptr && hot::begin_call(*thread, g_shared, call, consumers);
+  return __builtin_expect(begun, 1) ? thread->id : begin_frame_slowpath(key, name, identity, consumers);
 }
 
 OTP_HOT int end_frame(const void* key, uint8_t flags) {
   ThreadBuffer* thread = t_buffer;
-  if (__builtin_expect(thread == nullptr || thread->depth.get() == 0, 0)) return end(key, flags, nullptr, 0);
+  if (__builtin_expect(thread == nullptr || flags != 0 || thread->depth.get() == 0, 0))
+    return end(key, flags, nullptr, 0);
   uint64_t ticks = ticks_now();
-  if (__builtin_expect(hot::end(*thread, g_shared, key, flags, ~thread->accepted, ticks), 1)) return 1;
-  return end_slowpath(*thread, key, ticks, flags, nullptr, 0);
+  if (__builtin_expect(hot::end_call(*thread, g_shared, key, ticks), 1)) return 1;
+  return end_slowpath(*thread, key, ticks, 0, nullptr, 0);
+}
+
+namespace {
+
+bool is_marked(const OpenEvent& event, uint64_t mark) {
+  bool is_call = event.what.get() == hot::what_is(0, OTP_EVENT_FRAME);
+  return is_call && (reinterpret_cast<uintptr_t>(event.key.get()) & mark) != 0;
+}
+
+}  // namespace
+
+OTP_COLD uint32_t unmark_frames(uint64_t mark, uint32_t most, const void** keys) {
+  ThreadBuffer* thread = t_buffer;
+  if (thread == nullptr) return 0;
+  repair_stack(*thread);
+  uint32_t depth = thread->depth.get(), from = depth, found = 0;
+  while (from > 0 && found < most) found += is_marked(thread->open[--from], mark);
+  uint32_t count = 0;
+  for (; from < depth; ++from) {
+    OpenEvent& event = thread->open[from];
+    if (!is_marked(event, mark)) continue;
+    event.key.set(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(event.key.get()) & ~mark));
+    keys[count++] = event.key.get();
+  }
+  return count;
+}
+
+OTP_COLD uint32_t end_marked_frames(uint64_t mark, uint32_t thread_id) {
+  const void* keys[OTP_MAX_DEPTH];
+  uint32_t count = 0, ended = 0;
+  {
+    Registry& all = registry();
+    std::lock_guard<std::mutex> hold(all.mutex);
+    const ThreadBuffer* thread = all.find_thread(thread_id, 0);
+    for (uint32_t i = thread == nullptr ? 0 : thread->depth.get(); i-- > 0;)
+      if (is_marked(thread->open[i], mark)) keys[count++] = thread->open[i].key.get();
+  }
+  for (uint32_t i = 0; i < count; ++i)
+    ended += static_cast<uint32_t>(end_elsewhere(keys[i], thread_id, 0, 0, nullptr, 0));
+  return ended;
 }
 
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {

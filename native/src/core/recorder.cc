@@ -346,6 +346,8 @@ extern "C" const otp_api* otp_get_api(void) {
       otp::end,
       otp::begin_frame,
       otp::end_frame,
+      otp::unmark_frames,
+      otp::end_marked_frames,
       otp::ticks,
       otp::end_elsewhere,
       otp::suspend,

@@ -12,6 +12,7 @@
 namespace otp_python {
 
 const otp_api* g_api = nullptr;
+otp_hot g_hot{};
 
 const char* utf8(PyObject* text, Py_ssize_t* size, PyObject** owner) {
   *owner = nullptr;
@@ -129,8 +130,14 @@ PyObject* attach(PyObject* module, PyObject* address) {
         PyExc_ImportError,
         "the Python sources were built for recorder ABI %d, the recorder has %u: reinstall otel-torchprof",
         OTP_ABI_VERSION, api->abi_version);
+  if (api->hot.layout != otp::hot::kLayout) {
+    PyErr_SetString(PyExc_ImportError,
+                    "the Python sources and the recorder were built from different headers: reinstall otel-torchprof");
+    return nullptr;
+  }
   bool again = g_api != nullptr;
   g_api = api;
+  g_hot = api->hot;
   if (again) Py_RETURN_NONE;  // dynamo knows the functions by their addresses, so they are made once
   if (add_labels(module) != 0 || add_modules(module) != 0 || add_context(module) != 0 || add_frames(module) != 0 ||
       add_collections(module) != 0)

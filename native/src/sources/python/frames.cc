@@ -46,8 +46,8 @@ ThreadCalls* here();
 
 // ---- what every call does ----
 
-// Where sessions have come or gone since the thread's last event, or the tracer is off: then this is the last one.
-// False: the event is not to be recorded.
+// Where sessions have started or stopped since the thread's last event, or the tracer is off: then this is the last
+// one. False: the event is not to be recorded.
 __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame, int what) {
   if (is_released(self)) return false;
   if (g_tracer.names == nullptr) {
@@ -64,40 +64,84 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
   }
   follow_sessions(calls_of(self), innermost);
   // Naming, and up to Python 3.11 making a frame's object, can run anything, which may stop the tracer and start it
-  // again: the next event then looks around anew. Where sessions have come only, those that were there have this event.
+  // again: the next event then looks around anew. Where sessions have only started, those that were there have this
+  // event.
   ThreadCalls& thread = calls_of(self);
   thread.sessions &= ~newcomers_of(thread);
+  thread.last = {};
   bool is_current =
       g_tracer.names != nullptr && Py_REFCNT(self) > 1 && thread.epoch != kNoEpoch && thread.run == g_tracer.run;
   Py_DECREF(self);
   return is_current;
 }
 
-int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) try {
+// Whether the call is listed and nothing more: it is a usual one, or nobody requests it.
+bool is_plain(const ThreadCalls& thread, const Code* code) {
+  if (code == nullptr || thread.special != 0) return false;
+  return code->is_usual || (!code->is_own && !code->is_suspended && (thread.sessions & ~code->not_for) == 0);
+}
+
+void enter(ThreadCalls& thread, uintptr_t key, PyFrameObject* frame) {
+  if (is_begun(thread, key)) return;
+  PyObject* object = code_of(frame);
+  const Code* code = g_tracer.names->find(object);
+  if (is_plain(thread, code)) return begin_listed(thread, key, code->name, 0, code->not_for);
+  bool is_known = code != nullptr && code->is_suspended && enter_segment(thread, key, *code, frame);
+  if (!is_known) enter_slowpath(thread, key, object, frame, Start::kUnknown);
+}
+
+// Whatever was not to be done at once.
+__attribute__((noinline)) int trace_slowpath(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) try {
   ThreadCalls& thread = calls_of(self);
-  if (__builtin_expect(thread.epoch != g_tracer.epoch, 0) && !look_around(self, frame, what)) return 0;
+  if (thread.epoch != g_tracer.epoch && !look_around(self, frame, what)) return 0;
   auto key = reinterpret_cast<uintptr_t>(frame);
-  switch (what) {
-    case kCall:
-      if (__builtin_expect(is_begun(thread, key), 0)) break;
-      enter(thread, key, code_of(frame), frame, Start::kUnknown);
-      break;
-    case kReturn:
-      leave(thread, key, argument == nullptr ? OTP_FLAG_ERROR : 0);
-      break;
-    case kFunctionCall:
-      enter_function(thread, key, nullptr, frame, argument);
-      break;
-    case kFunctionReturn:
-      leave(thread, key | kFunction, 0);
-      break;
-    case kFunctionError:
-      leave(thread, key | kFunction, OTP_FLAG_ERROR);
-      break;
+  if (what == kCall) {
+    enter(thread, key, frame);
+  } else if (what == kReturn) {
+    leave_slowpath(thread, key, argument == nullptr ? OTP_FLAG_ERROR : 0, nullptr, 0);
+  } else if (what == kFunctionCall) {
+    enter_function(thread, key, nullptr, frame, argument);
+  } else if (what == kFunctionReturn || what == kFunctionError) {
+    leave_slowpath(thread, key | kFunction, what == kFunctionError ? OTP_FLAG_ERROR : 0, nullptr, 0);
   }
   return 0;
 } catch (const std::bad_alloc&) {
   return 0;  // this call is missing in the recording
+}
+
+// Each of these calls nothing but what it ends with, so that it saves next to no registers.
+
+__attribute__((noinline, hot)) int on_call(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  PyObject* code = find_code(frame);
+  bool done = code != nullptr && enter_usual(calls_of(self), reinterpret_cast<uintptr_t>(frame), code);
+  return __builtin_expect(done, 1) ? 0 : trace_slowpath(self, frame, what, argument);
+}
+
+__attribute__((noinline, hot)) int on_return(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  bool done = argument != nullptr && leave_usual(calls_of(self), reinterpret_cast<uintptr_t>(frame));
+  return __builtin_expect(done, 1) ? 0 : trace_slowpath(self, frame, what, argument);
+}
+
+__attribute__((noinline, hot)) int on_function(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  uint32_t name = g_tracer.names->find_function(argument);
+  bool done = enter_usual_function(calls_of(self), reinterpret_cast<uintptr_t>(frame), name);
+  return __builtin_expect(done, 1) ? 0 : trace_slowpath(self, frame, what, argument);
+}
+
+__attribute__((noinline, hot)) int on_function_return(PyObject* self, PyFrameObject* frame, int what,
+                                                      PyObject* argument) {
+  bool done = leave_usual(calls_of(self), reinterpret_cast<uintptr_t>(frame) | kFunction);
+  return __builtin_expect(done, 1) ? 0 : trace_slowpath(self, frame, what, argument);
+}
+
+__attribute__((hot)) int trace(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  if (__builtin_expect(calls_of(self).epoch == g_tracer.epoch, 1)) {
+    if (what == kCall) return on_call(self, frame, what, argument);
+    if (what == kReturn) return on_return(self, frame, what, argument);
+    if (what == kFunctionCall) return on_function(self, frame, what, argument);
+    if (what == kFunctionReturn) return on_function_return(self, frame, what, argument);
+  }
+  return trace_slowpath(self, frame, what, argument);
 }
 
 // ---- threads ----
@@ -107,8 +151,7 @@ PyObject* take_over();
 // Nobody refers to it, but the interpreter may be about to call with it.
 void thread_dealloc(PyObject* self) {
   ThreadCalls& thread = calls_of(self);
-  if (!thread.open.empty() && g_tracer.sessions != 0 && g_tracer.process == getpid()) ++g_tracer.displaced;
-  forget_thread(thread);
+  if (forget_thread(thread) && g_tracer.sessions != 0 && g_tracer.process == getpid()) ++g_tracer.displaced;
   thread.epoch = kNoEpoch;
 }
 

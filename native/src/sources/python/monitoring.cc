@@ -153,7 +153,7 @@ void drop_untold(MonitoredThread& thread) {
 
 // ---- callbacks ----
 
-// Where the tracer was off, or sessions have come or gone, since the thread's last event. Null where it is off.
+// Where the tracer was off, or sessions have started or stopped, since the thread's last event. Null where it is off.
 __attribute__((noinline)) MonitoredThread* look_around(bool enters) {
   Unraising guard;
   MonitoredThread* thread = g_tracer.names == nullptr || is_gone() ? nullptr : this_thread();
@@ -206,7 +206,7 @@ __attribute__((noinline)) void enter_segment(MonitoredThread& thread, PyObject* 
   enter_slowpath(thread, key, arguments[0], nullptr, start);
   // Unrequested, as is known only now: not listed. A call inside of it, of the same code, would answer that its end
   // need not be told of, and this one's would not be either.
-  if (is_excluded(arguments[0])) leave(thread, key, 0);
+  if (is_excluded(arguments[0])) leave_slowpath(thread, key, 0, nullptr, 0);
   PyFrameObject* frame = known ? g_frame_of(thread.state) : nullptr;
   if (frame != nullptr) names.keep_place(*code, instruction, frame);
   Py_XDECREF(frame);
@@ -239,14 +239,16 @@ bool on_throw(MonitoredThread& thread, PyObject* const* arguments) {
 // The end of what the frame has called may be missing, where the callback of another tool has raised.
 void leave_called(MonitoredThread& thread, uintptr_t key) {
   uintptr_t function = key | kFunction;
-  if (!thread.open.empty() && (thread.open.back() & ~kMarks) == function)
-    leave_slowpath(thread, function, OTP_FLAG_ERROR, nullptr, 0);
+  list_open(thread);
+  if (is_begun(thread, function)) leave_slowpath(thread, function, OTP_FLAG_ERROR, nullptr, 0);
 }
 
 bool on_leave(MonitoredThread& thread, PyObject* const* arguments) {
   uintptr_t key = running_frame(thread.state);
-  if (__builtin_expect(thread.open.empty() || thread.open.back() != key, 0)) leave_called(thread, key);
-  leave(thread, key, 0);
+  if (__builtin_expect(!leave_usual(thread, key), 0)) {
+    leave_called(thread, key);
+    leave_slowpath(thread, key, 0, nullptr, 0);
+  }
   return is_excluded(arguments[0]);
 }
 
@@ -263,11 +265,7 @@ void enter_method(MonitoredThread& thread, PyObject* code, PyObject* method, PyO
   if (!is_method_of(method, object)) return;
   uintptr_t key = running_frame(thread.state);
   uint32_t name = g_tracer.names->find_definition(definition_of_method(method));
-  bool left_out = !thread.open.empty() && (thread.open.back() & kLeftOut) != 0;
-  if (__builtin_expect(name != 0 && !left_out && (thread.special | g_tracer.filtered) == 0, 1)) {
-    begin_call(thread, key | kFunction, name, 0, g_tracer.no_functions);
-    return;
-  }
+  if (__builtin_expect(enter_usual_function(thread, key, name), 1)) return;
   Unraising guard;
   PyObject* function = name == 0 ? bound_method(method, object) : nullptr;
   if (name != 0 || function != nullptr) enter_function_slowpath(thread, key, code, nullptr, function, name);
@@ -292,15 +290,16 @@ bool on_call(MonitoredThread& thread, PyObject* const* arguments) {
 }
 
 bool on_function_return(MonitoredThread& thread, PyObject* const*) {
-  leave(thread, running_frame(thread.state) | kFunction, 0);
+  uintptr_t key = running_frame(thread.state) | kFunction;
+  if (__builtin_expect(!leave_usual(thread, key), 0)) leave_slowpath(thread, key, 0, nullptr, 0);
   return false;
 }
 
 // The exception is not among the arguments. It is among those of the event that comes next.
 bool on_function_error(MonitoredThread& thread, PyObject* const*) {
   uintptr_t key = running_frame(thread.state) | kFunction;
-  bool innermost = !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
-  if (innermost || thread.again != 0) thread.failed = key;
+  list_open(thread);
+  if (is_begun(thread, key) || thread.again != 0) thread.failed = key;
   return false;
 }
 

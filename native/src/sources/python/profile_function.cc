@@ -13,14 +13,12 @@ int (*g_instruction_of)(PyFrameObject*) = nullptr;
 PyThreadState* (*g_next_thread)(PyThreadState*) = nullptr;
 PyObject* (*g_variable_of)(PyFrameObject*, const char*) = nullptr;
 
-int g_code_at = 0;
-bool g_code_is_behind = false;
+CodePath g_code_path = CodePath::kUnknown;
 
 namespace {
 
 PyThreadState* (*g_first_thread)(PyInterpreterState*) = nullptr;
 constexpr unsigned long kNobody = ~0UL;  // no thread's ident
-constexpr int kCodeAt = 4;               // 3.10: of the frame; 3.11: of what it has one word before that
 constexpr long kSeparate = 0x030B0000, kUnknownFrom = 0x030C0000;
 constexpr int kUnknown = -1;
 constexpr int kMostWords = 80;         // of a thread's state that are looked at
@@ -67,16 +65,22 @@ long instruction_of(PyFrameObject* frame) {
   return at;
 }
 
+PyObject* code_of(PyFrameObject* frame) {
+  if (PyObject* found = find_code(frame)) return found;
+  auto* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
+  Py_DECREF(code);
+  return code;
+}
+
 void find_code_of_frame() {
   PyFrameObject* frame = g_frame_of(PyThreadState_Get());
   PyObject* number = PySys_GetObject("hexversion");
   long version = number == nullptr ? kUnknownFrom : PyLong_AsLong(number);
   if (frame == nullptr) return;
-  auto* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-  g_code_is_behind = version >= kSeparate;
-  const void* holder = g_code_is_behind ? word_of(frame, kCodeAt - 1) : frame;
-  if (version < kUnknownFrom && holder != nullptr && word_of(holder, kCodeAt) == code) g_code_at = kCodeAt;
-  Py_DECREF(code);
+  bool behind = version >= kSeparate;
+  const void* holder = behind ? word_of(frame, kCodeAt - 1) : frame;
+  if (version < kUnknownFrom && holder != nullptr && word_of(holder, kCodeAt) == code_of(frame))
+    g_code_path = behind ? CodePath::kBehind : CodePath::kInFrame;
   Py_DECREF(frame);
 }
 

@@ -27,15 +27,20 @@ PyThreadState* first_thread();
 
 // The code that a frame runs; borrowed from it. Where a frame has it is no part of any API: it is believed to be where
 // the versions that have profile functions have it, if it is found there.
-extern int g_code_at;  // in words, of the frame, or of what the frame points to at the word before it; 0: not found
-extern bool g_code_is_behind;
-inline PyObject* code_of(PyFrameObject* frame) {
-  const void* holder = g_code_is_behind ? word_of(frame, g_code_at - 1) : frame;
-  if (__builtin_expect(g_code_at != 0, 1)) return static_cast<PyObject*>(const_cast<void*>(word_of(holder, g_code_at)));
-  auto* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-  Py_DECREF(code);
-  return code;
+enum class CodePath {
+  kBehind,   // in what the frame points to (Python 3.11)
+  kInFrame,  // in the frame (3.10)
+  kUnknown,
+};
+extern CodePath g_code_path;
+constexpr int kCodeAt = 4;  // in words; what the frame points to is at the word before
+// Null where it is not known where that is.
+inline PyObject* find_code(PyFrameObject* frame) {
+  if (__builtin_expect(g_code_path == CodePath::kUnknown, 0)) return nullptr;
+  const void* holder = g_code_path == CodePath::kBehind ? word_of(frame, kCodeAt - 1) : frame;
+  return static_cast<PyObject*>(const_cast<void*>(word_of(holder, kCodeAt)));
 }
+PyObject* code_of(PyFrameObject* frame);
 // The instruction at which a frame stands, in bytes.
 long instruction_of(PyFrameObject* frame);
 // Looks for what these need, on a thread that runs Python code.

@@ -15,11 +15,13 @@
 
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
+#include "otel_torchprof/recorder_hot.h"
 
 namespace otp_python {
 
 // Set once, by attach(), before any other function of the extension is there.
 extern const otp_api* g_api;
+extern otp_hot g_hot;  // of it
 
 // The sessions that request a kind of event, or (0) that run: they come and go without Python's lock.
 inline uint32_t active_sessions(int kind) { return __atomic_load_n(&g_api->active[kind], __ATOMIC_RELAXED); }

@@ -52,7 +52,7 @@ uint32_t too_deep(const ThreadCalls& thread) {
 void begin_kept(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
   if ((thread.special & kLimited) != 0)
     thread.depths.add(thread.open.size(), thread.sessions & g_tracer.limited & ~not_for);
-  begin_call(thread, key, name, identity, not_for);
+  begin_listed(thread, key, name, identity, not_for);
 }
 
 void finish(uintptr_t open, uint8_t flags, const char* error, uint32_t error_size) {
@@ -93,21 +93,9 @@ void enter_unseen(FrameNames& names, uintptr_t key, const Code* code, PyFrameObj
   if (is_new) names.forget_generator(key_of(key));
 }
 
-// A segment of a generator that begins, or continues, where one has before. False: it is none.
-bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code* code, PyFrameObject* frame) {
-  bool known = frame != nullptr && code != nullptr && code->is_suspended && !code->is_own && thread.special == 0;
-  if (!known) return false;
-  FrameNames& names = *g_tracer.names;
-  long instruction = instruction_of(frame);
-  uint32_t name = names.find_place(*code, instruction);
-  if (name == 0) return false;
-  begin_call(thread, key, name, names.of_generator(key_of(key), instruction <= code->start), code->not_for);
-  return true;
-}
-
 // Whether the thread's innermost call is that frame, and nothing that it calls is requested: it is left out for all
 // sessions that it is listed for, or closed.
-bool is_left_out(const ThreadCalls& thread, uintptr_t frame) {
+bool is_unrequested(const ThreadCalls& thread, uintptr_t frame) {
   const std::vector<uintptr_t>& open = thread.open;
   auto kept = [frame](uintptr_t entry) { return (entry & ~kMarks) == frame && (entry & (kLeftOut | kClosed)) == 0; };
   if (open.empty() || (open.back() & ~kMarks) != frame || kept(open.back())) return false;
@@ -136,12 +124,45 @@ uint32_t newcomers_of(const ThreadCalls& thread) {
   return found;
 }
 
+// (Its memory on the stack is no part of what calls it.)
+__attribute__((noinline)) void list_unlisted(ThreadCalls& thread) {
+  std::vector<uintptr_t>& open = thread.open;
+  if (open.capacity() - open.size() < OTP_MAX_DEPTH) open.reserve(2 * open.size() + OTP_MAX_DEPTH);
+  const void* keys[OTP_MAX_DEPTH];
+  uint32_t count = g_api->unmark_frames(kUnlisted, thread.unlisted, keys);
+  for (uint32_t i = 0; i < count; ++i) open.push_back(reinterpret_cast<uintptr_t>(keys[i]));
+  thread.unlisted = 0;
+}
+
+void begin_listed(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
+  list_open(thread);
+  thread.open.push_back(key);
+  uint32_t sessions = thread.sessions & ~not_for;
+  if (sessions == 0) {
+    thread.open.back() |= kLeftOut;
+    return;
+  }
+  uint32_t id = g_api->begin_frame(key_of(key), name, identity, sessions);
+  if (id != 0) thread.id = id;
+  if (id == 0) thread.open.back() |= kNotTaken;
+}
+
+bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code& code, PyFrameObject* frame) {
+  if (code.is_own || thread.special != 0) return false;
+  FrameNames& names = *g_tracer.names;
+  long instruction = instruction_of(frame);
+  uint32_t name = names.find_place(code, instruction);
+  if (name == 0) return false;
+  begin_call(thread, key, name, names.of_generator(key_of(key), instruction <= code.start), code.not_for);
+  return true;
+}
+
 void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFrameObject* known, Start start) {
+  list_open(thread);
   if ((thread.special & kPaused) != 0) {
     enter_unseen(*g_tracer.names, key, g_tracer.names->find(object), known, start);
     return leave_out(thread, key, is_closed(thread));
   }
-  if (enter_segment(thread, key, g_tracer.names->find(object), known)) return;
   Inside inside(thread);
   FrameNames& names = *g_tracer.names;
   Code& code = names.code_of(object, known);
@@ -171,7 +192,8 @@ void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFram
 // C functions that a left-out function calls are left out with it, and are not even listed.
 void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
                              PyObject* function, uint32_t name) {
-  if ((thread.special & kPaused) != 0 || is_left_out(thread, caller)) return;
+  list_open(thread);
+  if ((thread.special & kPaused) != 0 || is_unrequested(thread, caller)) return;
   if (name == 0 && !PyCFunction_Check(function)) return;
   Inside inside(thread);
   uint32_t not_for = g_tracer.no_functions | too_deep(thread);
@@ -204,6 +226,7 @@ __attribute__((noinline)) void leave_inside(ThreadCalls& thread, uintptr_t key, 
 }  // namespace
 
 void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size) {
+  list_open(thread);
   uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
   bool listed = (key & kFunction) == 0 || (innermost & ~kMarks) != (key & ~kFunction) || thread.again != 0;
   if (!listed) return;
@@ -294,6 +317,7 @@ std::vector<PyFrameObject*> frames_from(PyFrameObject* innermost) {
 void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost) {
   Inside inside(thread);
   if (thread.run != g_tracer.run) end_all(thread);
+  list_open(thread);
   thread.run = g_tracer.run;
   thread.thread = pthread_self();
   uint32_t newcomers = newcomers_of(thread);
@@ -301,6 +325,7 @@ void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost) {
   thread.number = PyThreadState_GetID(PyThreadState_Get());
   g_tracer.told[thread.number] = thread.epoch;
   thread.sessions = g_tracer.sessions;
+  thread.last = {};
   if (newcomers != 0) {
     begin_stack(thread, innermost, newcomers);
   } else {
@@ -316,9 +341,16 @@ void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost) {
 }
 
 // In a forked child the recorder is empty, and this thread's buffer another one.
-void end_all(ThreadCalls& thread) {
+bool end_all(ThreadCalls& thread) {
   bool here = pthread_equal(thread.thread, pthread_self()) != 0;
+  bool found = !thread.open.empty();
   if (getpid() == g_tracer.process) {
+    if (here) {
+      list_open(thread);
+      found |= !thread.open.empty();
+    } else if (thread.unlisted != 0) {
+      found |= g_api->end_marked_frames(kUnlisted, thread.id) != 0;
+    }
     for (size_t i = thread.open.size(); i-- > 0;) {
       uintptr_t open = thread.open[i];
       if ((open & (kLeftOut | kNotTaken)) != 0) continue;
@@ -330,14 +362,16 @@ void end_all(ThreadCalls& thread) {
     }
   }
   thread.open.clear();
+  thread.unlisted = 0;
   thread.again = 0;
   thread.depths.clear();
   thread.special &= kPaused;
+  return found;
 }
 
-void forget_thread(ThreadCalls& thread) {
-  end_all(thread);
+bool forget_thread(ThreadCalls& thread) {
   g_tracer.told.erase(thread.number);
+  return end_all(thread);
 }
 
 }  // namespace otp_python

@@ -1,7 +1,7 @@
 // The tracer of calls: what is open on each thread, and for which sessions. How it comes to know of calls is another
 // matter: frames.cc (a profile function, up to Python 3.11), monitoring.cc (sys.monitoring, since 3.12).
 //
-// A thread can only write to its own buffer, so what is on its stack already when a session comes is begun with the
+// A thread can only write to its own buffer, so what is on its stack already when a session starts is begun with the
 // thread's first event, and with the time of the session's start. Threads that have none at all: waiting.cc.
 //
 // Python's lock is held in all of this.
@@ -24,26 +24,39 @@ namespace otp_python {
 // recorder did not take it, plus 8 where all that it calls is left out too.
 constexpr uintptr_t kFunction = 1, kLeftOut = 2, kNotTaken = 4, kClosed = 8, kMarks = kLeftOut | kNotTaken | kClosed;
 
+// The usual calls are not in that list: the recorder's own stack has them, by their keys plus this, which is none of
+// the marks there. All of them are inside of what is listed. Whatever is not usual lists them first.
+constexpr uintptr_t kUnlisted = 2;
+
 // Why calls of a thread take the long way.
 enum Special : uint32_t {
   kInsideClosed = 1,  // of a function of this package that calls nothing of the program's
-  kTwice = 2,         // some of its calls are listed twice, for sessions that came one after the other
+  kTwice = 2,         // some of its calls are listed twice, for sessions that started one after the other
   kPaused = 4,        // nothing of it is requested now
   kLimited = 8,       // a session has a maximum depth
   kFollowed = 16,     // a session follows contexts: to begin a call may run code of the program
 };
 
+// What begins with a call of that code, where it is a usual one: known by its object.
+struct LastCode {
+  PyObject* object = nullptr;
+  uint32_t name = 0;
+  uint32_t sessions = 0;  // that get it
+};
+
 // One thread's.
 struct ThreadCalls {
-  std::vector<uintptr_t> open;
   uint32_t special = 0;
   uint32_t sessions = 0;  // that request calls
   uint32_t epoch = 0;     // of the tracer, when `sessions` was true
-  uint32_t run = 0;       // of the tracer, that `open` is of
-  uint32_t id = 0;        // the recorder's, of the thread
-  size_t again = 0;       // how many in the list are there for a second time
-  Depths depths;          // known on a limited thread only
-  uint64_t number = 0;    // of Python's state of the thread, once it has had an event
+  uint32_t unlisted = 0;  // how many calls are open, at most, that are not in the list
+  LastCode last;          // while `sessions` are the same
+  std::vector<uintptr_t> open;
+  uint32_t run = 0;     // of the tracer, that `open` is of
+  uint32_t id = 0;      // the recorder's, of the thread
+  size_t again = 0;     // how many in the list are there for a second time
+  Depths depths;        // known on a limited thread only
+  uint64_t number = 0;  // of Python's state of the thread, once it has had an event
   pthread_t thread = pthread_self();
   PyObject* owner = nullptr;  // what this goes with, if that is an object; borrowed
 };
@@ -54,7 +67,7 @@ struct Mechanism {
   // with an exception set, where the interpreter refuses.
   bool (*start)(int* passed_over);
   void (*stop)();
-  // Another session has come, or has gone with others left: what the interpreter reports may have to change.
+  // A session has started, or one has stopped while others run: what the interpreter reports may have to change.
   void (*adapt)();
   // As what it lists a frame.
   uintptr_t (*key)(PyFrameObject* frame);
@@ -72,7 +85,7 @@ struct Tracer {
   FrameNames* names = nullptr;  // null: it is off
   const Mechanism* mechanism = nullptr;
   uint32_t sessions = 0;
-  uint32_t epoch = 1;         // raised when one comes or goes
+  uint32_t epoch = 1;         // raised when one starts or stops
   uint32_t run = 0;           // how many times it was switched on
   uint32_t no_functions = 0;  // sessions that request no C functions
   uint32_t filtered = 0;      // sessions that leave out some codes
@@ -116,6 +129,13 @@ inline const void* key_of(uintptr_t open) { return reinterpret_cast<const void*>
 // Of a generator or coroutine: whether it begins or continues; of all else it does not matter.
 enum class Start { kFresh, kResumed, kUnknown };
 
+// Lists what is open on the calling thread and is not listed yet.
+void list_unlisted(ThreadCalls& thread);
+inline void list_open(ThreadCalls& thread) {
+  if (thread.unlisted != 0) list_unlisted(thread);
+}
+// A segment of a generator that begins, or continues, where one of its code has before. False: it does not.
+bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code& code, PyFrameObject* frame);
 // A call that is none of the usual: to be named first, a generator's, left out, or on a special thread. `code` is run
 // by `frame`, which is null where a mechanism has none at hand: it is then the thread's innermost.
 void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* code, PyFrameObject* frame, Start start);
@@ -124,14 +144,14 @@ void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* co
                              PyObject* function, uint32_t name = 0);
 // What is not the innermost, left out, open several times, not there, or ends with an error whose type is known.
 void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size);
-// The sessions that have come since the thread last looked around.
+// The sessions that have started since the thread last looked around.
 uint32_t newcomers_of(const ThreadCalls& thread);
-// Sessions have come or gone since the thread's last event. `innermost` was there before it; released.
+// Sessions have started or stopped since the thread's last event. `innermost` was there before it; released.
 void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost);
-// Ends all that is open on the thread, from whichever thread.
-void end_all(ThreadCalls& thread);
+// Ends all that is open on the thread, from whichever thread. Whether anything was.
+bool end_all(ThreadCalls& thread);
 // As that, and the thread ends.
-void forget_thread(ThreadCalls& thread);
+bool forget_thread(ThreadCalls& thread);
 
 // The calls on a stack that count as open where a session comes, from the innermost on. Takes the frame; the caller
 // releases what it gets.
@@ -149,56 +169,69 @@ PyObject* waiting_stacks(PyObject*, PyObject* argument);
 
 // ---- what every call does ----
 
-// Whether a call that is entered only now is open already: it ran when the thread's stack was begun.
+// Whether the innermost call is that one, and listed. One that is entered only now is where it ran when the thread's
+// stack was begun.
 inline bool is_begun(const ThreadCalls& thread, uintptr_t key) {
-  return !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
+  return thread.unlisted == 0 && !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
+}
+
+inline bool is_left_out(const ThreadCalls& thread, uintptr_t key) {
+  return is_begun(thread, key) && (thread.open.back() & kLeftOut) != 0;
+}
+
+// One that is listed. All that is open is, too.
+void begin_listed(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for);
+
+// False where nothing has begun: it has to be listed. There are sessions.
+inline __attribute__((always_inline)) bool begin_unlisted(ThreadCalls& thread, uintptr_t key, uint32_t name,
+                                                          uint32_t identity, uint32_t sessions) {
+  const otp::hot::Thread* here = otp::hot::begin_call_here(g_hot, key_of(key | kUnlisted), name, identity, sessions);
+  if (__builtin_expect(here == nullptr, 0)) return false;
+  thread.id = here->id;
+  ++thread.unlisted;
+  return true;
 }
 
 inline void begin_call(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
-  thread.open.push_back(key);
   uint32_t sessions = thread.sessions & ~not_for;
-  if (__builtin_expect(sessions == 0, 0)) {
-    thread.open.back() |= kLeftOut;
-    return;
-  }
-  uint32_t id = g_api->begin_frame(key_of(key), name, identity, sessions);
-  if (__builtin_expect(id != 0, 1)) {
-    thread.id = id;
-  } else {
-    thread.open.back() |= kNotTaken;
-  }
+  if (__builtin_expect(sessions == 0 || !begin_unlisted(thread, key, name, identity, sessions), 0))
+    begin_listed(thread, key, name, identity, not_for);
 }
 
-inline void enter(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFrameObject* frame, Start start) {
-  const Code* code = g_tracer.names->find(object);
-  if (__builtin_expect(code != nullptr && code->is_usual && thread.special == 0, 1)) {
-    begin_call(thread, key, code->name, 0, code->not_for);
-  } else {
-    enter_slowpath(thread, key, object, frame, start);
+// Whether the call is a usual one, and has begun.
+inline __attribute__((always_inline)) bool enter_usual(ThreadCalls& thread, uintptr_t key, PyObject* object) {
+  if (__builtin_expect(thread.special != 0 || is_begun(thread, key), 0)) return false;
+  if (thread.last.object != object) {
+    const Code* code = g_tracer.names->find(object);
+    if (__builtin_expect(code == nullptr || !code->is_usual, 0)) return false;
+    uint32_t sessions = thread.sessions & ~code->not_for;
+    if (__builtin_expect(sessions == 0, 0)) return false;
+    thread.last = {object, code->name, sessions};
   }
+  return begin_unlisted(thread, key, thread.last.name, 0, thread.last.sessions);
 }
 
-inline void leave(ThreadCalls& thread, uintptr_t key, uint8_t flags) {
-  uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
-  if (__builtin_expect(innermost == key && (thread.special | flags) == 0, 1)) {
-    thread.open.pop_back();
-    g_api->end_frame(key_of(key), 0);
-  } else {
-    leave_slowpath(thread, key, flags, nullptr, 0);
-  }
+// Whether the call was a usual one, and has ended.
+inline __attribute__((always_inline)) bool leave_usual(ThreadCalls& thread, uintptr_t key) {
+  bool possible = thread.special == 0 && thread.unlisted != 0;
+  bool ended = possible && otp::hot::end_call_here(g_hot, key_of(key | kUnlisted));
+  if (__builtin_expect(ended, 1)) --thread.unlisted;
+  return ended;
+}
+
+// Whether a call of a function of C, by its name (0: not known), is a usual one and has begun, or nobody requests it.
+inline __attribute__((always_inline)) bool enter_usual_function(ThreadCalls& thread, uintptr_t caller, uint32_t name) {
+  uint32_t sessions = thread.sessions & ~g_tracer.no_functions;
+  if (__builtin_expect(sessions == 0, 0)) return true;
+  bool usual = name != 0 && (thread.special | g_tracer.filtered) == 0 && !is_left_out(thread, caller);
+  return __builtin_expect(usual, 1) && begin_unlisted(thread, caller | kFunction, name, 0, sessions);
 }
 
 // Of a builtin_function_or_method. For `code` and `frame` see enter_function_slowpath.
 inline void enter_function(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
                            PyObject* function) {
   uint32_t name = g_tracer.names->find_function(function);
-  uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
-  bool usual = name != 0 && (thread.special | g_tracer.filtered) == 0 && (innermost & kLeftOut) == 0;
-  if (__builtin_expect(!usual, 0)) {
-    enter_function_slowpath(thread, caller, code, frame, function);
-  } else {
-    begin_call(thread, caller | kFunction, name, 0, g_tracer.no_functions);
-  }
+  if (!enter_usual_function(thread, caller, name)) enter_function_slowpath(thread, caller, code, frame, function, name);
 }
 
 }  // namespace otp_python
