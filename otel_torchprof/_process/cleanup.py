@@ -52,6 +52,8 @@ def without_waiting(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def _logged() -> Iterator[None]:
     try:
         yield
+    except RecursionError:
+        pass  # cut off, and so called again
     except Exception:
         _logger.warning("a recording was not stopped whole", exc_info=True)
 
@@ -59,9 +61,9 @@ def _logged() -> Iterator[None]:
 class CleanupStack:
     """Functions that undo what an owner has started, called in reverse order by :meth:`close`.
 
-    A ``KeyboardInterrupt`` can end a stop between any two instructions, and in a finalizer Python swallows it. So a function
-    stays on its stack until it has returned, or raised an ``Exception``; one that was cut off is called again by the next
-    :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
+    A ``KeyboardInterrupt`` can end a stop between any two instructions, a ``RecursionError`` at any call where the stack is nearly
+    full, and in a finalizer Python swallows both. So a function stays on its stack until it has returned, or raised another
+    ``Exception``; one that was cut off is called again by the next :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
     owner is garbage collected, if no function refers to it. In a forked child all stacks are empty.
 
     Thread-safe. A second thread that closes waits for the first, unless it is inside another close or a start
@@ -125,6 +127,8 @@ class CleanupStack:
             function = self._functions[-1]
             try:
                 function()
+            except RecursionError:
+                raise
             except Exception as error:  # noqa: BLE001 - the others are to be called all the same
                 errors.append(error)
             with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
@@ -152,9 +156,12 @@ class CleanupStack:
             self.close()
 
     def _owner_died(self, _reference: object) -> None:
-        if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
-            self._dropped()
-        self.close_if_due()
+        try:
+            if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
+                self._dropped()
+            self.close_if_due()
+        except RecursionError:
+            return  # it is due still
 
 
 def close_due() -> None:

@@ -428,7 +428,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._end_step_label()
             self._cycles.end(self._do)
         except Exception:  # not an interrupt: after that the stop is to be called again
-            self._active = False
+            self._active = self._segments.running  # so it is where too little was left of the stack
             raise
         self._active = False
 

@@ -226,6 +226,8 @@ class _Stops:
         except otp.NativeError as error:
             if "belongs to the parent" not in str(error):
                 raise
+        except RecursionError:  # too little was left of the stack: whatever starts or stops next does the rest
+            return
 
 
 def stopped_by_finalizer(worker: Worker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -220,6 +221,30 @@ def test_recording_whose_cleanup_fails_is_readable():
     prof.stop()
     assert [event.name for event in prof.events()] == ["kept"]
     assert recorder_stats().sessions == 0
+
+
+def _inside(calls, function):
+    """Calls it inside of so many calls."""
+    return _inside(calls - 1, function) if calls else function()
+
+
+def test_stop_without_room_on_the_stack_is_completed_by_the_next():
+    """Wherever the interpreter's limit of recursion ends a stop, nothing is lost, and a second stop does the rest."""
+    limit, cut_off = sys.getrecursionlimit(), 0
+    for calls in range(limit - 150, limit):
+        prof = otp.profile(operators=False, with_stack=True)
+        prof.start()
+        with otp.record_function("kept"):
+            pass
+        try:
+            _inside(calls, prof.stop)
+        except RecursionError:
+            cut_off += 1
+        prof.stop()
+        assert [event.name for event in prof.events() if event.name == "kept"] == ["kept"]
+        assert recorder_stats().sessions == 0
+        assert sys.getprofile() is None
+    assert cut_off > 0
 
 
 @pytest.mark.parametrize("steps", [0, 1])
