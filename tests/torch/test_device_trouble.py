@@ -72,6 +72,7 @@ def test_failures_end_the_times_and_nothing_else(simulated, what):
     before = simulated.counts()["alive"]
     with profile() as prof:
         torch.add(a, a)
+        torch_library.load().collect_devices(1.0)  # from here on there are events to record again
         simulated.fail(what, "no such luck")
         for _ in range(10):
             with otp.record_function("label"):
@@ -85,7 +86,9 @@ def test_failures_end_the_times_and_nothing_else(simulated, what):
     names = [name for name, _, _ in times_of(prof)]
     assert names.count("label") == 10
     assert names.count("aten::add") == 5001
-    assert simulated.counts()["alive"] == before or what == "query"
+    left = simulated.counts()["alive"] - before
+    # An event of before that could not be recorded again may be one no more and is forgotten: this thread's, and the clock's.
+    assert left == 0 or what == "query" or (what == "record" and left in {1, 2})
     with profile() as again:
         torch.add(a, a)
     assert again.health.devices == "on"
