@@ -364,7 +364,9 @@ def _give_to_nobody(ident):
         state = api.PyThreadState_Next(pointer(state))
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring has no function of a thread that could be taken")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="sys.monitoring has no function of a thread that could be taken"
+)
 def test_thread_whose_profile_function_another_thread_takes():
     """What is open on a thread ends where another thread takes its profile function, and not at the stop."""
     waits, goes_on = threading.Event(), threading.Event()
