@@ -6,6 +6,7 @@ OTLP/HTTP receiver as it is, or read back with ``TracesData``.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from otel_torchprof._native.otlp_encoders import RequestParts, encode_otlp
@@ -50,9 +51,8 @@ def encode(
     the table, or when the table does not fit together; at the first message, when resource and scope leave no room for
     spans; MemoryError.
     """
-    return (
-        message for message, _ in encode_counted(table, resource=resource, scope=scope, max_bytes=max_bytes, rows=rows)
-    )
+    # Not a generator, which would hold a message while the next one is made.
+    return map(itemgetter(0), encode_counted(table, resource=resource, scope=scope, max_bytes=max_bytes, rows=rows))
 
 
 def encode_counted(

@@ -6,12 +6,14 @@ Every function raises MemoryError where there is none left.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .ffi import ffi, lib
 from .loops import Array, pointer
+from .pieces import new_buffer, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +37,7 @@ class EscapedNames:
         raw_ends = np.ascontiguousarray(names.ends, dtype=np.uint64)
         raw = {"data": pointer(data), "ends": pointer(raw_ends), "count": len(raw_ends)}
         self._ends = np.empty(len(raw_ends), dtype=np.uint64)
-        self._text = _new_buffer()
+        self._text = new_buffer()
         _checked(lib.otp_json_escape_names(ffi.new("otp_names *", raw), self._text, pointer(self._ends)))
         self.native: Any = {"data": self._text.data, "ends": pointer(self._ends), "count": len(self._ends)}
         """The fields of an ``otp_names``."""
@@ -127,18 +129,9 @@ def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
 
 
 def _pieces(encode: Any, subject: tuple[Any, ...], count: int) -> Iterator[bytes]:
-    """What an encoder makes of ``count`` items, piece by piece. What the subject points into lives in the caller's frame meanwhile."""
-    piece = _new_buffer()
-    item = 0
-    while item < count:
-        piece.size = 0
-        item = _checked(encode(*subject, item, PIECE_SIZE, piece))
-        yield ffi.buffer(piece.data, piece.size)[:]
-
-
-def _new_buffer() -> Any:
-    """An empty ``otp_buffer`` that is freed with the last reference to it."""
-    return ffi.gc(ffi.new("otp_buffer *"), lib.otp_buffer_free)
+    """What an encoder makes of ``count`` items. What the subject points into lives in the caller's frame meanwhile."""
+    found = pieces(lambda item, buffer: encode(*subject, item, PIECE_SIZE, buffer), range(count))
+    return map(itemgetter(0), found)
 
 
 def _checked(result: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .ffi import ffi, lib
+from .pieces import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,34 +35,21 @@ def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes:
     Raises:
         MemoryError: there is none left.
     """
-    frame = _frame("otp_otlp_common *", parts)
-    return _encoded(lib.otp_encode_otlp, spans, frame, rows, max_bytes)
+    frame, _alive = _frame("otp_otlp_common *", parts)
+    yield from pieces(
+        lambda row, buffer: lib.otp_encode_otlp(spans.native, frame, row, rows.stop, max_bytes, buffer), rows
+    )
 
 
 def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
     """As :func:`encode_otlp`, lines of JSON."""
-    frame = _frame("otp_otlp_json_frame *", parts)
-    return _encoded(lib.otp_encode_otlp_json, spans, frame, rows, max_bytes)
+    frame, _alive = _frame("otp_otlp_json_frame *", parts)
+    yield from pieces(
+        lambda row, buffer: lib.otp_encode_otlp_json(spans.native, frame, row, rows.stop, max_bytes, buffer), rows
+    )
 
 
 def _frame(c_type: str, parts: RequestParts | LineParts) -> tuple[Any, object]:
     """A struct of ``otp_bytes``, and what must live as long."""
     views = {name: ffi.from_buffer("uint8_t[]", part) for name, part in parts._asdict().items()}
     return ffi.new(c_type, {name: {"data": part, "size": len(part)} for name, part in views.items()}), views
-
-
-def _encoded(
-    encode: Any, spans: SpanColumns, frame: tuple[Any, object], rows: range, max_bytes: int
-) -> Iterator[tuple[bytes, int]]:
-    buffer = ffi.new("otp_buffer *")
-    row = rows.start
-    try:
-        while row < rows.stop:
-            buffer.size = 0
-            first = row
-            row = encode(spans.native, frame[0], row, rows.stop, max_bytes, buffer)
-            if row < 0:
-                raise MemoryError(f"no memory for spans of up to {max_bytes} bytes")
-            yield bytes(ffi.buffer(buffer.data, buffer.size)), row - first
-    finally:
-        lib.otp_buffer_free(buffer)
