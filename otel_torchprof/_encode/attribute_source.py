@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.blocks import find
+from otel_torchprof._columns.blocks import find, take
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
@@ -16,6 +16,7 @@ from otel_torchprof._process.heap import Arena
 from otel_torchprof._tree.compiled import Shares, shares_of_roots
 from otel_torchprof._tree.devices import DeviceTimes, device_times
 from otel_torchprof._tree.frames import distinct
+from otel_torchprof._tree.inputs import DistinctInputs
 from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
 if TYPE_CHECKING:
@@ -65,17 +66,42 @@ class Source:
         found: npt.NDArray[np.bool_] = self.table.row[self._roots :][block] != np.arange(block.start, block.stop)
         return found
 
-    def spread(self, per_event: Array) -> Array:
-        """One value per row of the batch as one per span; synthetic spans get any of them."""
-        if self._in_order:
-            spread = self._arena.empty(len(self.table), per_event.dtype)
-            spread[: self._roots], spread[self._roots :] = 0, per_event
-            return spread
-        return per_event[self.table.row] if len(per_event) else np.zeros(len(self.table), dtype=per_event.dtype)
+    def spread(self, per_event: Array, values: Array | None = None, *, dtype: npt.DTypeLike | None = None) -> Array:
+        """One value per row of the batch as one per span; synthetic spans get any of them.
+
+        ``values``: of what ``per_event`` has the index. ``dtype``: of the result, by default as given.
+        """
+        found = self._arena.empty(len(self.table), dtype or (per_event if values is None else values).dtype)
+        if not len(per_event):
+            found[:] = 0
+            return found
+        events = found[self._roots :] if self._in_order else found
+        rows = per_event if self._in_order else per_event[self.table.row]
+        found[: len(found) - len(events)] = 0
+        if values is None:
+            events[:] = rows
+        else:
+            take(values, rows, events)
+        return found
 
     def column(self, name: str) -> Array:
         """A column of the batch, one value per span."""
         return self.spread(self.batch[name])
+
+    @cached_property
+    def kind(self) -> Array:
+        """The kinds of spans, see :class:`~otel_torchprof._columns.schema.Kind`."""
+        return self.column("kind")
+
+    @cached_property
+    def any_flags(self) -> int:
+        """Flags that any event has."""
+        return int(np.bitwise_or.reduce(self.batch["flags"]))
+
+    @cached_property
+    def inputs(self) -> DistinctInputs:
+        """The inputs of the batch."""
+        return DistinctInputs(self.batch)
 
     def captured(self) -> Shares | None:
         """What ran in compiled regions, by synthetic root; None where there is no such region."""
@@ -86,7 +112,7 @@ class Source:
     @cached_property
     def frames(self) -> npt.NDArray[np.int64] | None:
         """Which spans are calls; None where none is."""
-        found = np.flatnonzero((self.column("kind") == Kind.FRAME) & self.is_event)
+        found = np.flatnonzero((self.kind == Kind.FRAME) & self.is_event)
         return found if found.size else None
 
     def frame_names(self, spans: Array) -> Array:

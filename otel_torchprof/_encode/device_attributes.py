@@ -72,7 +72,7 @@ def energy(source: Source) -> Values | None:
     joules = joules_between(source.batch, table.start, table.end)
     if joules is None:
         return None
-    kind, length = source.column("kind"), table.end - table.start
+    kind, length = source.kind, table.end - table.start
     reported = ((kind == Kind.LABEL) | (kind == Kind.MODULE)) & (length >= SHORTEST_WITH_ENERGY_NS)
     return np.nan_to_num(joules), (reported | ~source.is_event) & ~np.isnan(joules)
 

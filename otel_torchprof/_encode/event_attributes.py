@@ -9,25 +9,22 @@ import numpy as np
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._native.loops import self_times
 from otel_torchprof._tree.flops import flops_of
-from otel_torchprof._tree.input_words import InputKind, InputPart, has_inputs, text_ids
-from otel_torchprof._tree.inputs import concrete_inputs as values_of
-from otel_torchprof._tree.inputs import input_dtypes as types_of
-from otel_torchprof._tree.inputs import shape_keys, texts_of
+from otel_torchprof._tree.input_words import InputKind, has_inputs, may_have, text_ids
+from otel_torchprof._tree.inputs import values_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._tree.input_words import InputPart, Inputs
 
-    from .attribute_source import Array, Source, Values
+    from .attribute_source import Source, Values
 
 
 def scope(source: Source) -> Values:
     """Kind of RecordFunction."""
-    names = source.add([scope.name.lower() for scope in Scope])
-    scope, kind = source.column("scope"), source.column("kind")
-    known = scope < len(names)
-    return names[np.where(known, scope, 0)], known & source.is_event & (kind != Kind.MODULE) & (kind != Kind.FRAME)
+    names, scope = source.add([scope.name.lower() for scope in Scope]), source.batch["scope"]
+    present = source.spread(scope < len(names)) & source.is_event
+    return source.spread(scope, names), present & (source.kind != Kind.MODULE) & (source.kind != Kind.FRAME)
 
 
 def sequence_nr(source: Source) -> Values:
@@ -38,51 +35,43 @@ def sequence_nr(source: Source) -> Values:
 
 def forward_thread(source: Source) -> Values:
     """Of backward functions."""
-    values = source.column("fwd_thread")
-    return values, (values != 0) & (source.column("kind") != Kind.FRAME) & source.is_event
+    values = source.spread(source.batch["fwd_thread"], dtype=np.int64)
+    return values, (values != 0) & (source.kind != Kind.FRAME) & source.is_event
 
 
-def _texts(source: Source, numbered: tuple[Array, list[str]]) -> Values:
-    """Texts by number, as the values of events; number 0 stands for no inputs at all. A label's args have a key of their own."""
-    keys, texts = numbered
-    present = (keys != 0) & (source.batch["kind"] != Kind.LABEL)
-    return source.spread(source.add(texts)[keys]), source.spread(present) & source.is_event
-
-
-def input_shapes(source: Source) -> Values | None:
-    """Sizes of inputs, as text."""
-    return _texts(source, shape_keys(source.batch)) if has_inputs(source.batch) else None
-
-
-def input_dtypes(source: Source) -> Values | None:
-    """Types of inputs, as text."""
-    if not has_inputs(source.batch):
-        return None
-    return _texts(source, texts_of(source.batch, InputPart.DTYPES, types_of))
-
-
-def _values(batch: Batch, row: int) -> list[Any]:
-    found = values_of(batch, row)
-    return [] if all(value is None for value in found) else found
-
-
-def concrete_inputs(source: Source) -> Values | None:
-    """Values of inputs, as text."""
-    if not has_inputs(source.batch):
-        return None
-    return _texts(source, texts_of(source.batch, InputPart.VALUES, _values))
-
-
-def text(kind: InputKind) -> Callable[[Source], Values | None]:
-    """A text among the inputs: an overload, the args of a label."""
+def inputs(parts: InputPart, make: Callable[[Inputs], Any]) -> Callable[[Source], Values | None]:
+    """Something of the inputs, as text; of an empty list there is none. A label's args have a key of their own."""
 
     def compute(source: Source) -> Values | None:
         if not has_inputs(source.batch):
             return None
-        ids = source.spread(text_ids(source.batch, kind))
-        return ids, (ids != 0) & source.is_event
+        codes, texts = source.inputs.texts(parts, make)
+        present = source.spread(source.inputs.numbers, codes != 0) & (source.kind != Kind.LABEL)
+        return source.spread(source.inputs.numbers, source.add(texts)[codes]), present & source.is_event
 
     return compute
+
+
+def values_of(inputs: Inputs) -> list[Any]:
+    """The values of inputs; none where no input has one."""
+    found = values_in(inputs)
+    return [] if all(value is None for value in found) else found
+
+
+def string(source: Source) -> Values | None:
+    """A string among the inputs: the args of a label."""
+    if not has_inputs(source.batch):
+        return None
+    ids = source.spread(source.inputs.numbers, source.inputs.text_ids(InputKind.STRING))
+    return ids, (ids != 0) & source.is_event
+
+
+def overload(source: Source) -> Values | None:
+    """The operator's overload."""
+    if not may_have(source.batch, InputKind.OVERLOAD):
+        return None
+    ids = source.spread(text_ids(source.batch, InputKind.OVERLOAD))
+    return ids, (ids != 0) & source.is_event
 
 
 def flops(source: Source) -> Values | None:
@@ -99,14 +88,15 @@ def self_duration(source: Source) -> Values:
     batch, own = source.batch, source.self_time
     if own is None:
         own = self_times(batch["parent"], batch["start"], batch["end"])
-    seconds = own / 1e9
-    return source.spread(np.maximum(seconds, 0, out=seconds)), source.is_event
+    seconds = source.spread(own, dtype=np.float64)
+    seconds /= 1e9
+    return np.maximum(seconds, 0, out=seconds), source.is_event
 
 
 def thread_id(source: Source) -> Values:
     """Where it began."""
     idents = np.array([thread.ident for thread in source.batch.threads], dtype=np.int64)
-    return source.spread(idents[source.batch["thread"]]), source.is_event
+    return source.spread(source.batch["thread"], idents), source.is_event
 
 
 def thread_name(source: Source) -> Values:
@@ -115,13 +105,15 @@ def thread_name(source: Source) -> Values:
     named = np.array([bool(thread.name) for thread in threads], dtype=bool)
     names = source.add([thread.name for thread in threads])
     thread = source.batch["thread"]
-    return source.spread(names[thread]), source.spread(named[thread]) & source.is_event
+    return source.spread(thread, names), source.spread(thread, named) & source.is_event
 
 
-def flag(flag: Flag) -> Callable[[Source], Values]:
+def flag(flag: Flag) -> Callable[[Source], Values | None]:
     """A bit of the column ``flags``."""
 
-    def compute(source: Source) -> Values:
+    def compute(source: Source) -> Values | None:
+        if not source.any_flags & flag:
+            return None
         return np.ones(len(source.table), dtype=np.uint8), (source.column("flags") & flag != 0) & source.is_event
 
     return compute

@@ -38,9 +38,11 @@ def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Calla
     return compute
 
 
-def module(source: Source) -> Values:
+def module(source: Source) -> Values | None:
     """The full names of modules: the events' own names, of calls what is known of them."""
-    is_module = (source.column("kind") == Kind.MODULE) & source.is_event
+    is_module = (source.kind == Kind.MODULE) & source.is_event
+    if source.frames is None and not is_module.any():
+        return None
     values = np.where(is_module, source.table.name, np.uint32(0))
     info = source.batch.frame_info
     if info is None or source.frames is None:
@@ -80,8 +82,10 @@ def identity(source: Source) -> Values | None:
     return values, values != 0
 
 
-def error_type(source: Source) -> Values:
+def error_type(source: Source) -> Values | None:
     """The class of an exception; not known of every call."""
+    if not source.any_flags & Flag.ERROR and not source.batch["error_type"].max(initial=0):
+        return None
     values = source.column("error_type")
     unknown = (values == 0) & (source.column("flags") & Flag.ERROR != 0)
     if unknown.any():

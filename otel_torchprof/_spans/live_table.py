@@ -206,7 +206,8 @@ def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: 
         of_steps["trace_id"] = np.frombuffer(b"".join(trace_id), dtype=np.uint8).reshape(-1, 16)
     rest = links[len(linking) :]
     rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
-    return links[np.argsort(links["row"], kind="stable")]
+    linked = links["row"]
+    return links if (linked[1:] >= linked[:-1]).all() else links[np.argsort(linked, kind="stable")]
 
 
 def _own_attributes(

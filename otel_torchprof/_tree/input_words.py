@@ -65,7 +65,8 @@ _STRIDED, _NO_STRIDES, _STORED = 1, 2, 8
 _STORAGE_WORDS = 2
 _UNSIGNED = (1 << 64) - 1
 _DTYPE_AND_KIND = 0xFFFF
-_SCALARS = frozenset((InputKind.INT, InputKind.DOUBLE, InputKind.BOOL, InputKind.COMPLEX))
+_KINDS = tuple(InputKind)
+_LISTS = frozenset((InputKind.TENSOR_LIST, InputKind.SCALAR_LIST))
 
 
 class InputStorage(NamedTuple):
@@ -86,9 +87,12 @@ class InputStorage(NamedTuple):
         return cls(address & _UNSIGNED, rest & (1 << 48) - 1, rest >> 48 & 0xFF, rest >> 56 & 0xFF)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Input:
-    """One input of an operator."""
+    """One input of an operator.
+
+    Nobody changes it; frozen, a row would take 21 us to read instead of 13 (measured).
+    """
 
     kind: InputKind
     type: str = ""
@@ -134,7 +138,8 @@ class _Reader:
 
     def _word(self) -> int:
         self._at += 1
-        return int(self._words.item(self._at - 1))
+        word: int = self._words.item(self._at - 1)
+        return word
 
     def _several(self, count: int) -> list[int]:
         self._at += count
@@ -157,13 +162,13 @@ class _Reader:
 
     def _input(self) -> Input:
         header = self._word()
-        kind, flags, n = InputKind(header & 0xFF), header >> 16 & 0xFFFF, header >> 32
+        kind, flags, n = _KINDS[header & 0xFF], header >> 16 & 0xFFFF, header >> 32
         if kind is InputKind.TENSOR:
             shape = self._several(n)
             strides = self._strides(shape, flags)
             storage = InputStorage.of(*self._several(_STORAGE_WORDS)) if flags & _STORED else None
             return Input(kind, _type_name(header & _DTYPE_AND_KIND), shape, strides, storage=storage)
-        if kind in {InputKind.TENSOR_LIST, InputKind.SCALAR_LIST}:
+        if kind in _LISTS:
             return Input(kind, _type_name(kind), elements=[self._input() for _ in range(n)])
         return Input(kind, _type_name(header & 0xFFFFFF), value=self._value(kind, n))
 
@@ -247,11 +252,11 @@ def may_have(batch: Batch, kind: InputKind) -> bool:
     return has_inputs(batch) and batch.kept & _KEPT.get(kind, InputKept.INPUTS) != 0
 
 
-def text_ids(batch: Batch, kind: InputKind) -> npt.NDArray[np.uint32]:
-    """Per row, the index into ``batch.names`` of its overload, call stack, module hierarchy or first string; 0 for none."""
+def text_ids(batch: Batch, kind: InputKind, rows: Array | None = None) -> npt.NDArray[np.uint32]:
+    """Per row, or of some, the index into ``batch.names`` of its overload, call stack, module hierarchy or first string; 0 for none."""
     if not may_have(batch, kind):
-        return np.zeros(len(batch), dtype=np.uint32)
-    return _words(batch).text_ids(int(kind))
+        return np.zeros(len(batch) if rows is None else len(rows), dtype=np.uint32)
+    return _words(batch, rows).text_ids(int(kind))
 
 
 def kept(batch: Batch, what: InputKept) -> Batch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .input_words import Input, InputKind, InputPart, decoded, has_inputs, may_have, numbered, text_ids
+from .input_words import Input, InputKind, InputPart, Inputs, decoded, has_inputs, may_have, numbered, text_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,12 @@ def input_shapes(batch: Batch, row: int) -> list[Shape]:
 
     The same as torch's ``FunctionEvent.input_shapes``; empty where no inputs were recorded.
     """
-    return [one.shape for one in decoded(batch, row).inputs]
+    return shapes_in(decoded(batch, row))
+
+
+def shapes_in(inputs: Inputs) -> list[Shape]:
+    """As :func:`input_shapes`."""
+    return [one.shape for one in inputs.inputs]
 
 
 def structured_input_shapes(batch: Batch, row: int) -> list[Shape | list[Shape]]:
@@ -43,12 +48,22 @@ def _nested(one: Input, get: Callable[[Input], Shape]) -> Any:
 
 def input_dtypes(batch: Batch, row: int) -> list[str]:
     """One entry per input: ``float`` for a tensor, ``Scalar``, ``ScalarList``, ``TensorList``, or nothing."""
-    return [one.type for one in decoded(batch, row).inputs]
+    return types_in(decoded(batch, row))
+
+
+def types_in(inputs: Inputs) -> list[str]:
+    """As :func:`input_dtypes`."""
+    return [one.type for one in inputs.inputs]
 
 
 def concrete_inputs(batch: Batch, row: int) -> list[Any]:
     """One entry per input: the value of a scalar or of a list of scalars; None for all else."""
-    return [None if one.kind is InputKind.STRING else value_of(one) for one in decoded(batch, row).inputs]
+    return values_in(decoded(batch, row))
+
+
+def values_in(inputs: Inputs) -> list[Any]:
+    """As :func:`concrete_inputs`."""
+    return [None if one.kind is InputKind.STRING else value_of(one) for one in inputs.inputs]
 
 
 def kwinputs(batch: Batch, row: int) -> dict[str, Any]:
@@ -85,22 +100,44 @@ def shape_keys(batch: Batch) -> tuple[npt.NDArray[np.int32], list[str]]:
 
     Costs about 50 ns per event; events without inputs cost nothing.
     """
-    return texts_of(batch, InputPart.SHAPES, input_shapes)
+    distinct = DistinctInputs(batch, InputPart.SHAPES)
+    codes, texts = distinct.texts(InputPart.SHAPES, shapes_in)
+    return codes[distinct.numbers], texts
 
 
-def texts_of(
-    batch: Batch, parts: InputPart, make: Callable[[Batch, int], Any]
-) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """A number per row that is equal where ``str(make(batch, row))`` is, and that text for every number.
+class DistinctInputs:
+    """The rows of a batch by their inputs: each that differ are read back once, whatever is then made of them.
 
-    ``parts`` says of what ``make`` makes it: of rows that are equal in these only one is asked. Number 0 is the empty list.
+    ``parts``: what of the inputs counts.
     """
-    texts = {"[]": 0}
-    keys = np.zeros(len(batch), dtype=np.int32)
-    if not has_inputs(batch):
-        return keys, list(texts)
-    numbers, first = numbered(batch, parts)
-    codes = np.array(
-        [texts.setdefault(str(make(batch, row)), len(texts)) for row in first.tolist()] or [0], dtype=np.int32
-    )
-    return codes[numbers], list(texts)
+
+    def __init__(self, batch: Batch, parts: InputPart = InputPart.SHAPES | InputPart.DTYPES | InputPart.VALUES) -> None:
+        self._batch = batch
+        if has_inputs(batch):
+            self.numbers, self._first = numbered(batch, parts)
+        else:
+            self.numbers, self._first = np.zeros(len(batch), dtype=np.int32), np.zeros(1, dtype=np.int64)
+        """A number per row, equal where these parts are."""
+        self._read: dict[int, Inputs] = {}
+
+    def texts(self, parts: InputPart, make: Callable[[Inputs], Any]) -> tuple[npt.NDArray[np.int32], list[str]]:
+        """By number a code that is equal where ``str`` of what is made is, and that text for every code; code 0: the empty list.
+
+        ``parts`` says of what ``make`` makes it: of numbers that are equal in these only one is asked.
+        """
+        texts = {"[]": 0}
+        if not has_inputs(self._batch):
+            return np.zeros(1, dtype=np.int32), list(texts)
+        codes, first = numbered(self._batch, parts, rows=self._first)
+        made = [texts.setdefault(str(make(self._inputs(row))), len(texts)) for row in first.tolist()]
+        return np.array(made or [0], dtype=np.int32)[codes], list(texts)
+
+    def text_ids(self, kind: InputKind) -> npt.NDArray[np.uint32]:
+        """By number, as the function of that name."""
+        return text_ids(self._batch, kind, self._first)
+
+    def _inputs(self, row: int) -> Inputs:
+        found = self._read.get(row)
+        if found is None:
+            found = self._read[row] = decoded(self._batch, row)
+        return found

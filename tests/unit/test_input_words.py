@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._tree import inputs as inputs_module
 from otel_torchprof._tree.input_words import (
     Input,
     InputKept,
@@ -24,7 +26,17 @@ from otel_torchprof._tree.input_words import (
     storages,
     text_ids,
 )
-from otel_torchprof._tree.inputs import concrete_inputs, kwinputs, shape_keys, texts_of
+from otel_torchprof._tree.inputs import (
+    DistinctInputs,
+    concrete_inputs,
+    input_dtypes,
+    input_shapes,
+    kwinputs,
+    shape_keys,
+    shapes_in,
+    types_in,
+    values_in,
+)
 
 NAMES = ["", "aten::f", "k", "Tensor", "a: b\nc: d", "TOP.m", "text"]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -129,17 +141,31 @@ def test_what_was_written_is_read(rows):
 def test_equal_numbers_mean_equal_texts(rows):
     """Rows have one number exactly where shapes, types or values read the same."""
     batch = batch_of(rows)
-    for parts, attribute in ((InputPart.SHAPES, "shape"), (InputPart.DTYPES, "type")):
-
-        def of(batch: Batch, row: int, name: str = attribute) -> list[Any]:
-            return [getattr(one, name) for one in decoded(batch, row).inputs]
-
-        keys, texts = texts_of(batch, parts, of)
-        assert [texts[key] for key in keys] == [str(of(batch, row)) for row in range(len(rows))]
+    distinct = DistinctInputs(batch)
+    for parts, read_again, make in (
+        (InputPart.SHAPES, input_shapes, shapes_in),
+        (InputPart.DTYPES, input_dtypes, types_in),
+        (InputPart.VALUES, concrete_inputs, values_in),
+    ):
+        codes, texts = distinct.texts(parts, make)
+        assert [texts[code] for code in codes[distinct.numbers]] == [
+            str(read_again(batch, row)) for row in range(len(rows))
+        ]
+        assert len(set(texts)) == len(texts)
+    strings = distinct.text_ids(InputKind.STRING)[distinct.numbers]
+    assert strings.tolist() == text_ids(batch, InputKind.STRING).tolist()
     keys, texts = shape_keys(batch)
-    assert len(set(texts)) == len(texts)
-    keys, texts = texts_of(batch, InputPart.VALUES, concrete_inputs)
-    assert [texts[key] for key in keys] == [str(concrete_inputs(batch, row)) for row in range(len(rows))]
+    assert [texts[key] for key in keys] == [str(input_shapes(batch, row)) for row in range(len(rows))]
+
+
+@given(ROWS)
+def test_equal_inputs_are_read_once(rows):
+    """Whatever is made of inputs, each that differ are read back once."""
+    with mock.patch.object(inputs_module, "decoded", wraps=decoded) as read:
+        distinct = DistinctInputs(batch_of(rows))
+        for parts in (InputPart.SHAPES, InputPart.DTYPES, InputPart.VALUES):
+            distinct.texts(parts, lambda _: [])
+    assert read.call_count <= len(set(distinct.numbers.tolist()))
 
 
 @given(ROWS)
