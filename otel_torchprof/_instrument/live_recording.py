@@ -16,6 +16,7 @@ from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
+from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -214,7 +215,8 @@ class LiveRecording:
         self._contexts.begin_drain(now)
         drained = self.sources.drain(SLICE_BYTES)
         watermark, final = drained.watermark, final and drained.is_last
-        batch = kept(drained, InputKept.INPUTS)  # and not what a profile that runs meanwhile asked for
+        # And not what a profile that runs meanwhile asked for.
+        batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
         if self.detail == "steps":  # somebody else may have hooks on every module
             batch = top_level_modules(batch)
         if not self.steps.begun and (self.steps.active or self._expects_steps()):

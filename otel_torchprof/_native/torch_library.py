@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from opentelemetry import context
@@ -61,7 +61,11 @@ class Requested(enum.IntFlag):
 class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
+    ever_requested: ClassVar[Requested] = Requested(0)
+    """What of inputs any of this process wanted: no session's records have more, but for the arguments of labels."""
+
     def __init__(self, functions: TorchFunctions, session: Session, requested: Requested) -> None:
+        Observation.ever_requested |= requested & ~Requested.DEVICES
         handle = functions.ffi.new("uint64_t *")
         self._parts = functions.lib, handle, os.getpid()
         self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted

@@ -199,7 +199,8 @@ class Recording:
             if self._batch is None:
                 drained = self._sources.decorated(self._sources.session.final_batch())
                 whole = with_waiting(drained, self._waiting, self.times())
-                self._batch = self._with_own_info(kept(whole, InputKept(int(self.options.info()))))
+                own = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
+                self._batch = self._with_own_info(own)
             return self._batch
 
     def _with_own_info(self, batch: Batch) -> Batch:

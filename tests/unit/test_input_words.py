@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._native.input_words import InputWords
 from otel_torchprof._tree import inputs as inputs_module
 from otel_torchprof._tree.input_words import (
     Input,
@@ -176,6 +177,23 @@ def test_the_first_row_of_each_number(rows):
     assert first.tolist() == [numbers.tolist().index(number) for number in range(len(first))]
     apart, _ = numbered(batch, InputPart.SHAPES, names=np.arange(len(rows)))
     assert apart.tolist() == list(range(len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("what", "written", "is_searched"),
+    [
+        (InputKept.INPUTS, InputKept.INPUTS, False),
+        (InputKept.INPUTS | InputKept.OVERLOADS, InputKept.INPUTS, False),
+        (InputKept.INPUTS, InputKept.INPUTS | InputKept.OVERLOADS, True),
+        (InputKept.OVERLOADS, InputKept.OVERLOADS, True),
+    ],
+)
+def test_rows_are_not_searched_for_what_nobody_wanted(what, written, is_searched):
+    """The words are looked through where somebody wanted more, and where inputs are not wanted, which labels have anyway."""
+    batch = batch_of([None, ([], None, True)])
+    with mock.patch.object(InputWords, "kept", return_value=None) as search:
+        left = kept(batch, what, written)
+    assert (search.call_count, left.kept, left.inputs is batch.inputs) == (is_searched, what, True)
 
 
 @given(ROWS, st.integers(0, 3).map(InputKept))
