@@ -6,12 +6,15 @@ before its children.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from otel_torchprof._process.heap import Arena
 
 Array = npt.NDArray[Any]
 _C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t *" for sign in "iu" for size in (1, 4, 8)}
@@ -67,6 +70,38 @@ def count_children(parent: Array, rows: int) -> npt.NDArray[np.int32]:
     parent = np.ascontiguousarray(parent, dtype=np.int32)
     lib.otp_count_children(len(parent), pointer(parent), pointer(children))
     return children
+
+
+class Display(NamedTuple):
+    """Rows of a tree that are on display, by position."""
+
+    parent: npt.NDArray[np.int32]
+    """Position of the parent, -1 for none."""
+    duration: npt.NDArray[np.int64]
+    self_time: npt.NDArray[np.int64]
+    """The duration less those of the children."""
+    children: npt.NDArray[np.int32]
+    """How many these are."""
+
+
+def display_tree(rows: Array | None, parent: Array, start: Array, end: Array, room: Arena) -> Display:
+    """How the rows at these positions stand to one another; without positions all, under the parents that they have.
+
+    ``parent``, ``start`` and ``end`` are by row.
+    """
+    count = len(parent) if rows is None else len(rows)
+    above = np.ascontiguousarray(parent, dtype=np.int32)
+    start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
+    made = Display(above, room.empty(count, np.int64), room.empty(count, np.int64), room.empty(count, np.int32))
+    columns: dict[str, Array] = {"parent": above, "start": start, "end": end, "duration": made.duration}
+    columns |= {"self_time": made.self_time, "children": made.children}
+    if rows is not None:
+        made = made._replace(parent=room.empty(count, np.int32))
+        columns |= {"rows": rows, "position": np.empty(len(parent), np.int32), "display_parent": made.parent}
+    native = ffi.new("otp_display *", {name: pointer(column) for name, column in columns.items()})
+    native.row_count, native.count = len(parent), count
+    lib.otp_display_tree(native)
+    return made
 
 
 def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.blocks import BLOCK, find
+from otel_torchprof._columns.blocks import find
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
-from otel_torchprof._native.loops import count_children, subtract_from_parents
+from otel_torchprof._native.loops import count_children, display_tree
 from otel_torchprof._process.heap import Arena
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ HIDDEN_NAMES: tuple[str, ...] = (
 STEP_PREFIX = "ProfilerStep#"
 STEP_KEY = "ProfilerStep*"
 """The one name under which torch lists all numbered steps."""
+
+
+_VIEW_BYTES = 24
+"""Of an event in a view, without its row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +98,12 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
+    display = display_tree(rows, parent, batch["start"], batch["end"], Arena(len(batch) * _VIEW_BYTES))
     if rows is None:
         rows = np.arange(len(batch), dtype=np.int32)
-    else:
-        parent = _renumbered(rows, parent, len(batch))
-    return _measured(batch, rows, parent, is_async if any_async else None, display_name)
+    if any_async:
+        display.self_time[is_async[rows]] = 0
+    return TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, display_name)
 
 
 def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
@@ -225,26 +230,3 @@ class _Picked:
     def __getitem__(self, positions: Array) -> Array:
         picked: Array = self.column[self.rows[positions]]
         return picked
-
-
-def _renumbered(rows: Array, parent: Array, total: int) -> npt.NDArray[np.int32]:
-    """Parents as positions among ``rows``; the roots' -1 reads the last entry, which stays -1."""
-    position = np.full(total + 1, -1, dtype=np.int32)
-    position[rows] = np.arange(len(rows), dtype=np.int32)
-    renumbered: npt.NDArray[np.int32] = position[parent[rows]]
-    return renumbered
-
-
-def _measured(batch: Batch, rows: Array, parent: Array, is_async: Array | None, display_name: Array) -> TreeView:
-    """Adds the times. Sums are integers, hence exact, and do not depend on the order of events."""
-    start, end, displayed = batch["start"], batch["end"], len(rows)
-    arena = Arena(displayed * 2 * np.dtype(np.int64).itemsize)
-    duration, self_time = arena.empty(displayed, np.int64), arena.empty(displayed, np.int64)
-    for begin in range(0, displayed, BLOCK):
-        block = rows[begin : begin + BLOCK]
-        np.subtract(end[block], start[block], out=duration[begin : begin + BLOCK])
-    self_time[:] = duration
-    subtract_from_parents(self_time, parent, duration)
-    if is_async is not None:
-        self_time[is_async[rows]] = 0
-    return TreeView(batch, rows, parent, duration, self_time, count_children(parent, displayed), display_name)

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from otel_torchprof._columns.blocks import BLOCK, find
 from otel_torchprof._native import loops
+from otel_torchprof._process.heap import Arena
 
 TIMES = st.integers(min_value=-(2**40), max_value=2**40)
 
@@ -49,6 +50,26 @@ def test_children_are_counted(forest):
     parent, *_ = forest
     expected = np.bincount(parent[parent >= 0], minlength=len(parent))
     np.testing.assert_array_equal(loops.count_children(parent, len(parent)), expected)
+
+
+@given(forests(), st.randoms())
+def test_rows_on_display(forest, random):
+    """Any rows in any order have their parents by position, times less those of their children, and the number of these."""
+    parent, start, end = forest
+    rows = np.array(random.sample(range(len(parent)), random.randint(0, len(parent))), dtype=np.int32)
+    found = loops.display_tree(rows, parent, start, end, Arena(0))
+    position = {row: place for place, row in enumerate(rows.tolist())}
+    above = [position.get(parent.item(row), -1) for row in rows.tolist()]
+    duration, inside = (end - start)[rows], np.array(above, dtype=np.int64) >= 0
+    own = duration.copy()
+    np.subtract.at(own, np.array(above, dtype=np.int64)[inside], duration[inside])
+    assert found.parent.tolist() == above
+    assert found.children.tolist() == [above.count(place) for place in range(len(rows))]
+    np.testing.assert_array_equal(found.duration, duration)
+    np.testing.assert_array_equal(found.self_time, own)
+    whole = loops.display_tree(None, parent, start, end, Arena(0))
+    np.testing.assert_array_equal(whole.parent, parent)
+    np.testing.assert_array_equal(whole.self_time, loops.self_times(parent, start, end))
 
 
 @given(arrays.arrays(np.uint64, st.integers(0, 20)), st.integers(0, 2**64 - 1))
