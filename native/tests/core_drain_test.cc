@@ -89,6 +89,26 @@ void pending_events_keep_their_columns() {
   }
 }
 
+// Rows with the same inputs share their words; all others have words of their own.
+void rows_share_the_words_of_equal_inputs() {
+  Session session(options(kPlenty, OTP_FULL_DROP_NEWEST, 1, 1));
+  const std::vector<int64_t> some = {1, OTP_INPUT_INT, 4}, longer = {1, OTP_INPUT_INT, 4, 4},
+                             others = {1, OTP_INPUT_INT, 5};
+  for (const std::vector<int64_t>* words : {&some, &others, &some, &longer, &others, &some}) {
+    otp_begin_args args = event("op", "op");
+    args.inputs = words->data();
+    args.input_words = static_cast<uint32_t>(words->size());
+    CHECK(api().begin(&args) != 0);
+    end("op");
+  }
+  session.stop();
+  Batch batch(session.drain());
+  CHECK_EQ(batch->input_word_count, 10u);
+  const std::vector<int64_t> found(batch->inputs, batch->inputs + batch->rows);
+  CHECK(found == (std::vector<int64_t>{0, 3, 0, 6, 3, 0}));
+  CHECK(std::equal(longer.begin(), longer.end(), batch->input_words + 6));
+}
+
 // Events that live drains cut anywhere come once each, with the parent and the end that they had.
 void live_drains_cut_anywhere() {
   Session session(here_only());
@@ -179,6 +199,7 @@ void a_stop_during_a_drain() {
 int main() {
   RUN_CLEAN(open_events_cross_drains);
   RUN_CLEAN(pending_events_keep_their_columns);
+  RUN_CLEAN(rows_share_the_words_of_equal_inputs);
   RUN_CLEAN(live_drains_cut_anywhere);
   RUN_CLEAN(two_drains_at_once_do_not_meet);
   RUN_CLEAN(a_stop_during_a_drain);

@@ -42,8 +42,9 @@ struct Words {
   Words keep(uint32_t kept) const {
     Words left{std::vector<int64_t>(words.size()), std::vector<int64_t>(offsets.size())};
     const otp_inputs inputs = get();
-    left.words.resize(otp_inputs_keep(&inputs, kept, left.words.data(), left.offsets.data()));
-    CHECK_EQ(otp_inputs_keep(&inputs, kept, nullptr, nullptr), left.words.size());
+    std::vector<int64_t> places(words.size(), -2), again = places;
+    left.words.resize(otp_inputs_keep(&inputs, kept, places.data(), left.words.data(), left.offsets.data()));
+    CHECK_EQ(otp_inputs_keep(&inputs, kept, again.data(), nullptr, nullptr), left.words.size());
     return left;
   }
 };
@@ -63,6 +64,19 @@ void rows_are_told_apart_by_what_is_asked() {
   CHECK(rows.number(OTP_PART_VALUES) == (Numbers{0, 0, 0, 1, 2, 3}));
   const std::vector<uint32_t> names{1, 1, 2, 1, 1, 1};
   CHECK(rows.number(OTP_PART_SHAPES, names.data()) == (Numbers{0, 0, 1, 2, 2, 2}));
+}
+
+// Rows that share words have one number, and share what is kept of them.
+void rows_may_share_words() {
+  Words rows;
+  rows.add({1, OTP_INPUT_INT, 4});
+  rows.add({1, kTensor | kFloat, 2, 3});
+  rows.offsets = {0, 3, 0, -1, 3};
+  CHECK(rows.number(OTP_PART_SHAPES | OTP_PART_VALUES) == (Numbers{0, 1, 0, 2, 1}));
+  const Words left = rows.keep(OTP_KEEP_INPUTS);
+  CHECK(left.words == rows.words);
+  CHECK(left.offsets == rows.offsets);
+  CHECK(rows.keep(OTP_KEEP_OVERLOADS).offsets == (std::vector<int64_t>(5, -1)));
 }
 
 void rows_without_inputs_are_alike() {
@@ -260,6 +274,7 @@ void types_have_torchs_names() {
 
 int main() {
   RUN(rows_are_told_apart_by_what_is_asked);
+  RUN(rows_may_share_words);
   RUN(rows_without_inputs_are_alike);
   RUN(elements_of_lists_are_values_and_have_no_shapes);
   RUN(many_numbers_fit);

@@ -127,6 +127,7 @@ int main() {
   RUN(sums_reach_every_parent);
   RUN(peaks_reach_every_parent);
   RUN(children_count_for_their_parents);
+  RUN(rows_on_display_have_parents_and_times);
   RUN(the_longest_sample_fits);
   RUN(the_longest_line_fits);
 }

@@ -50,7 +50,8 @@ class Averages:
     ) -> Averages:
         """Groups the events of a view; costs 15 ns per event and no memory that grows with them.
 
-        Each of ``splits`` holds a small number per event and splits the groups by it; any split sorts, at 85 ns per event.
+        Each of ``splits`` holds a small number per event and splits the groups by it; any split costs 10 ns per event, or sorts, at 85
+        ns, where there are many more numbers than events.
         Each of ``amounts`` is a column over the events that is added up too, in its own type; of each of ``peaks``, whose values
         are not negative, the largest is taken.
         As in torch, an operator and a label of the same name are two groups.
@@ -138,9 +139,9 @@ def _split(view: TreeView, groups: _Groups, splits: Sequence[Array]) -> tuple[Ar
     for split in splits:
         width = int(split.max(initial=0)) + 1
         if bound * width > _LARGEST:
-            used, codes = np.unique(codes, return_inverse=True)
+            used, codes = distinct(codes)
             bound = len(used)
         codes = codes * width + split
         bound *= width
-    used, codes = np.unique(codes, return_inverse=True)
+    used, codes = distinct(codes)
     return codes, len(used)

@@ -251,7 +251,8 @@ class Batch:
     names: Names
     threads: Sequence[Thread]
     inputs: npt.NDArray[np.int64] | None = None
-    """Inputs of the events, in words of 64 bits: those of a row begin at ``columns["inputs"][row]``. The format stands at
+    """Inputs of the events, in words of 64 bits: those of a row begin at ``columns["inputs"][row]``, and rows with the same inputs may share
+    them. The format stands at
     ``otp_input_kind`` in ``record_format.h``; ``dtype`` there is ``c10::ScalarType`` + 1, 0 where unknown."""
     kept: int = -1
     """What the inputs may hold: bits of ``otp_input_kept`` in ``inputs.h``, so that nobody looks for what nobody wanted."""

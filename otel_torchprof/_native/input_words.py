@@ -25,6 +25,9 @@ STORAGE = np.dtype(
 """``otp_storage``: memory that a tensor among a row's inputs is in, and which of the inputs that is."""
 
 
+_ALL_KEPT = 0xFFFFFFFF
+
+
 class InputWords:
     """Words and, per row, the offset among them, both int64 (``otp_inputs``)."""
 
@@ -65,15 +68,18 @@ class InputWords:
 
     def kept(self, what: int) -> tuple[Array, Array] | None:
         """New words and offsets with only that much of the inputs (``otp_input_kept``); None where that is all of them."""
-        size = lib.otp_inputs_keep(self._native, what, ffi.NULL, ffi.NULL)
-        if what and size == self._native.word_count:
+        size = self._keep(what)
+        if what and size == self._keep(_ALL_KEPT):
             return None
         words = np.empty(size, dtype=np.int64)
         offsets = np.empty(self._native.row_count, dtype=np.int64)
-        lib.otp_inputs_keep(
-            self._native, what, ffi.from_buffer("int64_t[]", words), ffi.from_buffer("int64_t[]", offsets)
-        )
+        self._keep(what, ffi.from_buffer("int64_t[]", words), ffi.from_buffer("int64_t[]", offsets))
         return words, offsets
+
+    def _keep(self, what: int, words: Any = ffi.NULL, offsets: Any = ffi.NULL) -> int:
+        places = np.full(self._native.word_count, -2, dtype=np.int64)
+        found: int = lib.otp_inputs_keep(self._native, what, ffi.from_buffer("int64_t[]", places), words, offsets)
+        return found
 
 
 def input_type_name(header: int) -> str:

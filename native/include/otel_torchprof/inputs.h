@@ -46,9 +46,10 @@ int64_t otp_inputs_number(const otp_inputs* inputs, const uint32_t* names, uint3
 void otp_inputs_texts(const otp_inputs* inputs, uint32_t kind, uint32_t* ids);
 
 /* Copies what is to be kept (bits of otp_input_kept) to `words`, which has room for as many as there are, and writes
- * where each row's then begin to `offsets`: -1 where nothing is left. No two rows may share words. Both null: counts
- * only. Returns the number of words. */
-uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* words, int64_t* offsets);
+ * where each row's then begin to `offsets`: -1 where nothing is left. Rows that shared words still do; words may
+ * overlap in no other way. Both null: counts only. `places` has room for one number per word, all -2. Returns the
+ * number of words. */
+uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* places, int64_t* words, int64_t* offsets);
 
 /* A storage that a row's inputs are in. */
 typedef struct {

@@ -143,7 +143,8 @@ typedef struct {
   int64_t* start;
   int64_t* end;
   int64_t* sequence_nr;
-  int64_t* inputs;   /* null when the session keeps none */
+  int64_t* inputs;   /* where their words begin: rows with the same may share them; -1: none; null when the session
+                        keeps none */
   uint32_t* context; /* null when the session does not follow contexts */
   uint32_t* name;
   int32_t* parent;

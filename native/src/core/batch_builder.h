@@ -39,6 +39,8 @@ class BatchBuilder {
   void add_outer(uint64_t row, uint64_t parent_id) { d_outer.push_back({row, parent_id}); }
   uint64_t outer_parent(uint64_t row) const;
   void add_open(const Open& open) { d_open.push_back(open); }
+  // Where these words are from now on: rows with the same inputs share them, as far as they are remembered.
+  int64_t add_inputs(const int64_t* words, uint64_t count);
   void add_memory(const otp_record_memory& record, int64_t time, uint64_t event, uint32_t thread);
   // Takes rows out, once; their children keep the id of their parent as an outer one. `rows` ascending.
   void remove_rows(const std::vector<uint64_t>& rows);
@@ -52,8 +54,13 @@ class BatchBuilder {
   void place(const otp_column& column, uint64_t entries);
   void close_gaps(const std::vector<uint64_t>& rows);
 
+  struct Words {
+    uint64_t offset, count;
+  };
+
   otp_batch* d_batch;
-  uint64_t d_used = 0;  // bytes of its block
+  std::vector<Words> d_written;  // by hash, the last that were written; empty without inputs
+  uint64_t d_used = 0;           // bytes of its block
   std::vector<otp_thread> d_threads;
   std::vector<Outer> d_outer;
   std::vector<Open> d_open;

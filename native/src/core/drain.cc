@@ -32,8 +32,8 @@ void ThreadDecode::restore_pending() {
     d_batch.flags[row] = event.flags;
     if (d_batch.context != nullptr) d_batch.context[row] = event.context;
     restore_parent(row, event.parent);
-    if (!event.inputs.empty()) inputs(reinterpret_cast<const uint8_t*>(event.inputs.data()), event.inputs.size(), 0);
-    d_state.open.push_back({event.index, row});
+    d_state.open.push_back({event.index, row, 0});
+    inputs(event.inputs.data(), event.inputs.size(), 0);
   }
   d_state.pending.clear();
 }
@@ -98,17 +98,16 @@ void ThreadDecode::begin(const otp_record_begin& record) {
   } else if (record.parent != 0 && record.parent <= index) {
     set_parent(row, index - record.parent);
   }
-  d_state.open.push_back({index, row});
+  d_state.open.push_back({index, row, 0});
 }
 
-void ThreadDecode::inputs(const uint8_t* at, uint64_t words, uint8_t flags) {
+void ThreadDecode::inputs(const int64_t* words, uint64_t count, uint8_t flags) {
   if (d_batch.inputs == nullptr) return;
   uint64_t row = d_batch.rows - 1;
   d_batch.flags[row] |= flags;
-  if (words == 0) return;
-  d_batch.inputs[row] = static_cast<int64_t>(d_batch.input_word_count);
-  std::memcpy(d_batch.input_words + d_batch.input_word_count, at, words * sizeof(int64_t));
-  d_batch.input_word_count += words;
+  if (count == 0) return;
+  d_batch.inputs[row] = d_builder.add_inputs(words, count);
+  if (!d_state.open.empty() && d_state.open.back().row == row) d_state.open.back().input_words = count;
 }
 
 void ThreadDecode::memory(const otp_record_memory& record) {
@@ -225,7 +224,7 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
     std::memcpy(&whole, at, sizeof whole);
     memory(whole);
   } else if (head.kind == OTP_RECORD_INPUTS && ours && d_last_begin_ours) {
-    inputs(at + sizeof head, head.ticks, head.detail);
+    inputs(reinterpret_cast<const int64_t*>(at + sizeof head), head.ticks, head.detail);
   } else if (head.kind == OTP_RECORD_LOSS && ours) {
     d_state.mark_loss = true;
   } else if (head.kind == OTP_RECORD_CONTEXT && ours) {
@@ -275,16 +274,9 @@ void ThreadDecode::keep_open(std::vector<uint64_t>* rows) {
                        d_batch.scope[row],
                        d_batch.flags[row],
                        {}};
-    if (d_batch.inputs != nullptr && d_batch.inputs[row] >= 0) {
-      // The words of one event end where the next event's begin; its own count would have to be parsed.
+    if (open.input_words != 0) {
       const int64_t* words = d_batch.input_words + d_batch.inputs[row];
-      uint64_t end = d_batch.input_word_count;
-      for (uint64_t later = row + 1; later < d_batch.rows; ++later) {
-        if (d_batch.inputs[later] < 0) continue;
-        end = static_cast<uint64_t>(d_batch.inputs[later]);
-        break;
-      }
-      event.inputs.assign(words, static_cast<const int64_t*>(d_batch.input_words) + end);
+      event.inputs.assign(words, words + open.input_words);
     }
     d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name, d_thread_index,
                         d_batch.kind[row], d_batch.scope[row]});

@@ -43,6 +43,7 @@ struct ThreadDecoder {
   struct Open {
     uint64_t index;
     uint64_t row;
+    uint64_t input_words;
   };
   uint64_t next_index = 0;
   int64_t last_ns = 0;     // of its records: later ones are not earlier, whatever was learnt of the clock since
@@ -90,7 +91,7 @@ class ThreadDecode {
   bool is_behind_cut(const uint8_t* at, uint32_t left) const;
   void begin(const otp_record_begin& record);
   void memory(const otp_record_memory& record);
-  void inputs(const uint8_t* at, uint64_t words, uint8_t flags);
+  void inputs(const int64_t* words, uint64_t count, uint8_t flags);
   void end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type);
   void end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
   int64_t next_ns(uint64_t ticks) { return d_state.last_ns = std::max(d_state.last_ns, d_clock.unix_ns(ticks)); }

@@ -255,13 +255,42 @@ class Storages {
   uint64_t d_size = 0;
 };
 
+// In the places of otp_inputs_keep: words that no row was seen to have.
+constexpr int64_t kUnknown = -2;
+
+// Hashes of rows; those that share their words with one of the last others take a look instead of a walk.
+class Hashes {
+ public:
+  Hashes(const otp_inputs& inputs, uint32_t parts) : d_inputs(inputs), d_parts(parts), d_known(kKnown) {}
+
+  uint64_t of(uint64_t row) {
+    const int64_t offset = d_inputs.offsets[row];
+    if (offset < 0) return hash_of(d_inputs, row, d_parts);
+    Known& known = d_known[static_cast<uint64_t>(offset) % kKnown];
+    if (known.offset != offset) known = {offset, hash_of(d_inputs, row, d_parts)};
+    return known.hash;
+  }
+
+ private:
+  struct Known {
+    int64_t offset = -1;
+    uint64_t hash = 0;
+  };
+  static constexpr uint64_t kKnown = 4096;
+
+  const otp_inputs& d_inputs;
+  uint32_t d_parts;
+  std::vector<Known> d_known;
+};
+
 }  // namespace
 
 extern "C" int64_t otp_inputs_number(const otp_inputs* inputs, const uint32_t* names, uint32_t parts,
                                      int32_t* numbers) try {
   Numbers found;
+  Hashes hashes(*inputs, parts);
   for (uint64_t row = 0; row < inputs->row_count; ++row) {
-    uint64_t hash = hash_of(*inputs, row, parts);
+    const uint64_t hash = hashes.of(row);
     numbers[row] = found.number_of(names == nullptr ? hash : mixed(hash, names[row]));
   }
   return found.size();
@@ -274,13 +303,18 @@ extern "C" void otp_inputs_texts(const otp_inputs* inputs, uint32_t kind, uint32
     ids[row] = inputs->offsets[row] < 0 ? 0 : text_of(*inputs, row, kind);
 }
 
-extern "C" uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* words, int64_t* offsets) {
+extern "C" uint64_t otp_inputs_keep(const otp_inputs* inputs, uint32_t kept, int64_t* places, int64_t* words,
+                                    int64_t* offsets) {
   uint64_t size = 0;
   for (uint64_t row = 0; row < inputs->row_count; ++row) {
-    bool has_words = inputs->offsets[row] >= 0 && static_cast<uint64_t>(inputs->offsets[row]) < inputs->word_count;
-    uint64_t written = has_words ? keep_row(*inputs, row, kept, behind(words, size)) : 0;
-    if (offsets != nullptr) offsets[row] = written != 0 ? static_cast<int64_t>(size) : -1;
-    size += written;
+    const int64_t offset = inputs->offsets[row];
+    const bool has_words = offset >= 0 && static_cast<uint64_t>(offset) < inputs->word_count;
+    if (has_words && places[offset] == kUnknown) {
+      const uint64_t written = keep_row(*inputs, row, kept, behind(words, size));
+      places[offset] = written != 0 ? static_cast<int64_t>(size) : -1;
+      size += written;
+    }
+    if (offsets != nullptr) offsets[row] = has_words ? places[offset] : -1;
   }
   return size;
 }
