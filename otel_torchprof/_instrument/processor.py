@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .live_recording import Drained, LiveRecording
 
     _Figures = tuple[str, int, int, int, int]
-    """Of a span of the application: its name, when it began and ended (Unix ns), its id and that of its parent, 0 for one elsewhere."""
+    """Of a span of the application: its name, as it was given, when it began and ended (Unix ns), its id and that of its parent, 0 for one elsewhere."""
     _Ended = tuple[int, _Figures | None, ReadableSpan | None]
     """When a span ended, what averages need of it, and the span itself where an exporter takes it."""
 
@@ -337,7 +337,7 @@ class TorchSpanProcessor(SpanProcessor):
         for name, start, end, span_id, parent_id in ended:
             duration = max(end - start, 0)  # the SDK reads a wall clock that may have been set back
             own = duration - self._child_times.pop(span_id, 0)
-            self.averages.add_span(name, duration, max(own, 0))
+            self.averages.add_span(_text_of(name), duration, max(own, 0))
             if parent_id:
                 self._child_times[parent_id] = self._child_times.get(parent_id, 0) + duration
         while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
@@ -361,7 +361,15 @@ def _figures(span: ReadableSpan) -> _Figures | None:
     context, parent, start, end = span.context, span.parent, span.start_time, span.end_time
     if context is None or start is None or end is None:
         return None
-    return str(span.name), start, end, context.span_id, 0 if parent is None or parent.is_remote else parent.span_id
+    return span.name, start, end, context.span_id, 0 if parent is None or parent.is_remote else parent.span_id
+
+
+def _text_of(name: object) -> str:
+    """The SDK takes any object for a name; the text of one may be somebody's code, which is run on the drain's thread."""
+    try:
+        return str(name)
+    except Exception:  # noqa: BLE001 - whatever it raises, the events of this drain are not lost by it
+        return f"({type(name).__name__})"
 
 
 def _check_exporters(exporters: Sequence[SpanExporter]) -> None:

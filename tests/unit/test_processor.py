@@ -124,6 +124,24 @@ def test_spans_of_the_application_that_wait_are_nothing_to_the_garbage_collector
     provider.shutdown()
 
 
+def test_a_name_that_raises_harms_nobody(recording, exporter):
+    """A span may be named by any object: where its text is an error, ending it is none, and nothing that was recorded is lost."""
+
+    class Name:
+        def __str__(self):
+            raise ValueError("no text")
+
+    processor = attached(recording, exporter)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    provider.get_tracer("test").start_span(Name()).end()
+    recording.waiting.append((Event("mm", 0, 10),))
+    assert processor.force_flush()
+    assert names(exporter) == ["mm"]
+    assert [average.key for average in processor.key_averages()] == ["(Name)"]
+    provider.shutdown()
+
+
 @pytest.mark.parametrize(("sdk_spans", "expected"), [(None, []), (False, []), (True, ["request"])])
 def test_spans_of_the_application_are_sent_only_where_asked(recording, exporter, sdk_spans, expected):
     """By default an exporter gets torch's spans only: the application's own processor sends the others."""
