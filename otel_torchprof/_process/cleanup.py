@@ -58,13 +58,22 @@ def _logged() -> Iterator[None]:
         _logger.warning("a recording was not stopped whole", exc_info=True)
 
 
+def _was_cut_off(error: RecursionError) -> bool:
+    """Whether the stack was nearly full before, and it is not the function that has filled it."""
+    depth, at = 0, error.__traceback__
+    while at is not None:
+        depth, at = depth + 1, at.tb_next
+    return depth < sys.getrecursionlimit() // 2
+
+
 class CleanupStack:
     """Functions that undo what an owner has started, called in reverse order by :meth:`close`.
 
     A ``KeyboardInterrupt`` can end a stop between any two instructions, a ``RecursionError`` at any call where the stack is nearly
     full, and in a finalizer Python swallows both. So a function stays on its stack until it has returned, or raised another
-    ``Exception``; one that was cut off is called again by the next :meth:`close`, by :func:`close_due` and at exit. Functions therefore have to be idempotent. The stack closes by itself when the
-    owner is garbage collected, if no function refers to it. In a forked child all stacks are empty.
+    ``Exception``; one that was cut off is called again by the next :meth:`close`, by :func:`close_due` and at exit. Functions
+    therefore have to be idempotent. The stack closes by itself when the owner is garbage collected, if no function refers to it.
+    In a forked child all stacks are empty.
 
     Thread-safe. A second thread that closes waits for the first, unless it is inside another close or a start
     (:func:`without_waiting`): a finalizer runs anywhere, also where a lock is held that the first thread waits for.
@@ -127,9 +136,9 @@ class CleanupStack:
             function = self._functions[-1]
             try:
                 function()
-            except RecursionError:
-                raise
             except Exception as error:  # noqa: BLE001 - the others are to be called all the same
+                if isinstance(error, RecursionError) and _was_cut_off(error):
+                    raise
                 errors.append(error)
             with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
                 self._functions.remove(function)

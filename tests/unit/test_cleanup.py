@@ -247,6 +247,25 @@ def test_stop_without_room_on_the_stack_is_completed_by_the_next():
     assert cut_off > 0
 
 
+def test_a_function_that_fills_the_stack_by_itself_is_not_called_again():
+    """Its RecursionError is one like any other: those pushed before it are called, and then it is raised, once."""
+
+    def endless():
+        return endless()
+
+    class Owner:
+        pass
+
+    owner, called = Owner(), []
+    stack = CleanupStack(owner)
+    stack.push(lambda: called.append("first"))
+    stack.push(endless)
+    with pytest.raises(RecursionError):
+        stack.close()
+    assert called == ["first"]
+    assert stack.is_empty
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_stop_when_a_trace_is_ready(steps):
     """What is called when a trace is ready may stop the profile; it is called once for each trace."""
