@@ -144,7 +144,7 @@ void begin_marked(uint64_t number, uint32_t consumer) {
 void marked_calls_are_listed_once() {
   Session session;
   uint32_t consumer = otp_session_consumer(session);
-  const void* keys[OTP_MAX_DEPTH];
+  uintptr_t keys[10];
   CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
   begin_marked(1, consumer);
   begin("operator");
@@ -152,9 +152,9 @@ void marked_calls_are_listed_once() {
   begin_marked(3, consumer);
   begin_marked(4, consumer);
   CHECK_EQ(api().unmark_frames(kMark, 2, keys), 2u);
-  CHECK(keys[0] == key(3) && keys[1] == key(4));
+  CHECK(keys[0] == 16 * 3 && keys[1] == 16 * 4);
   CHECK_EQ(api().unmark_frames(kMark, 10, keys), 1u);
-  CHECK(keys[0] == key(1));
+  CHECK_EQ(keys[0], 16u);
   CHECK_EQ(api().end_frame(marked(4), 0), 0);
   for (uint64_t number : {4, 3, 2, 1}) CHECK_EQ(api().end_frame(key(number), 0), 1);
   CHECK_EQ(end("operator"), 1);
@@ -175,7 +175,7 @@ void marked_calls_end_elsewhere() {
     CHECK_EQ(api().end_marked_frames(kMark, here), 0u);
     CHECK_EQ(api().end_marked_frames(kMark, here + 1000), 0u);
   }).join();
-  const void* keys[OTP_MAX_DEPTH];
+  uintptr_t keys[10];
   CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
   CHECK_EQ(api().end_frame(marked(3), 0), 0);
   CHECK_EQ(api().end_frame(key(1), 0), 1);

@@ -124,13 +124,12 @@ uint32_t newcomers_of(const ThreadCalls& thread) {
   return found;
 }
 
-// (Its memory on the stack is no part of what calls it.)
 __attribute__((noinline)) void list_unlisted(ThreadCalls& thread) {
   std::vector<uintptr_t>& open = thread.open;
-  if (open.capacity() - open.size() < OTP_MAX_DEPTH) open.reserve(2 * open.size() + OTP_MAX_DEPTH);
-  const void* keys[OTP_MAX_DEPTH];
-  uint32_t count = g_api->unmark_frames(kUnlisted, thread.unlisted, keys);
-  for (uint32_t i = 0; i < count; ++i) open.push_back(reinterpret_cast<uintptr_t>(keys[i]));
+  size_t listed = open.size();
+  if (open.capacity() - listed < OTP_MAX_DEPTH) open.reserve(2 * listed + OTP_MAX_DEPTH);
+  open.resize(listed + thread.unlisted);  // no array on the stack, of which a thread may have little
+  open.resize(listed + g_api->unmark_frames(kUnlisted, thread.unlisted, open.data() + listed));
   thread.unlisted = 0;
 }
 
