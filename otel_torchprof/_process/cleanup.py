@@ -136,7 +136,7 @@ class CleanupStack:
             function = self._functions[-1]
             try:
                 function()
-            except Exception as error:  # noqa: BLE001 - the others are to be called all the same
+            except Exception as error:
                 if isinstance(error, RecursionError) and _was_cut_off(error):
                     raise
                 errors.append(error)
