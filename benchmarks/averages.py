@@ -22,7 +22,7 @@ def measure(settings: Settings) -> list[Row]:
         {KINETO: lambda: _averages(kineto, shapes=True), OURS: lambda: _averages(ours, shapes=True)}, rounds
     )
     events = in_turn({KINETO: _all_events, OURS: _touch}, rounds)
-    limit = {OURS: Budget(KINETO, 1 / 200)}
+    limit = {OURS: Budget(KINETO, 1 / 250)}
     return [
         *rows("stop to key_averages(), per event", "ns", averages, limit),
         *rows("the same by input shapes", "ns", shapes),

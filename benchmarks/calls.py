@@ -133,7 +133,7 @@ def _floors() -> dict[str, Recorder]:
 def _budgets() -> list[Budget]:
     if HAS_MONITORING:
         return [Budget(CPROFILE, 0.6)]
-    return [*([Budget(KINETO, 0.55)] if HAS_TORCH else []), Budget(VIZTRACER, 0.8)]
+    return [*([Budget(KINETO, 0.57)] if HAS_TORCH else []), Budget(VIZTRACER, 0.66)]
 
 
 class _Filter(NamedTuple):

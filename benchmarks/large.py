@@ -28,7 +28,7 @@ _CEILING = 128 << 20
 """What the second profile may hold: an eighth of what would be there."""
 _ROUNDS = 3
 _STAGES = {
-    "stop to key_averages() with shapes recorded, per event": Budget(KINETO, 1 / 200),
+    "stop to key_averages() with shapes recorded, per event": Budget(KINETO, 1 / 250),
     "the same by input shapes": None,
     "table() of all averages": None,
     "Chrome JSON with shapes, per event": Budget(KINETO, 1 / 4),
