@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Beside an operator's own work the code that records it is in no cache: without gaps for alignment it takes fewer lines, and a
-# begin and an end 26 ns instead of 31 beyond an empty callback (additions in C++, means of the medians of five processes each).
+# begin and an end 26 ns instead of 31 beyond an empty callback (additions in C++, means of the medians of four and eight processes).
 _PACKED = ("-falign-functions=64", "-falign-jumps=1", "-falign-loops=1", "-falign-labels=1")
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-plt", *_PACKED)
 """-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading
