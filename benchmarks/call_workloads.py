@@ -48,7 +48,7 @@ def tree(count: int) -> None:
 def calls_of(work: Callable[[int], object]) -> int:
     """How many calls one of these makes each time, as Python's own ``sys.setprofile`` counts them.
 
-    A comprehension is a call before Python 3.12; each time that a generator goes on is one, too.
+    A comprehension is a call before Python 3.12; each time that a generator continues is one, too.
     """
     counts = []
     for times in (1, 2):

@@ -46,7 +46,7 @@ class _Work(NamedTuple):
 _WORKS = (
     _Work("an empty Python function", workloads.empty_calls),
     _Work("a C function", workloads.c_calls),
-    _Work("a generator that goes on", workloads.generators),
+    _Work("a generator that continues", workloads.generators),
     _Work("a tree of calls", workloads.tree),
 )
 

@@ -35,7 +35,7 @@ SUBJECTS = (
     "large",
     "delivery",
     "instrumented",
-    "left_on",
+    "always_on",
     "tails",
     "soak",
     "outage",

@@ -49,7 +49,7 @@ DEVICE_TESTS = ["tests/torch/test_device_times.py", "tests/torch/test_device_tro
 LEFT_OUT = ("fake_tensors", "inductors_code", "language_model", "two_hundred_thousand", "torch_may_come_later")
 """Minutes of Python's in torch, or of a compiler's, or as many events as tests of memory have."""
 TSAN_LEFT_OUT = ("fork", "torchrun")
-"""TSan's own threads do not survive a fork, and gloo's and those of torchrun's store race in what is not instrumented."""
+"""Tests that fork, and those of collectives: threads of gloo and of torchrun's store race in code that is not instrumented."""
 FLAVOURS = {
     "asan": ("address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all", ("libasan.so", "libubsan.so"), LEFT_OUT),
     "tsan": ("thread", ("libtsan.so",), (*LEFT_OUT, *TSAN_LEFT_OUT)),

@@ -63,7 +63,9 @@ def _fewer_attributes(table: SpanTable, most: int) -> SpanTable:
 
 
 def _fewer_links(table: SpanTable, most: int) -> SpanTable:
-    rows = np.ascontiguousarray(table.links["row"])
+    rows = np.ascontiguousarray(
+        table.links["row"]
+    )  # ascending: of more than so many, one has its equal so many places before it
     if (rows[most:] != rows[: len(rows) - most]).all():
         return table
     before_it = np.arange(len(rows)) - np.searchsorted(rows, rows)

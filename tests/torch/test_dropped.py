@@ -47,10 +47,10 @@ def test_a_profile_that_has_ended_goes_with_its_last_reference(arguments, read):
         second.step()
     if read:
         second.key_averages()
-    gone = weakref.ref(second)
+    reference = weakref.ref(second)
     gc.disable()
     try:
         del second, first
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()

@@ -349,8 +349,8 @@ typedef struct {
   int (*end_frame)(const void* key, uint8_t flags);
 
   /* A source need not list the calls that it begins inline (recorder_hot.h): where it gives each a key with one bit,
-   * its mark, the recorder's stack lists them. unmark_frames tells of those that are open on the calling thread, of
-   * which there are at most `most`: the keys, from the top-level call on, without the mark, as they are from then on.
+   * its mark, the recorder's stack lists them. unmark_frames lists those that are open on the calling thread, of
+   * which there are at most `most`: their keys, from the top-level call on, without the mark, as they are from then on.
    * `keys` has room for `most`. Returns how many. end_marked_frames ends those of another thread, on which none
    * begins or ends meanwhile: how many. */
   uint32_t (*unmark_frames)(uint64_t mark, uint32_t most, uintptr_t* keys);

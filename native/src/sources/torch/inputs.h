@@ -26,8 +26,8 @@ constexpr uint32_t kMaxInputWords = OTP_CHUNK_BYTES / sizeof(int64_t) - 128;
 // Of which tensors sizes are written.
 enum class Tensors {
   kPlain,         // those that have all in themselves; with any other the inputs do not fit
-  kAny,           //
-  kWithStorages,  // and where they lie
+  kAny,           // of all that have some
+  kWithStorages,  // of those, and where they lie
 };
 
 // Writes the words of one operator to where the caller says, at most so many and at least one. An input that does not

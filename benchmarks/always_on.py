@@ -67,7 +67,7 @@ def measure(settings: Settings) -> list[Row]:
             run = functools.partial(_run, work, _SECONDS / (5 if settings.quick else 1))
             added = in_abba(run, contestants, settings.rounds_or(usual), percent=True)
             limits = budget if what.startswith("GPT") else {}
-            table += rows(f"{what}, left on, mean", "%", added, limits)
+            table += rows(f"{what}, always on, mean", "%", added, limits)
         meters.shutdown()
         tracers.shutdown()
     return table
