@@ -27,6 +27,9 @@ class Kind(enum.IntEnum):
     """The forward pass of a module, reported by torch's module hooks; its name is the module's full name in its root."""
     FRAME = 4
     """A call of a Python or C function, or a pause of Python's garbage collector."""
+    PHASE = 5
+    """A phase of a training loop, see :class:`~otel_torchprof._columns.phases.Part`: its part is in ``fwd_thread``, its object in
+    ``sequence_nr``."""
 
 
 MEMORY_KIND = 255

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._tree.span_table import STEP_NAME
 
@@ -67,6 +68,8 @@ class StepSpan:
     job: tuple[int, int] | None = None
     """Trace and span id of the section of the job that it began in."""
     name: str = STEP_NAME
+    segment: Segment | None = None
+    """What it is of the training job; None of what is no segment of it."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """Of its own."""
     is_detailed: bool = True
@@ -129,6 +132,7 @@ class Step:
     start: int
     end: int | None = None
     name: str = STEP_NAME
+    segment: Segment = Segment.STEP
     starts_earlier: bool = False
     """It is the first: only its end is known, and what is placed next shows when it began."""
     trace: Trace | None = None
@@ -329,6 +333,7 @@ class Steps:
         is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
         span_id = trace.span_id if is_free else self._new_span_id()
         made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
+        made.segment = step.segment
         made.job = None if made.is_enclosed else step.job
         made.is_detailed = self._selects(step.number, trace.trace_id)
         return made

@@ -57,7 +57,8 @@ enum otp_event_kind {
   OTP_EVENT_LABEL = 2,
   OTP_EVENT_MODULE = 3,
   OTP_EVENT_FRAME = 4, /* a call of a Python or a C function */
-  OTP_EVENT_KINDS = 5, /* one more than the last */
+  OTP_EVENT_PHASE = 5, /* of a training loop; fwd_thread: which part of it, sequence_nr: the object that it is of */
+  OTP_EVENT_KINDS = 6, /* one more than the last */
 };
 
 /* Event flags: column `flags`; END, ERROR_END and INPUTS carry those that they know of. */

@@ -1,0 +1,110 @@
+"""Phases: what a training loop does, one after another, as a closed set of names."""
+
+from __future__ import annotations
+
+import enum
+
+PHASE_PREFIX = "torch.phase."
+"""Names of the events and spans of phases begin with it."""
+
+
+class Part(enum.IntEnum):
+    """Which call a phase is (column ``fwd_thread`` of events of kind PHASE; the object that it is of is in ``sequence_nr``)."""
+
+    NEXT = 1
+    """A loader was asked for a batch; the object is its dataset."""
+    FORWARD = 2
+    """A root module was called with gradients enabled; the object is that module."""
+    INFERENCE = 3
+    """A root module was called without gradients."""
+    EVALUATION = 4
+    """The same, in ``eval()``, of one that was called with gradients before."""
+    BACKWARD = 5
+    """The autograd engine ran."""
+    RECOMPUTATION = 6
+    """Activation checkpointing ran a part of the forward pass again, inside a backward pass."""
+    STEP = 7
+    """A step of an optimizer; the object is that optimizer."""
+    SCALER_STEP = 8
+    """``GradScaler.step``, which may skip its optimizer; the object is the scaler."""
+    SCALER_UPDATE = 9
+    """``GradScaler.update``; the object is the scaler."""
+    UNSCALE = 10
+    """``GradScaler.unscale_``; the object is the scaler."""
+    CLIPPING = 11
+    """Gradients were clipped, or their norm was computed."""
+    ZEROING = 12
+    """``Optimizer.zero_grad``; the object is the optimizer."""
+    SAVE = 13
+    """A file was written by ``torch.save`` and the like."""
+    COLLECTIVE = 14
+    """The thread waited for other ranks."""
+    COMPILATION = 15
+    """``torch.compile`` compiled."""
+    COLLECTION = 16
+    """Python's garbage collector ran."""
+    DEVICE_WAIT = 17
+    """The thread waited for a device."""
+
+    @property
+    def phase(self) -> str:
+        """The phase that it is a part of: one of :data:`PHASES`."""
+        return _PHASE_OF[self]
+
+    @property
+    def event_name(self) -> str:
+        """The name of its events."""
+        return PHASE_PREFIX + _PHASE_OF[self]
+
+
+PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "inference",
+    "evaluation",
+    "checkpoint",
+    "collective",
+    "compile",
+    "gc",
+    "device_wait",
+)
+"""The closed set, in the order in which they are listed."""
+
+UNATTRIBUTED = "unattributed"
+"""The part of a step that is in no phase."""
+
+_PHASE_OF = {
+    Part.NEXT: "data",
+    Part.FORWARD: "forward",
+    Part.INFERENCE: "inference",
+    Part.EVALUATION: "evaluation",
+    Part.BACKWARD: "backward",
+    Part.RECOMPUTATION: "backward",
+    Part.STEP: "optimizer",
+    Part.SCALER_STEP: "optimizer",
+    Part.SCALER_UPDATE: "optimizer",
+    Part.UNSCALE: "optimizer",
+    Part.CLIPPING: "optimizer",
+    Part.ZEROING: "optimizer",
+    Part.SAVE: "checkpoint",
+    Part.COLLECTIVE: "collective",
+    Part.COMPILATION: "compile",
+    Part.COLLECTION: "gc",
+    Part.DEVICE_WAIT: "device_wait",
+}
+
+
+class Segment(enum.Enum):
+    """What a segment of a training job is; steps are numbered, the others stand between them."""
+
+    STEP = "training"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    SETUP = "setup"
+
+    @property
+    def span_name(self) -> str:
+        """The name of the spans that stand for such segments."""
+        return "torch.step" if self is Segment.STEP else f"torch.{self.value}"
