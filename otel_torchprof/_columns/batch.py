@@ -226,6 +226,10 @@ class OpenEvents:
     """Indices into ``Batch.threads``: where they began."""
     scope: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     """``at::RecordScope``: see :class:`~otel_torchprof._columns.schema.Scope`."""
+    fwd_thread: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """As in the column."""
+    sequence_nr: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """As in the column."""
 
     def __len__(self) -> int:
         return len(self.id)

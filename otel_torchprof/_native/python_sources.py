@@ -6,21 +6,39 @@ from .ffi import Label, python_sources
 
 __all__ = [
     "Label",
+    "after_roots",
     "errors",
     "follow_modules",
+    "follow_phases",
+    "in_graph",
     "leave_modules",
     "module_begin",
     "module_end",
+    "optimizer_begin",
+    "optimizer_end",
+    "phase_begin",
+    "phase_collection",
+    "phase_end",
+    "root_hooks",
     "set_context_resolver",
     "show_labels",
     "traced",
 ]
 
+after_roots = python_sources.after_roots
 errors = python_sources.errors
 follow_modules = python_sources.follow_modules
+follow_phases = python_sources.follow_phases
+in_graph = python_sources.in_graph
 leave_modules = python_sources.leave_modules
 module_begin = python_sources.module_begin
 module_end = python_sources.module_end
+optimizer_begin = python_sources.optimizer_begin
+optimizer_end = python_sources.optimizer_end
+phase_begin = python_sources.phase_begin
+phase_collection = python_sources.phase_collection
+phase_end = python_sources.phase_end
+root_hooks = python_sources.root_hooks
 set_context_resolver = python_sources.set_context_resolver
 show_labels = python_sources.show_labels
 traced = python_sources.traced

@@ -8,10 +8,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native import frames
+from otel_torchprof._columns.phases import Part
+from otel_torchprof._native import frames, python_sources
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._tree.compiled import BREAK_PREFIX, COMPILATION_PREFIX
 
+from . import root_modules
 from .labels import record_function
 from .source import Source
 
@@ -88,6 +90,8 @@ class _SharedCallbacks:
 
     def _begin(self, *reported: Any) -> None:
         """Dynamo calls at the beginning of a compilation, and not for one inside another; older ones tell no number."""
+        root_modules.shared.end_search()  # what is compiled beside its hook would be compiled again without it
+        python_sources.phase_begin(Part.COMPILATION, None)
         self._breaks = len(_reasons())
         self._open = record_function(
             f"{COMPILATION_PREFIX}{getattr(reported[0], 'compile_id', '?') if reported else '?'}"
@@ -107,6 +111,7 @@ class _SharedCallbacks:
         except Exception:  # the program's compilation continues
             _logger.warning("graph breaks were not recorded", exc_info=True)
         compilation.__exit__(None, None, None)
+        python_sources.phase_end(Part.COMPILATION, None, None)
 
 
 def _record_break(reason: Any) -> None:

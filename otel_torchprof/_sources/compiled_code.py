@@ -143,6 +143,36 @@ def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
     when_imported("torch._dynamo", teach)
 
 
+def read_as_true(function: Callable[[], bool]) -> None:
+    """Lets dynamo read a built-in function, which is false wherever it is called, as one that is true."""
+
+    def teach(dynamo: Any) -> None:
+        dynamo.substitute_in_graph(function, skip_signature_check=True)(_true)
+
+    when_imported("torch._dynamo", teach)
+
+
+def leave_hooks_out_of_torchscript(*hooks: Callable[..., None]) -> None:
+    """Lets TorchScript compile modules without these hooks of theirs, which it would compile too."""
+
+    def teach(recursive: Any) -> None:
+        get_hook_stubs = recursive.get_hook_stubs
+
+        def get_other_stubs(module: Any) -> Any:
+            own = {name: getattr(module, name) for name in ("_forward_hooks", "_forward_pre_hooks")}
+            for name, found in own.items():
+                others = type(found)((key, hook) for key, hook in found.items() if hook not in hooks)
+                module.__dict__[name] = others
+            try:
+                return get_hook_stubs(module)
+            finally:
+                module.__dict__.update(own)
+
+        recursive.get_hook_stubs = get_other_stubs
+
+    when_imported("torch.jit._recursive", teach)
+
+
 def leave_uncompiled(*names: str) -> None:
     """Lets dynamo leave the functions of these modules alone, of which some run in the middle of a compiled call.
 
@@ -178,3 +208,7 @@ def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
 
 def _nothing(*_arguments: Any) -> None:
     return None
+
+
+def _true() -> bool:
+    return True

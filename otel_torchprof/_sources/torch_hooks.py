@@ -137,7 +137,7 @@ class _SharedHooks:
         return bool(found)
 
     def _follow(self) -> None:
-        python_sources.follow_modules(self.names.tables, self.names.find, _running, all(self._users.values()))
+        python_sources.follow_modules(self.names.tables, self.names.find, enclosing_modules, all(self._users.values()))
 
 
 def _hooks_of_torch() -> list[tuple[dict[int, Any], Any]]:
@@ -149,7 +149,7 @@ def _hooks_of_torch() -> list[tuple[dict[int, Any], Any]]:
     return [(getattr(module, f"_global_forward_{name}"), hook) for name, hook in ours.items()]
 
 
-def _running() -> list[int]:
+def enclosing_modules() -> list[int]:
     """Ids of the modules in whose calls this thread is, top-level first, without the innermost, which has not begun yet."""
     found = []
     frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way

@@ -75,7 +75,13 @@ class Recorder:
             np.array([self.name_index(e.name) for e in opened], np.uint32),
             *(
                 np.array([e.more.get(key, _NEUTRAL.get(key, 0)) for e in opened], dtype)
-                for key, dtype in (("kind", np.uint8), ("thread", np.uint32), ("scope", np.uint8))
+                for key, dtype in (
+                    ("kind", np.uint8),
+                    ("thread", np.uint32),
+                    ("scope", np.uint8),
+                    ("fwd_thread", np.uint32),
+                    ("sequence_nr", np.int64),
+                )
             ),
         )
         return Batch.of(

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 9
+#define OTP_ABI_VERSION 10
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -160,15 +160,17 @@ typedef struct {
   uint64_t* outer_row;    /* rows whose parent is not in this batch (still open, or drained before) ... */
   uint64_t* outer_parent; /* ... and the id of that parent */
   uint64_t outer_count;
-  uint64_t* open_id;      /* events that were open when this was drained, and so are no rows yet, each parent before its
-                             children ... */
-  uint64_t* open_parent;  /* ... the ids of their parents, 0 for none, ... */
-  int64_t* open_start;    /* ... when they began, Unix ns, ... */
-  uint32_t* open_context; /* ... their contexts, 0 where the session does not follow them, ... */
-  uint32_t* open_name;    /* ... their names, ... */
-  uint32_t* open_thread;  /* ... threads, as in the column, ... */
-  uint8_t* open_kind;     /* ... kinds ... */
-  uint8_t* open_scope;    /* ... and scopes */
+  uint64_t* open_id;     /* events that were open when this was drained, and so are no rows yet, each parent before its
+                            children ... */
+  uint64_t* open_parent; /* ... the ids of their parents, 0 for none, ... */
+  int64_t* open_start;   /* ... when they began, Unix ns, ... */
+  int64_t* open_sequence_nr; /* ... as in the column, ... */
+  uint32_t* open_context;    /* ... their contexts, 0 where the session does not follow them, ... */
+  uint32_t* open_name;       /* ... their names, ... */
+  uint32_t* open_thread;     /* ... threads, as in the column, ... */
+  uint32_t* open_fwd_thread; /* ... as in the column, ... */
+  uint8_t* open_kind;        /* ... kinds ... */
+  uint8_t* open_scope;       /* ... and scopes */
   uint64_t open_count;
   int64_t* memory_time; /* MEMORY records, by thread and within a thread by time; null when the session keeps none */
   int64_t* memory_bytes;

@@ -226,9 +226,10 @@ inline bool may_have_other_context(const Thread& thread, uint16_t what) {
 }
 
 // The sessions that get what begins in the context that the thread is known to be in.
-inline uint32_t in_known_context(const Thread& thread, const Shared& shared, uint32_t active) {
+inline uint32_t in_known_context(const Thread& thread, const Shared& shared, uint16_t what, uint32_t active) {
   uint32_t muted = thread.context_unknown;
-  if (thread.context == 0) muted |= shared.muted_roots.load(std::memory_order_relaxed);
+  bool is_phase = what >> 8 == OTP_EVENT_PHASE;  // by which it is known when the next step begins
+  if (thread.context == 0 && !is_phase) muted |= shared.muted_roots.load(std::memory_order_relaxed);
   if (thread.context == OTP_CONTEXT_MUTED) muted = UINT32_MAX;
   return active & ~(muted & shared.follows.load(std::memory_order_relaxed));
 }
@@ -242,7 +243,7 @@ inline __attribute__((noinline, hot)) bool in_same_context(const Thread& thread,
     if (version == 0 || version != thread.context_version || thread.own_context == 0) return false;
   }
   if (shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) return false;
-  *sessions = in_known_context(thread, shared, *sessions);
+  *sessions = in_known_context(thread, shared, what, *sessions);
   return true;
 }
 

@@ -115,7 +115,6 @@ struct alignas(64) Shared {
   std::atomic<uint32_t> follows{0};          // of the running sessions, those that follow contexts
   std::atomic<uint32_t> muted_roots{0};      // those of them that leave out what begins outside of any context
   std::atomic<uint32_t> follow_epoch{1};     // raised whenever a thread must ask for its context anew
-  std::atomic<uint32_t (*)()> scope_hook{nullptr};
   std::atomic<const otp_context_source*> context_source{nullptr};
 
   uint32_t running() const { return active[0].load(std::memory_order_relaxed); }

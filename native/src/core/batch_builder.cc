@@ -68,9 +68,11 @@ constexpr otp_column kColumns[] = {
     OTP_OPEN(id),
     OTP_OPEN(parent),
     OTP_OPEN(start),
+    OTP_OPEN(sequence_nr),
     OTP_OPEN(context),
     OTP_OPEN(name),
     OTP_OPEN(thread),
+    OTP_OPEN(fwd_thread),
     OTP_OPEN(kind),
     OTP_OPEN(scope),
 };
@@ -272,9 +274,11 @@ otp_batch* BatchBuilder::finish() {
     b.open_id[b.open_count] = open.id;
     b.open_parent[b.open_count] = open.parent;
     b.open_start[b.open_count] = open.start;
+    b.open_sequence_nr[b.open_count] = open.sequence_nr;
     b.open_context[b.open_count] = open.context;
     b.open_name[b.open_count] = open.name;
     b.open_thread[b.open_count] = open.thread;
+    b.open_fwd_thread[b.open_count] = open.fwd_thread;
     b.open_kind[b.open_count] = open.kind;
     b.open_scope[b.open_count++] = open.scope;
   }

@@ -16,8 +16,8 @@ class BatchBuilder {
   // An event that is no row, since it has not ended.
   struct Open {
     uint64_t id, parent;
-    int64_t start;
-    uint32_t context, name, thread;
+    int64_t start, sequence_nr;
+    uint32_t context, name, thread, fwd_thread;
     uint8_t kind, scope;
   };
 

@@ -278,8 +278,8 @@ void ThreadDecode::keep_open(std::vector<uint64_t>* rows) {
       const int64_t* words = d_batch.input_words + d_batch.inputs[row];
       event.inputs.assign(words, words + open.input_words);
     }
-    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.context, event.name, d_thread_index,
-                        d_batch.kind[row], d_batch.scope[row]});
+    d_builder.add_open({d_batch.id[row], event.parent, event.start, event.sequence_nr, event.context, event.name,
+                        d_thread_index, event.fwd_thread, d_batch.kind[row], d_batch.scope[row]});
     d_state.pending.push_back(std::move(event));
     rows->push_back(row);
   }

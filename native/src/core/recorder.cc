@@ -5,6 +5,9 @@ namespace otp {
 
 namespace {
 
+// Of the library of operators: sessions that torch carries to this thread.
+std::atomic<uint32_t (*)()> g_scope_hook{nullptr};
+
 void append_loss_mark(ThreadBuffer& thread, uint32_t consumers) {
   thread.append(otp_record{1, OTP_RECORD_LOSS, 0, static_cast<uint16_t>(consumers), 0});
   thread.loss_pending &= ~consumers;
@@ -20,7 +23,7 @@ void append_context(ThreadBuffer& thread, uint32_t consumers) {
 inline uint32_t requesting(const ThreadBuffer& thread, uint32_t active, uint32_t scope_mask) {
   uint32_t requested = (known_scope(thread) | scope_mask) & active;
   if (__builtin_expect(requested == active, 1)) return requested;
-  auto* hook = g_shared.scope_hook.load(std::memory_order_relaxed);
+  auto* hook = g_scope_hook.load(std::memory_order_relaxed);
   return hook == nullptr ? requested : (requested | hook()) & active;
 }
 
@@ -171,7 +174,7 @@ __attribute__((noinline)) uint32_t ask_for_context(ThreadBuffer& thread, uint32_
     active = g_shared.active[args.kind].load(std::memory_order_acquire) & ~args.not_for;  // asking took its time
   }
   if (g_shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) note_followers_slowpath(thread);
-  return hot::in_known_context(thread, g_shared, active);
+  return hot::in_known_context(thread, g_shared, hot::what_is(args.scope, args.kind), active);
 }
 
 }  // namespace
@@ -288,7 +291,7 @@ uint32_t intern(const char* text, uint32_t size, uint32_t kind) {
                                        : thread->names.ask(registry().interner, name, static_cast<otp_name_kind>(kind));
 }
 
-void set_scope_hook(uint32_t (*hook)()) { g_shared.scope_hook.store(hook, std::memory_order_release); }
+void set_scope_hook(uint32_t (*hook)()) { g_scope_hook.store(hook, std::memory_order_release); }
 
 void set_context_source(const otp_context_source* source) {
   g_shared.context_source.store(source, std::memory_order_release);

@@ -23,32 +23,18 @@ PyObject* g_find = nullptr;     // makes a table, or finds another one
 PyObject* g_running = nullptr;  // ids of the modules in whose calls the thread is, the top-level one first
 bool g_top_level_only = false;
 
-// The exception that is being handled, or null.
-const void* handled_exception(PyObject** kind = nullptr) {
-  PyObject *type, *value, *traceback;
-  PyErr_GetExcInfo(&type, &value, &traceback);
-  Py_XDECREF(type);
-  Py_XDECREF(traceback);
-  bool none = value == nullptr || value == Py_None;
-  if (kind != nullptr && !none) {
-    *kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
-    Py_INCREF(*kind);
-  }
-  Py_XDECREF(value);
-  return none ? nullptr : value;
-}
-
-// Ends a module that is off its thread already.
-void close(const OpenModule& open, uint8_t flags, const char* error, uint32_t error_size) {
+// Ends a module that is off its thread already, and the phase that began with it.
+void close(PythonThread* thread, const OpenModule& open, uint8_t flags, const char* error, uint32_t error_size) {
   if (open.is_root) flags |= OTP_FLAG_ROOT;
   if (open.recorded) g_api->end(open.key, flags, error, error_size);
+  if (open.is_top) end_root(thread, static_cast<PyObject*>(const_cast<void*>(open.key)), flags, error, error_size);
   Py_DECREF(open.names);
 }
 
 void close_innermost(PythonThread* thread, uint8_t flags, const char* error, uint32_t error_size) {
   OpenModule open = thread->modules.back();
   thread->modules.pop_back();
-  close(open, flags, error, error_size);
+  close(thread, open, flags, error, error_size);
 }
 
 void close_left_behind(PythonThread* thread, const char* stack) {
@@ -85,7 +71,7 @@ void close_all_but(PythonThread* thread, PyObject* running) {
     Py_ssize_t found = at;
     while (found < size && PyLong_AsVoidPtr(PyList_GetItem(running, found)) != open.key) ++found;
     if (found == size) {
-      close(open, OTP_FLAG_UNFINISHED, nullptr, 0);
+      close(thread, open, OTP_FLAG_UNFINISHED, nullptr, 0);
     } else {
       modules[kept++] = open;
       at = found + 1;
@@ -148,12 +134,14 @@ bool record(PyObject* module, PyObject* text) {
 
 // Takes the table over, whatever happens.
 void open_module(PythonThread* thread, PyObject* module, PyObject* name, PyObject* table, const char* stack) {
-  bool is_root = thread->modules.empty() || thread->modules.back().names != table;
+  bool is_top = thread->modules.empty(), is_root = is_top || thread->modules.back().names != table;
+  if (is_top) begin_root(thread, module);
   bool recorded = name != nullptr && record(module, name);
   try {
-    thread->modules.push_back({module, table, handled_exception(), stack, 0, 0, is_root, recorded});
+    thread->modules.push_back({module, table, handled_exception(), stack, 0, 0, is_root, is_top, recorded});
   } catch (const std::bad_alloc&) {
     if (recorded) g_api->end(module, OTP_FLAG_UNFINISHED, nullptr, 0);
+    if (is_top) end_root(thread, module, OTP_FLAG_UNFINISHED, nullptr, 0);
     Py_DECREF(table);
   }
 }
@@ -185,29 +173,9 @@ void begin(PyObject* module, const char* stack) {
   Py_DECREF(id);
 }
 
-// Torch leaves a part of a model that it runs a second time as soon as it has what it needs; by an exception, but not
-// because of an error.
-constexpr char kNoError[] = "torch.utils.checkpoint._StopRecomputationError";
-
-// Torch calls with no output when forward has raised. An exception that was being handled before the module began, by
-// whoever called it, is none of its.
 void end_with_output(PythonThread* thread, PyObject* output) {
-  const void* before = thread->modules.back().exception;
-  PyObject* kind = nullptr;
-  if (output != Py_None || handled_exception(&kind) == before || kind == nullptr) {
-    close_innermost(thread, 0, nullptr, 0);
-  } else {
-    PyObject* name = class_name(kind);
-    Py_ssize_t size = 0;
-    PyObject* owner = nullptr;
-    const char* error = name == nullptr ? nullptr : utf8(name, &size, &owner);
-    bool fine = error != nullptr && std::strcmp(error, kNoError) == 0;
-    close_innermost(thread, fine ? 0 : OTP_FLAG_ERROR, fine ? nullptr : error,
-                    fine || error == nullptr ? 0 : static_cast<uint32_t>(size));
-    Py_XDECREF(name);
-    Py_XDECREF(owner);
-  }
-  Py_XDECREF(kind);
+  Leaving leaving(output, thread->modules.back().exception);
+  close_innermost(thread, leaving.flags, leaving.error, leaving.error_size);
 }
 
 void end(PyObject* module, PyObject* output) {
@@ -280,7 +248,44 @@ PyMethodDef g_methods[] = {{"module_begin", fast(module_begin), METH_FASTCALL, n
                            {"leave_modules", leave_modules, METH_NOARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
+// Torch leaves a part of a model that it runs a second time as soon as it has what it needs; by an exception, but not
+// because of an error.
+constexpr char kNoError[] = "torch.utils.checkpoint._StopRecomputationError";
+
 }  // namespace
+
+const void* handled_exception(PyObject** kind) {
+  PyObject *type, *value, *traceback;
+  PyErr_GetExcInfo(&type, &value, &traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  bool none = value == nullptr || value == Py_None;
+  if (kind != nullptr && !none) {
+    *kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
+    Py_INCREF(*kind);
+  }
+  Py_XDECREF(value);
+  return none ? nullptr : value;
+}
+
+// An exception that was being handled before the module began, by whoever called it, is none of its.
+Leaving::Leaving(PyObject* output, const void* before) {
+  PyObject* kind = nullptr;
+  if (output == Py_None && handled_exception(&kind) != before && kind != nullptr) {
+    name_ = class_name(kind);
+    Py_ssize_t size = 0;
+    error = name_ == nullptr ? nullptr : utf8(name_, &size, &owner_);
+    flags = OTP_FLAG_ERROR;
+    error_size = error == nullptr ? 0 : static_cast<uint32_t>(size);
+    if (error != nullptr && std::strcmp(error, kNoError) == 0) flags = 0, error = nullptr, error_size = 0;
+  }
+  Py_XDECREF(kind);
+}
+
+Leaving::~Leaving() {
+  Py_XDECREF(name_);
+  Py_XDECREF(owner_);
+}
 
 int add_modules(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }
 

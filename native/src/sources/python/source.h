@@ -74,6 +74,15 @@ struct OpenModule {
   uint32_t again;         // calls of it inside itself that are no events of their own
   uint32_t doubts;        // times that a module began of which it is not sure whether it is inside this one
   bool is_root;           // it is no part of the module that it was called in
+  bool is_top;            // it was called in none
+  bool recorded;
+};
+
+// A phase that torch begins and ends by hooks, of which the second may never come.
+struct OpenPhase {
+  PyObject* object;       // the module or optimizer; compared only
+  const void* exception;  // that was being handled when it began; compared only
+  uint32_t part;
   bool recorded;
 };
 
@@ -81,14 +90,41 @@ struct OpenModule {
 struct PythonThread {
   PyObject* variables = nullptr;  // see context.cc; owned
   std::vector<OpenModule> modules;
+  std::vector<OpenPhase> phases;
+  uint32_t compilations = 0;  // phases inside of them are torch's own
 };
 
 // The calling thread's, made where there is none. Null when there is no memory.
 PythonThread* python_thread();
 
+// The exception that is being handled, or null. `kind`: where its class is put, a new reference.
+const void* handled_exception(PyObject** kind = nullptr);
+
+// How a module was left whose hook gets this output, where `before` was being handled when it was called: torch calls
+// with no output when forward has raised. Its names live as long as this.
+class Leaving {
+ public:
+  Leaving(PyObject* output, const void* before);
+  ~Leaving();
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+  uint8_t flags = 0;
+  const char* error = nullptr;
+  uint32_t error_size = 0;
+
+ private:
+  PyObject *name_ = nullptr, *owner_ = nullptr;
+};
+
+// The phase of a root module, around its event where modules are events. Nothing where no session has phases.
+void begin_root(PythonThread* thread, PyObject* module);
+void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size);
+
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
+int add_phases(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);
 int add_collections(PyObject* module);

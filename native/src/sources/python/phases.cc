@@ -1,0 +1,323 @@
+// Phases of a training loop, as events: what wraps a function of torch's begins and ends them by phase_begin and
+// phase_end; roots and steps of optimizers are told by torch's hooks.
+//
+// Torch does not call the second of two hooks where an exception leaves what is between them (an optimizer's; of a
+// module, where it is none of Exception's). So these are kept on a stack, and where a phase begins while one of them is
+// open, Python's stack is looked at: those that are not on it any more end.
+//
+// Python's lock is held in all of this.
+#include <cstddef>
+#include <new>
+
+#include "source.h"
+
+namespace otp_python {
+
+namespace {
+
+// Parts of phases, see Part in otel_torchprof/_columns/phases.py; those of which something is known here.
+enum Part : uint32_t {
+  kForward = 2,
+  kInference = 3,
+  kEvaluation = 4,
+  kStep = 7,
+  kSave = 13,
+  kCompilation = 15,
+  kCollection = 16,
+  kParts = 32,  // more than there are
+};
+
+PyObject* g_names = nullptr;            // by part
+PyObject* g_is_grad_enabled = nullptr;  // torch's
+PyObject* g_running = nullptr;     // ids of the modules and optimizers in whose calls the thread is, innermost first
+PyObject* g_after_root = nullptr;  // called when a root has ended, while more are searched
+PyObject* g_trained = nullptr;     // ids of the modules that were roots with gradients
+char g_keys[kParts];               // identities of phases that are of no object
+
+bool is_root(uint32_t part) { return part == kForward || part == kInference || part == kEvaluation; }
+
+// The event's identity. Objects are aligned to 16 bytes, and so far only parts below that have one; roots have one in
+// common, since their end does not know which part it was.
+const void* key_of(uint32_t part, PyObject* object) {
+  if (object == nullptr || object == Py_None) return &g_keys[part];
+  return reinterpret_cast<const char*>(object) + (is_root(part) ? kForward : part);
+}
+
+int64_t number_of(PyObject* object) {
+  return object == nullptr || object == Py_None ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(object));
+}
+
+bool record(uint32_t part, PyObject* object) {
+  PyObject* text = g_names == nullptr ? nullptr : PyTuple_GetItem(g_names, part);
+  Py_ssize_t size = 0;
+  PyObject* owner = nullptr;
+  const char* name = text == nullptr ? nullptr : utf8(text, &size, &owner);
+  if (name == nullptr) return false;
+  otp_begin_args event = {};
+  event.key = key_of(part, object);
+  event.name = name;
+  event.name_size = static_cast<uint32_t>(size);
+  event.scope = kUserScope;
+  event.kind = OTP_EVENT_PHASE;
+  event.nests = 1;
+  event.fwd_thread = part;
+  event.sequence_nr = number_of(object);
+  bool recorded = g_api->begin(&event) != 0;
+  Py_XDECREF(owner);
+  return recorded;
+}
+
+void close(const OpenPhase& open, uint8_t flags, const char* error, uint32_t error_size) {
+  if (open.recorded) g_api->end(key_of(open.part, open.object), flags, error, error_size);
+}
+
+// Ends those that are not on Python's stack, where they stand in the same order. `begins`: what is innermost there
+// begins only now.
+void close_left_behind(PythonThread* thread, bool begins) {
+  PyObject* function = g_running;
+  if (function == nullptr) return;
+  Py_INCREF(function);
+  PyObject* running = PyObject_CallNoArgs(function);
+  Py_DECREF(function);
+  if (running != nullptr && PyList_Check(running)) {
+    std::vector<OpenPhase>& phases = thread->phases;
+    Py_ssize_t at = begins ? 1 : 0, size = PyList_Size(running);
+    size_t kept = phases.size();
+    for (size_t i = phases.size(); i-- > 0;) {
+      Py_ssize_t found = at;
+      while (found < size && PyLong_AsVoidPtr(PyList_GetItem(running, found)) != phases[i].object) ++found;
+      if (found < size) {
+        at = found + 1;
+        phases[--kept] = phases[i];
+      } else {
+        close(phases[i], OTP_FLAG_UNFINISHED, nullptr, 0);
+      }
+    }
+    phases.erase(phases.begin(), phases.begin() + static_cast<std::ptrdiff_t>(kept));
+  }
+  Py_XDECREF(running);
+}
+
+// The thread, where phases are recorded there now.
+PythonThread* recording_thread() {
+  if (active_sessions(OTP_EVENT_PHASE) == 0 || g_names == nullptr) return nullptr;
+  PythonThread* thread = python_thread();
+  return thread == nullptr || thread->compilations != 0 ? nullptr : thread;
+}
+
+void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool inside_root) {
+  bool recorded = !inside_root && record(part, object);
+  try {
+    thread->phases.push_back({object, handled_exception(), part, recorded});
+  } catch (const std::bad_alloc&) {
+    if (recorded) g_api->end(key_of(part, object), OTP_FLAG_UNFINISHED, nullptr, 0);
+  }
+}
+
+// The innermost that is open of an object; null where there is none.
+OpenPhase* open_of(PythonThread* thread, PyObject* object) {
+  size_t at = thread->phases.size();
+  while (at > 0 && thread->phases[at - 1].object != object) --at;
+  return at == 0 ? nullptr : &thread->phases[at - 1];
+}
+
+void end_hooked(PythonThread* thread, PyObject* object, uint8_t flags, const char* error, uint32_t error_size) {
+  const OpenPhase* open = open_of(thread, object);
+  if (open == nullptr) return;  // it began before anybody recorded phases
+  size_t left = static_cast<size_t>(open - thread->phases.data());
+  while (thread->phases.size() > left + 1) {
+    close(thread->phases.back(), OTP_FLAG_UNFINISHED, nullptr, 0);
+    thread->phases.pop_back();
+  }
+  close(thread->phases.back(), flags, error, error_size);
+  thread->phases.pop_back();
+}
+
+// With gradients; else an evaluation, where a module that is trained is in eval().
+uint32_t part_of_root(PyObject* module) {
+  PyObject* enabled = PyObject_CallNoArgs(g_is_grad_enabled);
+  bool with_gradients = enabled == Py_True;
+  Py_XDECREF(enabled);
+  PyObject* id = PyLong_FromVoidPtr(module);
+  if (id == nullptr) return kInference;
+  bool trained = PySet_Contains(g_trained, id) == 1;
+  if (with_gradients && !trained) PySet_Add(g_trained, id);
+  Py_DECREF(id);
+  if (with_gradients || !trained) return with_gradients ? kForward : kInference;
+  PyObject* training = PyObject_GetAttrString(module, "training");
+  Py_XDECREF(training);
+  return training == Py_False ? kEvaluation : kInference;
+}
+
+bool is_inside_root(const PythonThread* thread) {
+  return !thread->phases.empty() && is_root(thread->phases.back().part);
+}
+
+PyObject* wrong_count(const char* name) {
+  return PyErr_Format(PyExc_TypeError, "%s(): wrong number of arguments", name);
+}
+
+// phase_begin(part, object); see _python.pyi.
+PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return wrong_count("phase_begin");
+  PythonThread* thread = recording_thread();
+  if (thread == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  if (!thread->phases.empty() && part <= kSave) close_left_behind(thread, false);
+  if (part < kParts) record(part, args[1]);
+  if (part == kCompilation) ++thread->compilations;
+  Py_RETURN_NONE;
+}
+
+void end_phase(uint32_t part, PyObject* object, PyObject* type) {
+  PyObject *name = type == Py_None ? nullptr : class_name(type), *owner = nullptr;
+  Py_ssize_t size = 0;
+  const char* error = name == nullptr ? nullptr : utf8(name, &size, &owner);
+  g_api->end(key_of(part, object), type == Py_None ? 0 : OTP_FLAG_ERROR, error, static_cast<uint32_t>(size));
+  Py_XDECREF(name);
+  Py_XDECREF(owner);
+}
+
+// phase_end(part, object, type); see _python.pyi. Not asked whether anybody records: what is open ends.
+PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return wrong_count("phase_end");
+  Unraising guard;
+  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  PythonThread* thread = part == kCompilation ? python_thread() : nullptr;
+  if (thread != nullptr && thread->compilations != 0) --thread->compilations;
+  if (part < kParts) end_phase(part, args[1], args[2]);
+  Py_RETURN_NONE;
+}
+
+// optimizer_begin(optimizer, args, kwargs): torch's hook before the step of an optimizer.
+PyObject* optimizer_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PythonThread* thread = count > 0 ? recording_thread() : nullptr;
+  if (thread == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  if (!thread->phases.empty()) close_left_behind(thread, true);
+  begin_hooked(thread, kStep, args[0], false);
+  Py_RETURN_NONE;
+}
+
+// optimizer_end(optimizer, args, kwargs): and after it.
+PyObject* optimizer_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PythonThread* thread = count > 0 ? python_thread() : nullptr;
+  if (thread == nullptr || thread->phases.empty()) Py_RETURN_NONE;
+  Unraising guard;
+  end_hooked(thread, args[0], 0, nullptr, 0);
+  Py_RETURN_NONE;
+}
+
+// Of a module that is called in no other: torch's hooks before and after its forward.
+PyObject* root_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PythonThread* thread = count > 0 ? recording_thread() : nullptr;
+  if (thread == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  begin_root(thread, args[0]);
+  Py_RETURN_NONE;
+}
+
+PyObject* root_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PythonThread* thread = count > 2 ? python_thread() : nullptr;
+  const OpenPhase* open = thread == nullptr ? nullptr : open_of(thread, args[0]);
+  if (open == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  Leaving leaving(args[2], open->exception);
+  end_hooked(thread, args[0], leaving.flags, leaving.error, leaving.error_size);
+  if (PyObject* after = g_after_root) {
+    Py_INCREF(after);
+    Py_XDECREF(PyObject_CallNoArgs(after));
+    Py_DECREF(after);
+  }
+  Py_RETURN_NONE;
+}
+
+PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// A module's own hooks are pickled with it. A function that is bound to an object is pickled by the object and its
+// name: where the model is loaded these are contextlib.nullcontext().__exit__, which takes whatever there is and does
+// nothing, and what loads it does not need this package.
+PyMethodDef g_root_begin = {"__exit__", fast(root_begin), METH_FASTCALL, nullptr};
+PyMethodDef g_root_end = {"__exit__", fast(root_end), METH_FASTCALL, nullptr};
+
+// root_hooks(bound); see _python.pyi.
+PyObject* root_hooks(PyObject*, PyObject* bound) {
+  PyObject *begin = PyCFunction_NewEx(&g_root_begin, bound, nullptr), *end = nullptr, *both = nullptr;
+  if (begin != nullptr) end = PyCFunction_NewEx(&g_root_end, bound, nullptr);
+  if (end != nullptr) both = PyTuple_Pack(2, begin, end);
+  Py_XDECREF(begin);
+  Py_XDECREF(end);
+  return both;
+}
+
+void replace(PyObject** place, PyObject* value) {
+  PyObject* before = *place;
+  Py_XINCREF(value);
+  *place = value;
+  Py_XDECREF(before);
+}
+
+// follow_phases(names, is_grad_enabled, running); see _python.pyi.
+PyObject* follow_phases(PyObject*, PyObject* args) {
+  PyObject *names = nullptr, *is_grad_enabled = nullptr, *running = nullptr;
+  if (!PyArg_ParseTuple(args, "O!OO:follow_phases", &PyTuple_Type, &names, &is_grad_enabled, &running)) return nullptr;
+  if (g_trained == nullptr && (g_trained = PySet_New(nullptr)) == nullptr) return nullptr;
+  replace(&g_is_grad_enabled, is_grad_enabled);
+  replace(&g_running, running);
+  replace(&g_names, names);
+  Py_RETURN_NONE;
+}
+
+// after_roots(function); see _python.pyi.
+PyObject* after_roots(PyObject*, PyObject* function) {
+  replace(&g_after_root, function == Py_None ? nullptr : function);
+  Py_RETURN_NONE;
+}
+
+// phase_collection(phase, info): for gc.callbacks, of full collections: the others are shorter than they are many.
+PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  bool begins = count == 2 && PyUnicode_Check(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "start") == 0;
+  PythonThread* thread = count == 2 ? recording_thread() : nullptr;
+  if (thread == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  PyObject* generation = PyMapping_GetItemString(args[1], "generation");
+  bool is_full = generation != nullptr && PyLong_AsLong(generation) == 2;
+  Py_XDECREF(generation);
+  if (is_full && begins) record(kCollection, nullptr);
+  if (is_full && !begins) g_api->end(key_of(kCollection, nullptr), 0, nullptr, 0);
+  Py_RETURN_NONE;
+}
+
+// in_graph(): False; what dynamo reads in its place is True.
+PyObject* in_graph(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+
+PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nullptr},
+                           {"phase_end", fast(phase_end), METH_FASTCALL, nullptr},
+                           {"optimizer_begin", fast(optimizer_begin), METH_FASTCALL, nullptr},
+                           {"optimizer_end", fast(optimizer_end), METH_FASTCALL, nullptr},
+                           {"root_hooks", root_hooks, METH_O, nullptr},
+                           {"after_roots", after_roots, METH_O, nullptr},
+                           {"phase_collection", fast(phase_collection), METH_FASTCALL, nullptr},
+                           {"follow_phases", follow_phases, METH_VARARGS, nullptr},
+                           {"in_graph", in_graph, METH_NOARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void begin_root(PythonThread* thread, PyObject* module) {
+  if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return;
+  if (!thread->phases.empty()) close_left_behind(thread, true);
+  bool inside = is_inside_root(thread);
+  begin_hooked(thread, inside ? static_cast<uint32_t>(kForward) : part_of_root(module), module, inside);
+}
+
+void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size) {
+  end_hooked(thread, module, flags, error, error_size);
+}
+
+int add_phases(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }
+
+}  // namespace otp_python

@@ -1,0 +1,155 @@
+"""Functions of torch's that are phases of a training loop: wrapped where torch looks them up, while somebody records phases."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._columns.phases import Part
+from otel_torchprof._native import python_sources
+from otel_torchprof._process.after_import import when_imported
+
+from .compiled_code import leave_uncompiled, read_as_true
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NOT_ERRORS = (StopIteration, GeneratorExit)
+"""By which a function says that there is no more."""
+
+
+class _Call(NamedTuple):
+    """A function that is a phase."""
+
+    module: str
+    """Where it is looked up."""
+    path: str
+    """Its name there, of a method with that of its class."""
+    part: Part
+    object_of: Callable[[tuple[Any, ...]], Any] | None = None
+    """From the positional arguments the object that the phase is of."""
+
+
+def _first(arguments: tuple[Any, ...]) -> Any:
+    return arguments[0] if arguments else None
+
+
+def _dataset(arguments: tuple[Any, ...]) -> Any:
+    """Of a loader's iterator: the same in every epoch, as the iterator is not."""
+    return getattr(arguments[0], "_dataset", None)
+
+
+_CALLS = (
+    _Call("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", Part.NEXT, _dataset),
+    # Where Tensor.backward and torch.autograd.grad look it up: wrapped themselves, these would split compiled graphs.
+    _Call("torch.autograd", "_engine_run_backward", Part.BACKWARD),
+    _Call("torch.autograd.graph", "_engine_run_backward", Part.BACKWARD),
+    _Call("torch.optim.optimizer", "Optimizer.zero_grad", Part.ZEROING, _first),
+    _Call("torch.amp.grad_scaler", "GradScaler.step", Part.SCALER_STEP, _first),
+    _Call("torch.amp.grad_scaler", "GradScaler.update", Part.SCALER_UPDATE, _first),
+    _Call("torch.amp.grad_scaler", "GradScaler.unscale_", Part.UNSCALE, _first),
+    # Programs have clip_grad_norm_ by its name; these two do its work.
+    _Call("torch.nn.utils.clip_grad", "_get_total_norm", Part.CLIPPING),
+    _Call("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", Part.CLIPPING),
+    _Call("torch.serialization", "_save", Part.SAVE),
+    _Call("torch.serialization", "_legacy_save", Part.SAVE),
+    _Call("torch.serialization", "_open_zipfile_writer_file.__exit__", Part.SAVE),
+    _Call("torch.serialization", "_open_zipfile_writer_buffer.__exit__", Part.SAVE),
+    _Call("safetensors.torch", "serialize_file", Part.SAVE),
+    _Call("torch.distributed.distributed_c10d", "Work.wait", Part.COLLECTIVE),
+    _Call("torch.cuda", "synchronize", Part.DEVICE_WAIT),
+    _Call("torch.accelerator", "synchronize", Part.DEVICE_WAIT),
+)
+
+
+class PhaseCalls:
+    """Wraps those functions, for any number of users in a process. Installing and removing is for any thread."""
+
+    def __init__(self) -> None:
+        self._users: set[object] = set()
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._awaits_imports = False
+        self._wrapped: dict[_Call, tuple[Any, Any]] = {}
+        """With each, where it is wrapped, what was there before and what is there now."""
+
+    def install(self, user: object) -> None:
+        """Wraps what is imported already, and the rest as soon as it is."""
+        with self._lock:
+            self._users.add(user)
+            if not self._awaits_imports:  # once in a process: what waits for an import waits for good
+                self._awaits_imports = True
+                for call in _CALLS:
+                    when_imported(call.module, functools.partial(self._wrap, call))
+            for call in _CALLS:
+                if (module := sys.modules.get(call.module)) is not None:
+                    self._wrap(call, module)
+
+    def remove(self, user: object) -> None:
+        """Puts back what was there, if nobody else uses this and nobody has replaced it since; without effect for no user."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users:
+                return
+            for call, (before, wrapper) in list(self._wrapped.items()):
+                owner, name = _place(call, sys.modules.get(call.module))
+                if owner is not None and vars(owner).get(name) is wrapper:
+                    setattr(owner, name, before)
+                del self._wrapped[call]
+
+    def after_fork_in_child(self) -> None:
+        """The lock may have been another thread's of the parent."""
+        self._lock = threading.RLock()
+
+    def _wrap(self, call: _Call, module: Any) -> None:
+        with self._lock:
+            owner, name = _place(call, module)
+            before = None if owner is None else getattr(owner, name, None)
+            if not self._users or call in self._wrapped or not callable(before):
+                return
+            # One function that is looked up in two places is one wrapper, as it was one function.
+            known = {id(found): wrapper for found, wrapper in self._wrapped.values()}
+            wrapper = known.get(id(before)) or _phase(before, call)
+            if any(before is found for _, found in self._wrapped.values()):
+                return
+            self._wrapped[call] = before, wrapper
+            setattr(owner, name, wrapper)
+
+
+def _place(call: _Call, module: Any) -> tuple[Any, str]:
+    """What the function is an attribute of, None where there is no such thing, and its name there."""
+    *classes, name = call.path.split(".")
+    for part in classes:
+        module = getattr(module, part, None)
+    return module, name
+
+
+def _phase(function: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+    begin, end, in_graph = python_sources.phase_begin, python_sources.phase_end, python_sources.in_graph
+    part, object_of = int(call.part), call.object_of
+
+    @functools.wraps(function)
+    def in_phase(*arguments: Any, **keywords: Any) -> Any:
+        if in_graph():
+            return function(*arguments, **keywords)
+        owner = None if object_of is None else object_of(arguments)
+        begin(part, owner)
+        try:
+            result = function(*arguments, **keywords)
+        except BaseException as error:
+            end(part, owner, None if isinstance(error, _NOT_ERRORS) else type(error))
+            raise
+        end(part, owner, None)
+        return result
+
+    return in_phase
+
+
+leave_uncompiled(__name__)
+read_as_true(python_sources.in_graph)
+
+shared = PhaseCalls()
+"""Those of the process."""
+os.register_at_fork(after_in_child=shared.after_fork_in_child)

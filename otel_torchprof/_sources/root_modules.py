@@ -1,0 +1,149 @@
+"""Root modules: those that a program calls itself, found once and told of by hooks of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._native import python_sources
+
+from .compiled_code import leave_hooks_out_of_torchscript, leave_out_of_graphs
+from .torch_hooks import enclosing_modules
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+_logger = logging.getLogger("otel_torchprof")
+
+MOST_ROOTS = 256
+"""That get hooks: a program that calls its layers one by one would pay for each."""
+
+_begin, _end = python_sources.root_hooks(contextlib.nullcontext())
+
+
+class RootModules:
+    """The modules that the program calls at top level, with hooks that make their calls phases.
+
+    Torch's hooks for all modules cost 1.2 us per module of the model, and code that torch compiles while they are there is
+    compiled again without them. So the search has one only from one root's end to the next one's begin: that the first module
+    begins takes it out, until the call of that has ended. It ends for good before anything is compiled.
+
+    For any number of users in a process; any thread.
+    """
+
+    def __init__(self) -> None:
+        self._users: set[object] = set()
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._roots: dict[int, tuple[weakref.ref[Any], list[RemovableHandle]]] = {}
+        self._searches = False
+
+    @property
+    def count(self) -> int:
+        """Roots that are known."""
+        return len(self._roots)
+
+    @property
+    def searches(self) -> bool:
+        """Whether it looks for more of them."""
+        return self._searches
+
+    def install(self, user: object) -> None:
+        """Begins to search. Torch must be imported."""
+        with self._lock:
+            self._users.add(user)
+            self.search()
+
+    def search(self) -> None:
+        """Searches, where somebody records phases and nothing has been compiled, which would then be compiled again."""
+        with self._lock:
+            if self._users and not _has_compiled():
+                self._searches = True
+                python_sources.after_roots(self._resume)
+                self._resume()
+
+    def end_search(self) -> None:
+        """The roots that are known are all there are, until the next :meth:`search`."""
+        with self._lock:
+            self._searches = False
+            python_sources.after_roots(None)
+            _pause()
+
+    def remove(self, user: object) -> None:
+        """Takes the hooks away from the modules, if nobody else uses this; without effect for no user."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users:
+                return
+            self.end_search()
+            while self._roots:
+                _, (_, handles) = self._roots.popitem()
+                for handle in handles:
+                    handle.remove()
+
+    def after_fork_in_child(self) -> None:
+        """The lock may have been another thread's of the parent."""
+        self._lock = threading.RLock()
+
+    def _resume(self) -> None:
+        """A root has ended: the next module that begins may be another one."""
+        module = sys.modules.get("torch.nn.modules.module")
+        with self._lock:
+            hooks = getattr(module, "_global_forward_pre_hooks", None)
+            if self._searches and hooks is not None and _found not in hooks.values():
+                module.register_module_forward_pre_hook(_found)  # type: ignore[union-attr]
+
+    def found(self, module: Any, arguments: Any) -> None:
+        """A module begins while none is known to run."""
+        if enclosing_modules():
+            return
+        with self._lock:
+            _pause()
+            if not self._searches or id(module) in self._roots or len(self._roots) >= MOST_ROOTS:
+                return
+            self._attach(module)
+        _begin(module, arguments)  # torch has collected the hooks of this call already
+
+    def _attach(self, module: Any) -> None:
+        forget = weakref.ref(module, lambda _, key=id(module): self._roots.pop(key, None))
+        try:
+            handles = [
+                module.register_forward_pre_hook(_begin),
+                module.register_forward_hook(_end, always_call=True),
+            ]
+        except Exception:  # a module whose class does not take hooks
+            _logger.debug("calls of %s are no phases: it takes no hooks", type(module).__name__, exc_info=True)
+            return
+        self._roots[id(module)] = forget, handles
+
+
+def _pause() -> None:
+    """Takes the hook of the search out of torch. Not by the handle: an interrupt may come before that is kept."""
+    module = sys.modules.get("torch.nn.modules.module")
+    hooks = getattr(module, "_global_forward_pre_hooks", {})
+    for key in [key for key, hook in hooks.copy().items() if hook is _found]:
+        hooks.pop(key, None)
+
+
+def _found(module: Any, arguments: Any) -> None:
+    try:
+        shared.found(module, arguments)
+    except Exception:  # the program's call continues
+        _logger.warning("a root module was not recorded", exc_info=True)
+        _pause()
+
+
+def _has_compiled() -> bool:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames", {}).get("total", 0))
+
+
+shared = RootModules()
+"""Those of the process."""
+leave_out_of_graphs(_begin, _end, _found)
+leave_hooks_out_of_torchscript(_begin, _end)
+os.register_at_fork(after_in_child=shared.after_fork_in_child)
