@@ -14,9 +14,10 @@ from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.step_counter import StepTracker
+from otel_torchprof._sources.root_modules import shared as root_modules
+from otel_torchprof._sources.step_counter import optimizers_were_made
 from otel_torchprof._sources.step_marks import StepMarks
-from otel_torchprof._sources.torch_hooks import ModuleHooks, OptimizerHooks
+from otel_torchprof._sources.torch_hooks import ModuleHooks
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 _WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
+
+_SILENT_STEPS = 3
+"""Steps without a forward pass after which root modules are looked for again."""
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -82,7 +86,6 @@ class Instrumentation:
         self._detail = detail
         self._options = recording
         self._modules = ModuleHooks()
-        self._optimizers = OptimizerHooks()
         self._lock = threading.RLock()
         self._running = False
         self._cleanup = CleanupStack(self)
@@ -101,7 +104,6 @@ class Instrumentation:
     def _begin(self) -> None:
         self._marks.clear()
         self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark.time_ns)
         self._recording = self._new_recording()
 
     def step(self) -> None:
@@ -123,9 +125,8 @@ class Instrumentation:
             detail=self._detail,
             contexts=self._contexts,
             averages=self._processor.averages,
-            expects_steps=self._steps.expects_steps,
+            expects_steps=optimizers_were_made,
             before_drain=self._before_drain,
-            has_marks=lambda: len(self._marks) > 0,
             budget_bytes=self._processor.memory_limit,
             inputs=self._options.inputs,
             calls=CallRules(round(self._options.frame_filter.min_duration * 1e9), self._calls_at_once),
@@ -178,7 +179,7 @@ class Instrumentation:
     @property
     def steps(self) -> int:
         """Steps that have ended, as far as the recorder was drained."""
-        return self._steps.number
+        return max(self._recording.steps.running, 0)
 
     def leave_in_child(self) -> None:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
@@ -234,18 +235,15 @@ class Instrumentation:
         with self._lock:
             if not self._running:
                 return
-            if self._asks_at_once:
-                self._optimizers.install(self._optimizer_stepped)
-            else:
-                self._optimizers.install_bare(self._marks.note)
             self._install_modules()
             self._states["steps"] = ON
             self._add_sources(self._awaits_torch)
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
-        self._modules.install(top_level_only=self._detail == "steps")
-        self._states["modules"] = ON
+        if self._detail != "steps":
+            self._modules.install(top_level_only=False)
+            self._states["modules"] = ON
 
     def _awaits_torch(self, entry: Entry) -> bool:
         """As a rule calls too: what calls torch's import makes nobody asked for."""
@@ -284,12 +282,7 @@ class Instrumentation:
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
 
     def _push_hooks(self) -> None:
-        for remove in (self._modules.remove, self._optimizers.remove):
-            self._cleanup.push(remove)
-
-    def _optimizer_stepped(self, optimizer: Any) -> None:
-        self._marks.note(optimizer)
-        self._take_marks()
+        self._cleanup.push(self._modules.remove)
 
     def _before_drain(self) -> None:
         if self._states["labels"] == ON and self._running:
@@ -297,23 +290,24 @@ class Instrumentation:
         if self._ranks is not None:
             self._ranks.look()
         self._take_marks()
+        self._look_for_roots()
 
     def _take_marks(self) -> None:
-        """Makes steps of what was noted: in the drain thread, or at once in the loop's own."""
+        """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
         with self._steps_lock:
             for mark in self._marks.take():
-                self._mark = mark
-                if mark.optimizer is None:
-                    self._steps.step()
-                else:
-                    self._steps.optimizer_stepped(mark.optimizer)
+                self._recording.step_ended(mark.time_ns, self._contexts.number_of(mark.context), mark.thread)
 
-    def _on_boundary(self, number: int, now: int) -> None:
-        self._recording.boundary(number, now, self._contexts.number_of(self._mark.context), self._mark.thread)
-        if self._detail == "steps":
-            # What happens between two ends of a step is now known without asking every module of the model.
-            self._modules.remove()
-            self._states["modules"] = "off: steps are seen without them"
+    def _look_for_roots(self) -> None:
+        """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""
+        segments = self._recording.segments
+        if not self._running or self._detail != "steps" or self._recording.steps.running < 1:
+            return
+        if root_modules.searches:
+            root_modules.end_search()
+        elif segments.steps_without_forward > _SILENT_STEPS:
+            segments.steps_without_forward = 0
+            root_modules.search()
 
 
 def _states(detail: str) -> dict[str, str]:
@@ -321,7 +315,7 @@ def _states(detail: str) -> dict[str, str]:
     off, waiting = f"off: detail is {detail!r}", _WAITING
     return {
         "steps": waiting,
-        "modules": waiting,
+        "modules": off if detail == "steps" else waiting,
         "labels": off if detail == "steps" else ON,
         "operators": waiting if detail in {"ops", "frames"} else off,
         "frames": waiting if detail == "frames" else off,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
@@ -29,10 +30,11 @@ from otel_torchprof._spans.live_table import Flows, traced_events
 from otel_torchprof._spans.steps import Steps
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.input_words import InputKept, kept
-from otel_torchprof._tree.modules import top_level_modules
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
+
+from .step_segments import StepSegments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,12 +53,12 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.tree import TreeView
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {
-    "steps": (Kind.MODULE,),
-    "modules": (Kind.MODULE, Kind.LABEL),
-    "ops": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
-    "frames": (Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
+    "steps": (Kind.PHASE,),
+    "modules": (Kind.PHASE, Kind.MODULE, Kind.LABEL),
+    "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
+    "frames": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
 }
-"""What each detail records. With steps alone only top-level modules are reported, see ``ModuleHooks``."""
+"""What each detail records."""
 
 
 class Drained(NamedTuple):
@@ -90,7 +92,6 @@ class LiveRecording:
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
         before_drain: reports the steps that have ended, by :meth:`boundary`.
-        has_marks: whether there are any to report.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         calls: which calls of functions are left out.
@@ -110,7 +111,6 @@ class LiveRecording:
         averages: RunningAverages,
         expects_steps: Callable[[], bool],
         before_drain: Callable[[], None],
-        has_marks: Callable[[], bool],
         budget_bytes: int,
         inputs: bool,
         calls: CallRules = CallRules(),  # noqa: B008 - immutable
@@ -121,12 +121,10 @@ class LiveRecording:
     ) -> None:
         self.provider = provider
         self.detail = detail
-        self._traces_events = detail != "steps"
         self._contexts = contexts
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
-        self._has_marks = has_marks
         self._on_steps = on_steps
         self._log = LimitedLog()
         self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
@@ -137,6 +135,8 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
+        self.segments = StepSegments(self.steps, self._job.begin)
+        self._flush_until = 0
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -171,10 +171,11 @@ class LiveRecording:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
         return now_ns()
 
-    def boundary(self, number: int, now: int, context: int, thread: int) -> None:
-        """A step has ended at ``now`` (Unix ns) in a context, on a thread; step ``number`` begins. Any thread."""
+    def step_ended(self, now: int, context: int, thread: int) -> None:
+        """The program says that a step has ended at ``now`` (Unix ns) in a context, on a thread. Any thread."""
+        self.segments.program_steps()
         self._job.begin(now)
-        recorded = self.steps.boundary(number, now, context, thread)
+        recorded = self.steps.boundary(Segment.STEP, now, context, thread)
         if recorded == self._roots_muted:
             self._roots_muted = not recorded
             self.session.mute_roots(not recorded)
@@ -189,41 +190,55 @@ class LiveRecording:
         return self.session.stats().bytes_buffered
 
     def holds(self, size: int) -> bool:
-        """Whether so many bytes are waiting for a drain, or the first step, by whose end some hooks are not needed any more."""
-        return self.bytes_buffered >= size or (not self.steps.threads and self._has_marks())
+        """Whether so many bytes are waiting for a drain."""
+        return self.bytes_buffered >= size
 
-    def drain(self, *, final: bool = False) -> Drained:
-        """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain.
+    def flush(self) -> None:
+        """What has been recorded until now is wanted: the drains that have it hold nothing back."""
+        self._flush_until = self.now()
+
+    def drain(self, *, final: bool = False) -> Drained | None:
+        """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain, or of what waited to be told its step.
+
+        None where all of it waits; nothing of what was recorded before :meth:`flush` or the stop does.
 
         ``final``: after the stop; the last one has the step that is not finished.
         """
         with self._lock:
             self._before_drain()
-            # Before the events are taken: what belongs to a step that has ended is then in this drain, in one before, or in
-            # one to come, which the watermark tells.
+            if (held := self.segments.next()) is None:
+                self._take(final=final)
+                held = self.segments.next()
+            if held is None:
+                return None
             ended = self.steps.take_ended()
             try:
-                return self._drained(ended, final)
+                return self._drained(ended, *held)
             except BaseException:
                 self.steps.put_back(ended)
                 self._figures["failed"] += self._buffer.dropped + self._undelivered
                 self._buffer.dropped = self._undelivered = 0
                 raise
 
-    def _drained(self, ended: list[Step], final: bool) -> Drained:
+    def _take(self, *, final: bool) -> None:
+        """Drains the recorder, and learns from that where steps begin."""
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self.sources.drain(SLICE_BYTES)
-        watermark, final = drained.watermark, final and drained.is_last
         # And not what a profile that runs meanwhile asked for.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
-        if self.detail == "steps":  # somebody else may have hooks on every module
-            batch = top_level_modules(batch)
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
-            # A step has ended, or an optimizer was made: what is here belongs to the first step, ended or not.
+            # A step has ended, or an optimizer was made: what is here is its set-up, unless it turns out to be more.
             earliest = int(batch["start"].min(initial=now_ns()))
             self._job.begin(earliest)
-            self.steps.begin(earliest)
+            self.steps.begin(earliest, Segment.SETUP)
+        settle = batch.watermark >= self._flush_until > 0
+        if settle:
+            self._flush_until = 0
+        self.segments.add(batch, now, settle=settle, final=final and batch.is_last)
+
+    def _drained(self, ended: list[Step], batch: Batch, final: bool) -> Drained:
+        now, watermark = self.now(), batch.watermark
         placed = self._trees.place(batch)
         ended, later = self._complete(ended, batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
@@ -232,7 +247,7 @@ class LiveRecording:
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(watermark, now), final=final)
         jobs = self._job.ended(self.now(), final=final)
-        spans, sent = self._spans(len(drained), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
+        spans, sent = self._spans(len(batch), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
         self._add_up(placed, step_spans)
         child_time = self._child_times(placed, step_spans)
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
@@ -258,7 +273,7 @@ class LiveRecording:
         sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)[
             placed.trace_group
         ]
-        count, of_events = int(sampled.sum()), int(traced_events(placed, events_of_steps=self._traces_events).sum())
+        count, of_events = int(sampled.sum()), int(traced_events(placed).sum())
         filtered = events - len(sampled) + count - of_events
         return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
 
@@ -271,9 +286,10 @@ class LiveRecording:
         stats = self.session.stats()
         recorded, self._recorded = self._recorded, 0
         dropped = Counter(stats.dropped)
-        dropped["failed"] = self._failed = self._failed + stats.recorded - self._taken - recorded
-        self._taken = stats.recorded
-        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans})
+        held = self.segments.events
+        dropped["failed"] = self._failed = self._failed + stats.recorded - held - self._taken - recorded
+        self._taken = stats.recorded - held
+        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans + held})
         before, self._reported = self._reported, (dropped, figures)
         return recorded, _since(dropped, before[0]), _since(figures, before[1])
 
@@ -305,10 +321,15 @@ class LiveRecording:
         Where that fails it is tried again: what was held has not failed with the last events.
         """
         try:
-            return self.drain(final=True)
+            return self._last()
         except Exception as error:  # noqa: BLE001 - the events that it took are counted as failed by the second
             self._log.warning("the last events were lost: %s: %s", type(error).__name__, error)
-            return self.drain(final=True)
+            return self._last()
+
+    def _last(self) -> Drained:
+        found = self.drain(final=True)
+        assert found is not None  # nothing waits at the end
+        return found
 
     def give_up(self) -> Drained:
         """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
@@ -322,7 +343,7 @@ class LiveRecording:
     def _selects(self, step: int, trace_id: int) -> bool:
         """Whether a step is to be recorded in detail; the schedule may be somebody's code."""
         try:
-            return self.detail == "steps" or self._choice.selects(step, trace_id)
+            return self._choice.selects(step, trace_id)
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
             self._log.warning(
                 "the schedule failed on step %d, which is recorded: %s: %s", step, type(error).__name__, error
@@ -338,7 +359,6 @@ class LiveRecording:
             placed,
             synthetic,
             self._flows,
-            events_of_steps=self._traces_events,
             collectives=self._links,
             final=final,
         )

@@ -103,11 +103,10 @@ def live_options(
         )
     device = config.DEVICE.given("use_device", use_device)
     events = config.DEVICE_EVENTS.read() if device_events is None else checked_device_events(device_events, 1)
-    # Whole modules are seen until the first step ends: not worth a mark.
     has_steps_alone = detail == "steps"
     return RecordingOptions(
         operators=detail in {"ops", "frames"},
-        compilations=not has_steps_alone,
+        phases={"steps": "roots", "metrics": ""}.get(detail, "modules"),
         inputs=bool(record_shapes),
         frames=detail == "frames",
         frame_filter=checked_filter(frames) if detail == "frames" or frames is not None else ALL_FRAMES,

@@ -151,7 +151,7 @@ class TorchSpanProcessor(SpanProcessor):
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Sends what has been recorded so far; False when ``timeout_millis`` was not enough, or an exporter refused."""
         deadline = Deadline.after(timeout_millis / 1000)
-        drained = self._drain(deadline)
+        drained = self._flush(deadline)
         # All are asked, also when one of them is too slow: each has its own thread, and they share the deadline.
         flushed = [queue.force_flush(deadline) for queue in self._queues]
         return drained and all(flushed)
@@ -187,7 +187,7 @@ class TorchSpanProcessor(SpanProcessor):
         own. Takes what has been recorded first (some 0.3 us per event since the last drain). Memory is constant: it grows
         with the number of names only. Any thread, at any time, also after the shutdown.
         """
-        self._drain(Deadline.after(_SHUTDOWN_SECONDS))
+        self._flush(Deadline.after(_SHUTDOWN_SECONDS))
         sums, device = self.averages.read(), self.averages.device_type
         return averages_list(sums, None if device is None else device_name(device))
 
@@ -283,16 +283,24 @@ class TorchSpanProcessor(SpanProcessor):
         full = attached is not None and attached.recording.holds(SLICE_BYTES)
         return full or len(self._ended) >= _MAX_ENDED // 8
 
+    def _flush(self, deadline: Deadline) -> bool:
+        """The same, and nothing of it waits to be told its step."""
+        if (attached := self._attached) is not None:
+            attached.recording.flush()
+        return self._drain(deadline)
+
     def _drain(self, deadline: Deadline) -> bool:
         """Hands on what was recorded until now; False where there was no time or it failed."""
         with self._ledger.let_go():
             return self._drainer.drain(deadline)
 
-    def _hand_on(self, take: Callable[[], Drained] | None = None) -> int:
+    def _hand_on(self, take: Callable[[], Drained | None] | None = None) -> int:
         attached, ended = self._attached, len(self._ended)
         if take is None and attached is not None:
             take = attached.recording.drain
         drained = None if take is None else take()
+        if drained is None and take is not None:  # what ran inside of the application's spans waits, and so do they
+            return NEVER
         watermark = NEVER if drained is None else drained.watermark
         self._lag = 0 if watermark == NEVER else max(now_ns() - watermark, 0)
         if drained is not None:

@@ -12,6 +12,7 @@ from .compile_events import CompileEvents
 from .device_source import BYTES_OF_A_TIME, DeviceSource
 from .energy_source import EnergySource, checked_energy
 from .live_device_source import LiveDeviceSource, LiveEnergySource
+from .phases import Phases
 from .source import Calls, Collections, Memory, Modules, Operators, Source
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ def _compilations(request: Request) -> Source | None:
     return CompileEvents() if request.options.compilations else None
 
 
+def _phases(request: Request) -> Source | None:
+    options = request.options
+    return Phases(with_modules=options.phases == "modules") if options.phases else None
+
+
 def _modules(request: Request) -> Source | None:
     return Modules() if request.options.modules and torch_library.installed_torch() is not None else None
 
@@ -106,6 +112,7 @@ SOURCES = (
     Entry("operators", _operators, survives_fork=True),
     Entry("collectives", _collectives),
     Entry("devices", _devices),
+    Entry("phases", _phases),
     Entry("compilations", _compilations, needs_torch=False),
     Entry("modules", _modules),
     # Among the last to start and so the first to stop: the calls that stop the others are not recorded.

@@ -14,7 +14,7 @@ from otel_torchprof._native import python_sources
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
-from .compiled_code import leave_out_of_graphs
+from .compiled_code import leave_out_of_graphs, leave_uncompiled
 from .source import Source
 
 if TYPE_CHECKING:
@@ -131,5 +131,6 @@ def _optimizer_file() -> str | None:
     return getattr(getattr(module, "Optimizer", None), "profile_hook_step", _running).__code__.co_filename
 
 
+leave_uncompiled(__name__)
 _optimizers = _OptimizerHooks()
 os.register_at_fork(after_in_child=_optimizers.after_fork_in_child)

@@ -44,6 +44,8 @@ class RecordingOptions:
     """Pauses of Python's garbage collector, where calls are not recorded, among which they are anyway."""
     modules: bool = False
     """Calls of modules."""
+    phases: str = ""
+    """Phases of a training loop: ``"roots"``, or ``"modules"`` where the hooks of all modules tell of root modules; empty for none."""
     device: str | None = None
     """The type of device, as ``torch.device`` names it; None for none."""
     untimed: str = NO_DEVICE

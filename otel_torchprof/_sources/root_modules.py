@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
 
-from .compiled_code import leave_hooks_out_of_torchscript, leave_out_of_graphs
-from .torch_hooks import enclosing_modules
+from .compiled_code import leave_hooks_out_of_torchscript, leave_out_of_graphs, leave_uncompiled
+from .torch_hooks import enclosing_modules, without_warning
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.utils.hooks import RemovableHandle
 
 _logger = logging.getLogger("otel_torchprof")
@@ -41,6 +43,7 @@ class RootModules:
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
         self._roots: dict[int, tuple[weakref.ref[Any], list[RemovableHandle]]] = {}
         self._searches = False
+        self._cleanup_warning: Callable[[], None] | None = None
 
     @property
     def count(self) -> int:
@@ -63,6 +66,7 @@ class RootModules:
         with self._lock:
             if self._users and not _has_compiled():
                 self._searches = True
+                self._cleanup_warning = self._cleanup_warning or without_warning()
                 python_sources.after_roots(self._resume)
                 self._resume()
 
@@ -72,6 +76,9 @@ class RootModules:
             self._searches = False
             python_sources.after_roots(None)
             _pause()
+            if self._cleanup_warning is not None:
+                self._cleanup_warning()
+                self._cleanup_warning = None
 
     def remove(self, user: object) -> None:
         """Takes the hooks away from the modules, if nobody else uses this; without effect for no user."""
@@ -145,5 +152,6 @@ def _has_compiled() -> bool:
 shared = RootModules()
 """Those of the process."""
 leave_out_of_graphs(_begin, _end, _found)
+leave_uncompiled(__name__)
 leave_hooks_out_of_torchscript(_begin, _end)
 os.register_at_fork(after_in_child=shared.after_fork_in_child)

@@ -37,7 +37,6 @@ class StepTracker:
         self._lock = threading.RLock()
         self._number = 0
         self._explicit = False
-        self._expected = False
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._beginner: weakref.ref[Any] | None = None
 
@@ -66,17 +65,17 @@ class StepTracker:
                 self._begin_next()
 
     def expects_steps(self) -> bool:
-        """Whether the program trains: a boundary has come, or an optimizer was ever made, by which one may come.
-
-        Imports nothing. Microseconds; looks at every class of optimizer until the answer is yes, which it then stays.
-        """
-        if not self._expected:
-            self._expected = self._number > 0 or any(_has_instances(kind) for kind in _optimizer_classes())
-        return self._expected
+        """Whether the program trains: a boundary has come, or an optimizer was ever made, by which one may come."""
+        return self._number > 0 or optimizers_were_made()
 
     def _begin_next(self) -> None:
         self._number += 1
         self._on_boundary(self._number, self._clock())
+
+
+def optimizers_were_made() -> bool:
+    """Whether an optimizer was ever made. Imports nothing; microseconds, since it looks at every class of optimizer."""
+    return any(_has_instances(kind) for kind in _optimizer_classes())
 
 
 def _optimizer_classes() -> Iterator[type]:

@@ -80,13 +80,26 @@ class ModuleHooks:
         _shared.remove(self)
 
 
+def without_warning() -> Callable[[], None]:
+    """Torch warns no more of global hooks and compiled modules, until what this returns is called."""
+    warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
+    ours = warnings.filters[0]
+
+    def warn_again() -> None:
+        # Not there where the program has put other filters in place since then.
+        if ours in warnings.filters:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]
+
+    return warn_again
+
+
 class _SharedHooks:
     """The hooks that torch has, and for whom."""
 
     def __init__(self) -> None:
         self.names = ModuleNames()
         self._users: dict[ModuleHooks, bool] = {}
-        self._filter: Any = None
+        self._warns_again: Callable[[], None] | None = None
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: ModuleHooks, top_level_only: bool) -> None:
@@ -100,8 +113,7 @@ class _SharedHooks:
             self._take_out()  # what an interrupted call of this left
             torch_modules.register_module_forward_pre_hook(python_sources.module_begin)
             torch_modules.register_module_forward_hook(python_sources.module_end, always_call=True)
-            warnings.filterwarnings("ignore", re.escape(_FIRES_TWICE), UserWarning)
-            self._filter = warnings.filters[0]
+            self._warns_again = without_warning()
 
     def remove(self, user: ModuleHooks) -> None:
         with self._lock:
@@ -111,10 +123,9 @@ class _SharedHooks:
                 return
             if not self._take_out() and not was_user:
                 return
-            # Not there where the program has put other filters in place since then.
-            if self._filter in warnings.filters:
-                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-            self._filter = None
+            if self._warns_again is not None:
+                self._warns_again()
+                self._warns_again = None
             python_sources.leave_modules()
             self.names = ModuleNames()
 

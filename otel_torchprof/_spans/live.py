@@ -288,6 +288,8 @@ class LiveTrees:
             return np.full(len(times), -1, dtype=np.int64)
         starts = np.array([step.start for step in steps], dtype=np.int64)
         position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        if (origin := self._steps.origin) is not None:
+            position[times < origin] = -1
         if context is None:
             return position
         foreign = [c for c in distinct_values(context).tolist() if not self._steps.owns(c)]
@@ -307,7 +309,8 @@ class LiveTrees:
         if steps:
             own = position >= 0
             position[own & (times == NEVER)] = len(steps)
-            position[own & (times < steps[0].start)] = -1 if steps[0].number else 0
+            has_first = steps[0].starts_earlier or steps[0].start == self._steps.origin
+            position[own & (times < steps[0].start)] = 0 if has_first else -1
         return position
 
     def _shared_group(self, context: int, step: Step | None) -> TraceGroup | None:

@@ -95,10 +95,10 @@ def _ends_of(events: Numbered, placed: Placed, trace_ids: Array) -> _Ends:
     return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
 
 
-def traced_events(placed: Placed, *, events_of_steps: bool) -> npt.NDArray[np.bool_]:
+def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
     """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
     of_trace_groups = (
-        u.trace.exported and (u.step is None or (events_of_steps and u.step.is_detailed)) for u in placed.trace_groups
+        u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups
     )
     found: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[placed.trace_group]
     return found
@@ -109,17 +109,15 @@ def live_table(
     ended: Sequence[StepSpan],
     flows: Flows,
     *,
-    events_of_steps: bool = True,
     collectives: LiveCollectives | None = None,
     final: bool = False,
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
-    What a sampler refused is left out; so is what hangs under a step that is not traced in full, or under any without
-    ``events_of_steps``. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
+    What a sampler refused is left out; so is what hangs under a step that is not traced in full. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
     """
     batch, trace_groups = placed.batch, placed.trace_groups
-    traced = traced_events(placed, events_of_steps=events_of_steps)
+    traced = traced_events(placed)
     rows = None if traced.all() else np.flatnonzero(traced)
     count = len(batch) if rows is None else len(rows)
     steps = [step for step in ended if step.trace.exported]

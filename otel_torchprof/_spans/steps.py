@@ -7,7 +7,7 @@ any context that span is the root of a trace and links to the one before; inside
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,7 +132,7 @@ class Step:
     start: int
     end: int | None = None
     name: str = STEP_NAME
-    segment: Segment = Segment.STEP
+    segment: Segment | None = Segment.STEP
     starts_earlier: bool = False
     """It is the first: only its end is known, and what is placed next shows when it began."""
     trace: Trace | None = None
@@ -180,6 +180,9 @@ class Steps:
         self._steps: list[Step] = []
         self._ended: list[Step] = []
         self._contexts: set[int] = set()
+        self._number = 0
+        self._link: tuple[int, int] | None = None
+        self._origin: int | None = None
         self.threads: set[int] = set()
         """``threading.get_ident()`` of the threads whose steps these are."""
 
@@ -189,6 +192,11 @@ class Steps:
         return bool(self._steps)
 
     @property
+    def origin(self) -> int | None:
+        """When the first segment began, Unix ns; None where that is not known."""
+        return self._origin
+
+    @property
     def running(self) -> int:
         """The number of the step that runs; 0 before the first has ended. Any thread."""
         steps = self._steps
@@ -196,48 +204,83 @@ class Steps:
 
     @property
     def begun(self) -> bool:
-        """Whether it is known when the first step began."""
-        return bool(self._steps) and not self._steps[0].starts_earlier
+        """Whether it is known when the first segment began."""
+        return self._origin is not None
 
-    def begin(self, earliest: int) -> None:
-        """The first step began then, whether it has ended yet or not."""
+    def begin(self, earliest: int, segment: Segment = Segment.STEP) -> None:
+        """The first segment began then, whether it has ended yet or not; of steps it is the first."""
         with self._lock:
             if not self._steps:
-                self._steps.append(Step(0, earliest, job=self._job()))
-            first = self._steps[0]
+                self._steps.append(self._new(segment, earliest, None))
+            first, self._origin = self._steps[0], earliest
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, earliest), False
                 for context, span in first.spans.items():
                     span.start = _start(first, self._enclosing(context))
 
-    def boundary(self, number: int, now: int, context: int, thread: int) -> bool:
-        """Ends the current step and begins step ``number``, on a thread (its ident), in a context (0: none).
+    def first_step_is(self, start: int | None) -> None:
+        """The program says itself where steps end, and none has ended yet: the first one began then, after its set-up.
+
+        None: with the set-up, since more than that is not known.
+        """
+        with self._lock:
+            if not self._steps:
+                if start is not None:
+                    self.begin(start)
+                return
+            running = self._steps[-1]
+            if running.segment is not Segment.SETUP:
+                return
+            if start is not None and start > running.start:
+                self.boundary(Segment.STEP, start, 0, None)
+            else:
+                running.segment, running.number, running.name = Segment.STEP, self._take_number(), STEP_NAME
+                for span in running.spans.values():
+                    span.segment, span.number, span.name = running.segment, running.number, running.name
+
+    def boundary(self, segment: Segment, now: int, context: int, thread: int | None) -> bool:
+        """Ends the current segment and begins another, on a thread (its ident), in a context (0: none).
 
         Returns whether what comes outside of contexts is to be recorded.
         """
         with self._lock:
-            self.threads.add(thread)
-            if not self._steps:
-                self._steps.append(Step(number - 1, now, starts_earlier=True, job=self._job()))
-            step = self._steps[-1]
-            now = max(now, step.start)  # of several threads, one may read the clock first and tell last
-            link = self._end(step, now, context, thread)
+            self.end(now, context, thread)
             if context:
                 self._contexts.add(context)
-            following = Step(number, now, link=link, job=self._job())
+            following = self._new(segment, max(now, self._steps[-1].start), self._link)
             self._steps.append(following)
             del self._steps[:-_MOST], self._ended[:-_MOST]
             if context:
                 return True
             trace = self._trace_of(following)
-            return trace.recorded and self._selects(number, trace.trace_id)
+            return trace.recorded and self._selects(following.number, trace.trace_id)
+
+    def end(self, now: int, context: int, thread: int | None) -> None:
+        """Ends the current segment; where there is none yet, a first step, of which nothing but the end is known."""
+        with self._lock:
+            if thread is not None:
+                self.threads.add(thread)
+            if not self._steps:
+                self._steps.append(replace(self._new(Segment.STEP, now, None), starts_earlier=True))
+            step = self._steps[-1]
+            if step.end is None:
+                # Of several threads, one may read the clock first and tell last.
+                self._link = self._end(step, max(now, step.start), context, thread)
+
+    def _new(self, segment: Segment, start: int, link: tuple[int, int] | None) -> Step:
+        number = self._take_number() if segment is Segment.STEP else -1
+        return Step(number, start, name=segment.span_name, segment=segment, link=link, job=self._job())
+
+    def _take_number(self) -> int:
+        self._number += 1
+        return self._number - 1
 
     def add(self, recorded: Iterable[RecordedStep]) -> None:
         """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
         with self._lock:
             link = None
             for number, start, end, thread, name in recorded:
-                self._steps.append(Step(number, start, name=name, link=link))
+                self._steps.append(Step(number, start, name=name, segment=None, link=link))
                 link = self._end(self._steps[-1], end, 0, thread)
                 self.threads |= set() if thread is None else {thread}
 
@@ -285,9 +328,9 @@ class Steps:
             ended, self._ended = self._ended, []
             taken = {id(step) for step in ended}
             self._steps = [step for step in self._steps if step.end is None or id(step) in taken]
-            if everything:
-                ended += self._steps[-1:]
-                for span in self._steps[-1].spans.values() if self._steps else ():
+            if everything and self._steps and self._steps[-1].end is None:
+                ended.append(self._steps[-1])
+                for span in self._steps[-1].spans.values():
                     span.is_running = True
             return ended
 

@@ -123,12 +123,11 @@ class Span:
 class Service:
     """A live model between a hand-written recorder and readable spans; deals ids out in order, from 1."""
 
-    def __init__(self, *, events_of_steps: bool = True, max_spans: int = 5_000) -> None:
+    def __init__(self, *, max_spans: int = 5_000) -> None:
         self.current_spans: dict[int, tuple[SpanContext, int | None]] = {}
         self.asked: list[tuple[str, int, tuple[int, int] | None]] = []
         self.answers: dict[str, Trace] = {}
         self._last_id = 0
-        self._events_of_steps = events_of_steps
         self.steps = Steps(self.new_trace, self.new_span_id, self.current_spans.get)
         self.trees = LiveTrees(
             key=12345,
@@ -160,7 +159,7 @@ class Service:
         roots = self.trees.ended_roots(watermark, final=final)
         self.trees.forget_roots(roots)
         spans = [*(span for step in ended for span in step.spans.values()), *roots]
-        return live_table(placed, spans, self.flows, events_of_steps=self._events_of_steps)
+        return live_table(placed, spans, self.flows)
 
     def spans(self, *events: Event, **more: Any) -> dict[str, Span]:
         """The spans of one drain by name; spans of steps as ``torch.step 3``."""

@@ -69,7 +69,7 @@ class Rank(Service):
         placed = self.trees.place(batch)
         ended += self.steps.take_ended(everything=final)
         spans = [span for step in ended for span in step.spans.values()]
-        table = live_table(placed, spans, self.flows, events_of_steps=True, collectives=self.links)
+        table = live_table(placed, spans, self.flows, collectives=self.links)
         return add_attributes(table, placed.batch)
 
     def spans(self, *events, reported=(), final=True):

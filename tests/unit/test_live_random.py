@@ -86,7 +86,7 @@ class Program:
         roots = self.service.trees.ended_roots(self.now, final=final)
         self.service.trees.forget_roots(roots)
         self.averages.add(*_displayed(placed))
-        table = live_table(placed, [*of_steps, *roots], self.service.flows, events_of_steps=True)
+        table = live_table(placed, [*of_steps, *roots], self.service.flows)
         for name, span in readable(table).items():
             if name.startswith(OPERATORS_NAME):
                 name = f"{OPERATORS_NAME} {span.span_id}"  # noqa: PLW2901 - there are many of that name

@@ -150,16 +150,6 @@ def test_a_step_holds_its_events(service):
     assert (spans["torch.step 0"].start, spans["torch.step 0"].end) == (10, 100)
 
 
-def test_without_events_of_steps_only_steps_are_spans():
-    """With detail "steps", what happens in a step is no span, what happens in a request is."""
-    service = Service(events_of_steps=False)
-    in_request(service, 9)
-    service.boundary(1, 100, 0)
-    other = Thread(2, threading.get_ident() + 1, 2, "server")
-    spans = service.spans(Event("model", 10, 20), Event("served", 11, 19, context=9), threads=(other,))
-    assert set(spans) == {"torch.step 0", "served"}
-
-
 def test_the_last_step_comes_with_the_end(service):
     """What came after the last boundary is under a step of its own, which the final drain closes with its last event."""
     service.boundary(1, 100, 0)

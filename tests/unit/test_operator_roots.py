@@ -190,7 +190,7 @@ class Buffered:
         placed = trees.place(self.service.recorder.drain(*events))
         roots = trees.ended_roots(watermark, final=False)
         trees.forget_roots(roots)
-        table = live_table(placed, roots, self.service.flows, events_of_steps=True)
+        table = live_table(placed, roots, self.service.flows)
         trace_group = table.span_id.copy()
         trace_group[table.row >= 0] = placed.root[table.row[table.row >= 0]]
         steps = {root.span_id: root for root in (*(found.step for found in placed.trace_groups), *roots)}

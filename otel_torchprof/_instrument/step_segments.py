@@ -1,0 +1,126 @@
+"""Where steps begin and end: said by the program, or learned from its phases, for which drained events wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._spans.phase_tokens import PhaseTokens
+from otel_torchprof._spans.step_cycle import StepCycle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._spans.step_cycle import Boundary, Token
+    from otel_torchprof._spans.steps import Steps
+
+MAX_HELD_NS = 30_000_000_000
+"""How long events may wait for the rule by which steps end: two steps have to be seen."""
+MAX_HELD_EVENTS = 1 << 16
+"""How many may: 4 MiB of columns."""
+_TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
+
+
+class Held(NamedTuple):
+    """A drained batch of which it is known in which segments its events are."""
+
+    batch: Batch
+    final: bool
+    """Nothing more will come."""
+
+
+class StepSegments:
+    """The segments of one recording. For one thread at a time.
+
+    Args:
+        steps: gets them.
+        on_first: called with the time at which the first one begins, Unix ns.
+    """
+
+    def __init__(self, steps: Steps, on_first: Callable[[int], None], *, learns: bool = True) -> None:
+        self._steps = steps
+        self._on_first = on_first
+        self._tokens = PhaseTokens()
+        self._cycle: StepCycle | None = StepCycle() if learns else None
+        self._rule = "the program says where steps end"
+        self._waiting: deque[Held] = deque()
+        self._ready = 0
+        self._since = NEVER
+        self._first: int | None = None
+        self.steps_without_forward = 0
+        """Steps that have begun since a module was called with gradients."""
+
+    @property
+    def rule(self) -> str:
+        """The rule that is in force, and why."""
+        return self._rule if self._cycle is None else self._cycle.rule
+
+    @property
+    def events(self) -> int:
+        """Events that wait."""
+        return sum(len(held.batch) for held in self._waiting)
+
+    def program_steps(self) -> None:
+        """The program says itself where steps end, from now on."""
+        if self._cycle is not None:
+            self._cycle = None
+            self._steps.first_step_is(self._first)
+
+    def add(self, batch: Batch, now: int, *, settle: bool, final: bool) -> None:
+        """Takes a batch that was drained ``now`` (Unix ns).
+
+        Args:
+            batch: with the phases of all threads.
+            now: when.
+            settle: whether nothing is to wait any longer, because somebody wants to see it.
+            final: whether nothing more will come.
+        """
+        if self._cycle is not None:
+            self._learn(self._cycle, batch, now, final=final)
+        self._waiting.append(Held(batch, final))
+        if self._cycle is None or self._cycle.is_settled or settle or final or self._is_full(now):
+            if self._cycle is not None and not self._cycle.is_settled:
+                self._apply(self._cycle.settle())
+            self._ready, self._since, self._first = len(self._waiting), NEVER, None
+        else:
+            self._since = min(self._since, now)
+            # What comes later is not in it, though it was all there was.
+            self._waiting[-1] = Held(replace(batch, watermark=min(batch.watermark, now)), final)
+
+    def next(self) -> Held | None:
+        """The oldest batch whose segments are known."""
+        if not self._ready:
+            return None
+        self._ready -= 1
+        return self._waiting.popleft()
+
+    def _is_full(self, now: int) -> bool:
+        return self.events > MAX_HELD_EVENTS or now - self._since > MAX_HELD_NS
+
+    def _learn(self, cycle: StepCycle, batch: Batch, now: int, *, final: bool) -> None:
+        tokens = self._tokens.of(batch)
+        self._note(tokens)
+        self._apply(cycle.feed(tokens, batch.watermark))
+        if final:
+            self._apply(cycle.finish(now))
+
+    def _note(self, tokens: Sequence[Token]) -> None:
+        if any(token.part is Part.FORWARD for token in tokens):
+            self.steps_without_forward = 0
+        if self._first is None:
+            self._first = next((token.start for token in tokens if token.part in _TRAINING), None)
+
+    def _apply(self, boundaries: Iterable[Boundary]) -> None:
+        for time, thread, context, segment in boundaries:
+            if segment is None:
+                self._steps.end(time, context, thread)
+            elif not self._steps.active:
+                self._on_first(time)
+                self._steps.begin(time, segment)
+            else:
+                self._steps.boundary(segment, time, context, thread)
+            self.steps_without_forward += segment is Segment.STEP
