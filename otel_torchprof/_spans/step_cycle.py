@@ -1,0 +1,265 @@
+"""Steps of a training loop that says nothing of them: the cycle of what it does is learned, and then followed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._spans.step_rules import ROUNDS_AGAIN, Fit, Learner
+from otel_torchprof._spans.step_tokens import OPTIMIZERS, RELEVANT, Boundary, Token
+from otel_torchprof._spans.step_walk import Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_torchprof._spans.step_rules import Rule
+
+__all__ = ["Boundary", "StepCycle", "Token"]
+
+_MOST_THREADS = 64
+_QUIET_PERIODS = 3
+"""Periods of another thread's loop after which a loop that says nothing is over."""
+
+
+class _Loop:
+    """What one thread does."""
+
+    def __init__(self, optimizer: int | None, loader: int | None) -> None:
+        self.learner: Learner | None = Learner(optimizer, loader)
+        self.walk: Walk | None = None
+        self.adopted = 0
+        """How often a rule was."""
+        self.steps = 0
+        """Since the loop in force had its latest token."""
+        self.since = 0
+        """How many tokens that loop had."""
+        self._fit: Fit | None = None
+        self._latest = 0
+        self._open: Token | None = None
+        self._has_closures = False
+
+    def take(self, token: Token) -> None:
+        """The next token, or the latest once more with its end."""
+        waiting, self._open = self._open, None
+        if token.id != self._latest:
+            if waiting is not None:
+                self._take(waiting)
+            self._latest = token.id
+        elif waiting is None:
+            self._close(token.end)
+            return
+        if token.end == NEVER and token.part in OPTIMIZERS:
+            self._open = token  # whether a backward pass runs in it is known when it has ended
+        else:
+            self._take(token)
+
+    def is_settled(self, watermark: int) -> bool:
+        """Whether all that has happened has its segment."""
+        if self.walk is None:
+            return self._open is None and (self.learner is None or not self.learner.is_hopeful)
+        return (self._open is None or not self.walk.waits) and self.walk.is_settled(watermark)
+
+    def settle(self, watermark: int) -> None:
+        """Decides what is ambiguous."""
+        self._take_open()
+        if self.walk is not None:
+            self.walk.settle(watermark)
+        elif self.learner is not None:
+            self._adopt(self.learner.settle())
+
+    def finish(self, end: int) -> None:
+        """Decides everything."""
+        self._take_open()
+        if self.walk is None and self.learner is not None:
+            self._adopt(self.learner.finish())
+        if self.walk is not None:
+            self.walk.finish(end)
+
+    @property
+    def weight(self) -> float:
+        """How much was trained."""
+        return math.inf if self.learner is None else self.learner.backwards
+
+    def _close(self, end: int) -> None:
+        if end != NEVER and self.walk is not None:
+            self.walk.close(end)
+        elif end != NEVER and self.learner is not None:
+            self.learner.close(end)
+
+    def _take_open(self) -> None:
+        if self._open is not None:
+            token, self._open = self._open, None
+            self._take(token._replace(holds_backward=self._has_closures))
+
+    def _take(self, token: Token) -> None:
+        self._has_closures |= token.holds_backward
+        learner, walk = self.learner, self.walk
+        found = None if learner is None else learner.take(token)
+        if walk is None or self._fit is None:
+            self._adopt(found)
+            return
+        if found is not None and self._fit.is_broken:
+            self._replace(found, walk)
+        walk.walk(token)
+        self._fit.take(token, walk.has_ended_period)
+        if walk.rule.is_given:
+            return
+        if not self._fit.is_doubtful:
+            self.learner = None
+        elif self.learner is None:
+            rounds = {} if walk.rule.part in OPTIMIZERS else {"rounds": ROUNDS_AGAIN}
+            self.learner = Learner(keeps=False, **rounds)
+            self.learner.take(token)
+
+    def _adopt(self, rule: Rule | None) -> None:
+        """The first rule: the steps that it makes of what is held are steps too."""
+        if rule is None or self.learner is None:
+            return
+        self.adopted += 1
+        walk, fit, held = Walk(rule), Fit(rule), self.learner.tokens
+        self.walk, self._fit, self.learner = walk, fit, None
+        for token in held:
+            walk.walk(token)
+            fit.take(token, walk.has_ended_period)
+
+    def _replace(self, rule: Rule, walk: Walk) -> None:
+        """Another rule, for what comes from now on."""
+        if rule[:2] != walk.rule[:2]:
+            self.adopted += 1
+            rule = rule._replace(text=f"{rule.text}; three periods did not fit the rule before")
+        walk.rule, self._fit, self.learner = rule, Fit(rule), None
+
+
+class StepCycle:
+    """Learns how a training loop goes round, and says where its segments begin. One thread calls it.
+
+    The loop that trains is that of the thread whose rule is known first; when it has been quiet for three periods of a loop
+    on another thread, that one.
+
+    Args:
+        optimizer: the key of the optimizer that ends a step.
+        loader: the key of the loader whose batches begin a step; with an optimizer it says nothing.
+    """
+
+    def __init__(self, *, optimizer: int | None = None, loader: int | None = None) -> None:
+        self.revision = 0
+        """How many rules there were."""
+        self._given = optimizer, loader
+        self._loops: dict[int, _Loop] = {}
+        self._active: _Loop | None = None
+        self._watermark = 0
+        self._settled = 0
+        self._forgotten = 0
+        self._latest = 0
+        self._own_tokens = 0
+        self._has_segments = False
+
+    def feed(self, tokens: Iterable[Token], watermark: int) -> list[Boundary]:
+        """Takes the tokens that began, or ended, since the last call; returns the boundaries that are sure now, in order of time.
+
+        Args:
+            tokens: those that are in no other phase of their thread; one that is open comes again when it has ended.
+            watermark: until when all tokens are known, Unix ns.
+        """
+        found: list[Boundary] = []
+        for token in sorted((token for token in tokens if token.part in RELEVANT), key=_start):
+            loop = self._loop_of(token)
+            if loop is not None:
+                self._own_tokens += loop is self._active and token.part is not Part.INFERENCE
+                loop.take(token)
+                self._collect(loop, found)
+        self._watermark = max(self._watermark, watermark)
+        if self._knows_all():
+            self._settled = self._watermark
+        return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that happened up to the watermark has its segment."""
+        return self._settled >= self._watermark
+
+    def settle(self) -> list[Boundary]:
+        """Decides what is ambiguous, because it can be held no longer; what was before any rule is in no step."""
+        found: list[Boundary] = []
+        loops = list(self._loops.values()) if self._active is None else [self._active]
+        for loop in loops:
+            loop.settle(self._watermark)
+            self._collect(loop, found)
+        if self._active is None:
+            self._forgotten = self._watermark
+        self._settled = self._watermark
+        return found
+
+    def finish(self, end: int) -> list[Boundary]:
+        """Decides everything, since the recording ends; the last segment ends with its last token."""
+        found: list[Boundary] = []
+        loops = sorted(self._loops.values(), key=_weight, reverse=True) if self._active is None else [self._active]
+        for loop in loops:
+            if self._active in {None, loop}:
+                loop.finish(end)
+                self._collect(loop, found)
+        return found
+
+    @property
+    def rule(self) -> str:
+        """The rule in force, and why, for people."""
+        if self._active is not None and self._active.walk is not None:
+            return self._active.walk.rule.text
+        if not any(loop.learner is not None and loop.learner.backwards for loop in self._loops.values()):
+            return "no steps: no backward pass was seen"
+        if self._given != (None, None):
+            what = "optimizer has not stepped" if self._given[0] is not None else "loader was not asked for a batch"
+            return f"no steps: the given {what}"
+        return "no steps yet: no two equal periods were seen"
+
+    def _loop_of(self, token: Token) -> _Loop | None:
+        loop = self._loops.get(token.thread)
+        if loop is None and token.part is not Part.INFERENCE:
+            if len(self._loops) >= _MOST_THREADS:
+                others = [thread for thread, one in self._loops.items() if one is not self._active]
+                del self._loops[min(others, key=lambda thread: self._loops[thread].weight)]
+            loop = self._loops[token.thread] = _Loop(*self._given)
+        return loop
+
+    def _knows_all(self) -> bool:
+        loops = self._loops.values() if self._active is None else [self._active]
+        return all(loop.is_settled(self._watermark) for loop in loops)
+
+    def _collect(self, loop: _Loop, found: list[Boundary]) -> None:
+        """Takes a loop's boundaries; they count where it is the one that trains."""
+        if loop.walk is None:
+            return
+        boundaries, loop.walk.boundaries = loop.walk.boundaries, []
+        if self._active is None:
+            self._active = loop
+        if loop is self._active:
+            self.revision += loop.adopted
+            loop.adopted = 0
+            for boundary in boundaries:
+                if boundary.time >= self._forgotten and (self._has_segments or boundary.segment is not None):
+                    self._has_segments = True
+                    found.append(self._placed(boundary))
+            return
+        if loop.since != self._own_tokens:
+            loop.since, loop.steps = self._own_tokens, 0
+        loop.steps += sum(boundary.segment is Segment.STEP for boundary in boundaries)
+        if loop.steps > _QUIET_PERIODS:
+            self._active, loop.adopted = loop, 0
+            self.revision += 1
+
+    def _placed(self, boundary: Boundary) -> Boundary:
+        """Not before what has been settled."""
+        self._latest = max(
+            boundary.time, self._latest if boundary.segment is None else max(self._latest, self._settled)
+        )
+        return boundary if boundary.time == self._latest else boundary._replace(time=self._latest)
+
+
+def _start(token: Token) -> int:
+    return token.start
+
+
+def _weight(loop: _Loop) -> float:
+    return loop.weight

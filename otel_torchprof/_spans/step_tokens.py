@@ -1,0 +1,55 @@
+"""What the cycle of a training loop is learned from, and what it gives: tokens and boundaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_torchprof._columns.phases import Part
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.phases import Segment
+
+OPTIMIZERS = frozenset({Part.STEP, Part.SCALER_STEP, Part.SCALER_UPDATE})
+"""Parts that can end a step of training."""
+
+RELEVANT = OPTIMIZERS | {
+    Part.NEXT,
+    Part.FORWARD,
+    Part.INFERENCE,
+    Part.EVALUATION,
+    Part.BACKWARD,
+    Part.ZEROING,
+    Part.SAVE,
+}
+"""Parts that say something about the cycle; the others may come anywhere."""
+
+
+class Token(NamedTuple):
+    """A phase event that is in no other phase of its thread."""
+
+    id: int
+    """Of the event."""
+    part: Part
+    key: int
+    """Address of its dataset, root module, optimizer or scaler; 0 where it is unknown."""
+    start: int
+    """Unix ns."""
+    end: int
+    """Unix ns; NEVER while it is open."""
+    thread: int
+    """``threading.get_ident()``."""
+    context: int
+    """Number of the OpenTelemetry span, 0 for none."""
+    holds_backward: bool = False
+    """A backward pass ran in it: an optimizer was given a closure."""
+
+
+class Boundary(NamedTuple):
+    """A segment begins, and the one before ends."""
+
+    time: int
+    """Unix ns."""
+    thread: int
+    context: int
+    segment: Segment | None
+    """None: nothing follows."""

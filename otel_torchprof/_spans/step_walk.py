@@ -1,0 +1,252 @@
+"""Where segments of a training loop begin, once it is known what ends a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._spans.step_tokens import OPTIMIZERS, Boundary
+
+if TYPE_CHECKING:
+    from otel_torchprof._spans.step_rules import Rule
+    from otel_torchprof._spans.step_tokens import Token
+
+_SILENCE = 30_000_000_000
+"""ns without a token after which a loop is over; a shorter stall is a part of its step."""
+_SILENT_PERIODS = 3
+"""The same, in periods, for loops whose steps are longer."""
+_MOST_PENDING = 1024
+_MOST_KEYS = 64
+
+
+class Walk:
+    """Goes through the tokens of one thread, in order, and makes the boundaries.
+
+    A step begins with the first batch, pass or zeroing after the anchor of the step before. Whether these are of training is
+    known when a pass follows: until then they are pending.
+
+    Args:
+        rule: what ends a step; it may be replaced.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.boundaries: list[Boundary] = []
+        """Not yet taken."""
+        self.has_ended_period = False
+        """Whether a period ended with the latest token."""
+        self.waits = True
+        """Whether the next pass of training begins a step."""
+        self._segment: Segment | None = None
+        self._first: Token | None = None
+        self._latest: Token | None = None
+        self._end = 0  # of the latest token of the segment, NEVER while it is open
+        self._segment_start = self._period = 0
+        self._has_compute = self._has_backward = False
+        self._pending: list[Token] = []
+        self._zeroing_ends_steps = False
+        self._of_training: dict[int, None] = {}
+        self._of_evaluation: dict[int, None] = {}
+        self._is_inferred = False
+
+    def walk(self, token: Token) -> None:
+        """Takes the next token."""
+        part = token.part
+        is_own_inference = part is Part.INFERENCE and self._is_given_loader
+        if part is Part.INFERENCE and not is_own_inference:
+            self._is_inferred = True
+            return
+        if self._first is None:
+            self._first = token
+        self._latest = token
+        self.has_ended_period = self._precedes_step(token)
+        if self.has_ended_period:
+            self.waits = True
+        if part is Part.NEXT:
+            self._ask(token)
+        elif part is Part.ZEROING:
+            self._zero(token)
+        elif part is Part.EVALUATION:
+            self._evaluate(token)
+        elif part is Part.SAVE:
+            self._cut(token, Segment.CHECKPOINT, token.end)
+        else:
+            self._train(token)
+        self._is_inferred = False
+
+    def close(self, end: int) -> None:
+        """The latest token, which was open, has ended."""
+        if self._is_asking:
+            self._pending[-1] = self._pending[-1]._replace(end=end)
+        if self._end == NEVER:
+            self._end = end
+
+    def is_settled(self, watermark: int) -> bool:
+        """Whether all that has happened belongs to the segment that runs."""
+        if self.waits and (self._pending or (self._segment is Segment.STEP and self._end < watermark)):
+            return False
+        return not self._is_silent(watermark)
+
+    def settle(self, watermark: int) -> None:
+        """Decides what is pending: the batch that a loader is at is one more for training, and a silent loop is over."""
+        if self.waits and self._is_asking and self._pending[-1].key in self._of_training:
+            self._begin(self._pending[-1])
+            self._end = NEVER
+        elif self._is_silent(watermark):
+            self.finish(watermark)
+
+    def finish(self, end: int) -> None:
+        """The loop is over: its last segment ends with its last token."""
+        if self._segment is not None and self._latest is not None:
+            self._emit(min(self._end, end), self._latest, None)
+        self._pending.clear()
+        self.waits = True
+
+    @property
+    def _is_given_loader(self) -> bool:
+        return self.rule.is_given and self.rule.part is Part.NEXT
+
+    @property
+    def _is_asking(self) -> bool:
+        """Whether a loader is at the batch that was asked for last."""
+        return bool(self._pending) and self._pending[-1].part is Part.NEXT and self._pending[-1].end == NEVER
+
+    def _is_silent(self, watermark: int) -> bool:
+        if self._segment is None or self._is_asking:
+            return False
+        return watermark - self._end > max(_SILENCE, _SILENT_PERIODS * self._period)
+
+    def _is_of_evaluation(self, key: int) -> bool:
+        return key in self._of_evaluation and key not in self._of_training
+
+    def _precedes_step(self, token: Token) -> bool:
+        """Whether a step of a loop without an optimizer has ended before this token."""
+        rule = self.rule
+        if rule.part in OPTIMIZERS or self.waits or not (self._has_backward or (rule.is_given and self._has_compute)):
+            return False
+        if token.part is rule.part:
+            return rule.key in {0, token.key}
+        return token.part in {Part.EVALUATION, Part.SAVE}
+
+    def _ask(self, token: Token) -> None:
+        """Holds a batch until a pass shows what it is for."""
+        key, pending = token.key, self._pending
+        if self._segment is Segment.EVALUATION and self._is_of_evaluation(key):
+            self._end = token.end
+            return
+        latest = pending[-1] if pending else None
+        if latest is not None and latest.part is Part.FORWARD:
+            pending.clear()  # a pass before the loop, which made lazy parameters or counted them
+        elif latest is not None and self._is_inferred and latest.part is Part.NEXT and latest.key == key:
+            _add(self._of_evaluation, key)  # nothing is trained between its batches
+        if len(pending) < _MOST_PENDING:
+            pending.append(token)
+
+    def _zero(self, token: Token) -> None:
+        if self.waits and len(self._pending) < _MOST_PENDING:
+            self._pending.append(token)
+        self._end = token.end
+
+    def _evaluate(self, token: Token) -> None:
+        """An evaluation has its batches with it: those just before it, of a data set that is not only trained with."""
+        first, pending, goes_on = token, self._pending, self._segment is Segment.EVALUATION
+        while pending and pending[-1].part is Part.NEXT:
+            key = pending[-1].key
+            if first is not token and first.key != key:
+                break
+            if key in self._of_training and key not in self._of_evaluation and not goes_on:
+                break
+            _add(self._of_evaluation, key)
+            first = pending.pop()
+        self._cut(first, Segment.EVALUATION, token.end)
+
+    def _cut(self, first: Token, segment: Segment, end: int) -> None:
+        """An evaluation or a checkpoint is a segment between steps, and a part of a step that has begun."""
+        self._pending.clear()
+        self._end = end
+        if not self.waits and self._has_compute:
+            return
+        if self._segment is not segment:
+            self._emit(first.start, first, segment)
+        self.waits = True
+
+    def _train(self, token: Token) -> None:
+        """A pass of training, or a step of an optimizer."""
+        part = token.part
+        is_optimizer = part in OPTIMIZERS
+        if self._is_given_loader and self.waits and not any(one.key == self.rule.key for one in self._nexts()):
+            return
+        if part is Part.FORWARD and self._segment in {None, Segment.SETUP} and not self._is_given_loader:
+            if not self._pending or self._pending[-1].part is not Part.FORWARD:
+                self._pending.append(token)
+            return
+        if self.waits and (not is_optimizer or token.holds_backward or self._nexts()):
+            self._begin(token)
+        if not self.waits:
+            if self._pending and not self._is_of_evaluation(self._pending[-1].key):
+                _add(self._of_training, self._pending[-1].key)
+            self._pending.clear()
+            self._has_compute = True
+            self._has_backward |= part is Part.BACKWARD or token.holds_backward
+        self._end = token.end
+        if is_optimizer and (part, token.key) == (self.rule.part, self.rule.key):
+            self.waits = self.has_ended_period = True
+
+    def _begin(self, token: Token) -> None:
+        """Begins a step of which this token is the first pass."""
+        first = self._first_of_step(token)
+        self._emit(first.start, first, Segment.STEP)
+        self._pending.clear()
+        self.waits = self._has_compute = self._has_backward = False
+
+    def _first_of_step(self, token: Token) -> Token:
+        """The first batch, else the first zeroing, else the pass itself.
+
+        Zeroing before the batch belongs to the step that ends, and so it does then where no batch comes, because the loader
+        was asked ahead.
+        """
+        nexts = self._nexts()
+        zeroing = next((place for place, one in enumerate(self._pending) if one.part is Part.ZEROING), None)
+        if nexts:
+            if zeroing is not None and self._segment is Segment.STEP:
+                self._zeroing_ends_steps = zeroing < self._pending.index(nexts[0])
+            for one in nexts:
+                _add(self._of_training, one.key)
+            return nexts[0]
+        for one in self._pending:
+            if one.part is Part.FORWARD or (one.part is Part.ZEROING and not self._zeroing_ends_steps):
+                return one
+        return token
+
+    def _nexts(self) -> list[Token]:
+        """The pending batches that are for training: not those of an evaluation, nor the ones before them."""
+        nexts: list[Token] = []
+        for one in reversed(self._pending):
+            if one.part is not Part.NEXT:
+                continue
+            if self._is_of_evaluation(one.key):
+                break
+            nexts.append(one)
+        nexts.reverse()
+        if self._segment is Segment.EVALUATION and len(nexts) > 1 and nexts[0].key in self._of_evaluation:
+            del nexts[0]  # the evaluation's loader, asked once more than it had batches
+        return nexts
+
+    def _emit(self, time: int, token: Token, segment: Segment | None) -> None:
+        if self._segment is None and self._segment_start == 0 and self._first is not None and self._first.start < time:
+            first = self._first
+            self.boundaries.append(Boundary(first.start, first.thread, first.context, Segment.SETUP))
+        if self._segment is Segment.STEP:
+            self._period = time - self._segment_start
+        self._segment_start = time
+        self._segment = segment
+        self.boundaries.append(Boundary(time, token.thread, token.context, segment))
+
+
+def _add(keys: dict[int, None], key: int) -> None:
+    """The latest are kept: a program may make a data set for every epoch."""
+    keys.pop(key, None)
+    keys[key] = None
+    if len(keys) > _MOST_KEYS:
+        del keys[next(iter(keys))]

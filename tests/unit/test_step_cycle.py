@@ -1,0 +1,124 @@
+"""Steps of the programs that people write: their boundaries are those of the program's own counter, however the tokens come."""
+
+from __future__ import annotations
+
+import pytest
+from step_programs import Program, check
+
+from otel_torchprof._spans.step_cycle import StepCycle
+
+
+def trainer(p):
+    """The Hugging Face Trainer: it fetches all batches of an accumulation at once."""
+    for epoch in range(3):
+        p("[ N N N N F B F B F B F B C S", 5)
+        p("[ N N N F B F B C S")
+        p("< n E n E n E n { V V V" if epoch else "< n E n E n E n")
+    p("|")
+
+
+def lightning(p):
+    """Lightning checks itself with an evaluation first, then gives the optimizer a closure."""
+    p("( n I n I n")
+    for _ in range(2):
+        p("[ N S*", 6)
+        p("N < n E n E n { V")  # the training loader has no more
+    p("|")
+
+
+def gan(p):
+    """One step of each optimizer for each batch."""
+    p("[ N Z F F1 B S Z1 F1 B S1", 9)("|")
+
+
+def wgan(p):
+    """Five steps of the critic for one of the generator."""
+    for _ in range(6):
+        p("[")("N F F1 Z B S", 5)("F F1 Z1 B S1")
+    p("|")
+
+
+def mixed_precision(p):
+    """The scaler skips its optimizer's first steps; nothing but what is in GradScaler.step shows that."""
+    p("[ N Z F B A U", 12)("|")
+
+
+def lbfgs(p):
+    """The closure's passes are inside the step."""
+    p("[ N S*", 8)("|")
+
+
+def lbfgs_without_loader(p):
+    """The same with one tensor as the data."""
+    p("[ S*", 8)("|")
+
+
+def optimizer_in_backward(p):
+    """Optimizers of parameters step inside the backward pass."""
+    p("[ N F B", 50)("|")
+
+
+def two_optimizers(p):
+    """Two optimizers of one model step one after another."""
+    p("[ N Z Z1 F B S S1", 8)("|")
+
+
+def manual_update(p):
+    """The program updates its parameters itself."""
+    for _ in range(2):
+        p("[ N F B", 30)
+        p("N < n E n E n")
+    p("|")
+
+
+def manual_update_without_loader(p):
+    """The same with one tensor as the data."""
+    p("[ F B", 50)("|")
+
+
+def plain(p):
+    """Compiled, or on several ranks: what is compiled or reduced is inside of the same calls."""
+    p("[ Z N F B C S".replace("[ Z N", "[ N Z"), 9)("|")
+
+
+def diffusion(p):
+    """A model and its average, which draws a picture now and then."""
+    for _ in range(5):
+        p("[ N F B S Z", 5)("I", 20)
+    p.expected.append((p.tokens[-21].end, None))
+
+
+PROGRAMS = (
+    trainer,
+    lightning,
+    gan,
+    wgan,
+    mixed_precision,
+    lbfgs,
+    lbfgs_without_loader,
+    optimizer_in_backward,
+    two_optimizers,
+    manual_update,
+    manual_update_without_loader,
+    plain,
+    diffusion,
+)
+
+
+@pytest.mark.parametrize("write", PROGRAMS, ids=lambda write: write.__name__)
+def test_boundaries_are_those_of_the_program(write):
+    """Each step begins where the program counts it, and so do evaluations and checkpoints."""
+    program = Program()
+    write(program)
+    check(program)
+
+
+def test_inference_alone_has_no_steps():
+    """A million calls without gradients give no boundary, and hold nothing."""
+    program = Program()("I", 1000)
+    cycle = StepCycle()
+    for token in program.tokens:
+        assert cycle.feed([token], token.end) == []
+        assert cycle.is_settled
+    assert cycle.finish(program.time) == []
+    assert cycle.rule == "no steps: no backward pass was seen"
