@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._spans.limits import limited
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
@@ -50,6 +51,12 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
         if column.key.startswith(PRECIOUS):
             found |= True if column.present is None else column.present != 0
     return found
+
+
+def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans are phases of a training loop: they are never aggregated nor collapsed."""
+    named = table.names.matching((), prefixes=(PHASE_PREFIX,))
+    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name]
 
 
 def _numbers(table: SpanTable, key: str, otherwise: int) -> npt.NDArray[np.int64]:

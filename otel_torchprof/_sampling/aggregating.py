@@ -20,6 +20,7 @@ from .absorbing import (
     absorbed,
     counts_of,
     durations_of,
+    phases,
     precious,
     with_values,
 )
@@ -72,7 +73,7 @@ def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
     what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
-    short is aggregated. ``root``, and what others look for, is not.
+    short is aggregated. ``root``, phases, and what others look for, are not.
     """
     siblings = _siblings(table, root)
     sizes = span_sizes(table)
@@ -99,7 +100,7 @@ def _siblings(table: SpanTable, root: int) -> _Siblings:
     tree = SpanTree(table, root)
     count = counts_of(table)
     length = durations_of(table) // count
-    apart = tree.raise_up(precious(table), np.logical_or)
+    apart = tree.raise_up(precious(table) | phases(table), np.logical_or)
     if root >= 0:
         apart[root] = True
     length[apart] = np.iinfo(np.int64).max

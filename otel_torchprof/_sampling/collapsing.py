@@ -19,6 +19,7 @@ from .absorbing import (
     collapsed_of,
     counts_of,
     durations_of,
+    phases,
     precious,
     with_values,
 )
@@ -36,7 +37,7 @@ def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, 
     """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
-    ``root`` does. ``fits`` is asked for numbers of spans and bytes.
+    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes.
     """
     tree = SpanTree(table, root)
     goes = _order_of_leaving(table, tree, longest)
@@ -51,7 +52,8 @@ def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.N
     """The rows that may go: each before what is above it."""
     key = tree.raise_up(durations_of(table), np.maximum)
     late = tree.raise_up(precious(table) | (table.error != 0), np.logical_or)
-    rows = np.flatnonzero((key <= longest) & (tree.above >= 0))
+    has_phase = tree.raise_up(phases(table), np.logical_or)
+    rows = np.flatnonzero((key <= longest) & (tree.above >= 0) & ~has_phase)
     in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
     return in_order
 

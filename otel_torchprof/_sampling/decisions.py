@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 WINDOW = 200
 """Durations that a new one is compared with."""
 ENOUGH = 20
-"""Of them that have to be known before anything is slow."""
+"""Of them that have to be known before a quantile of them decides."""
+_ENOUGH_FOR_MEDIAN = 3
+"""Of which one may be that of a warm-up, without being the median."""
+_MEDIANS = 3
+"""Medians above which one is slow before: noise of a busy machine seldom triples a duration, a stall worth a look does."""
 _MOST_NAMES = 1000
 
 
@@ -29,7 +33,8 @@ class SlowOnes:
     """Tells what is slow, among others of its name. For one thread at a time; memory is bounded.
 
     Args:
-        quantile: of recent durations, above which one is slow; None: no such rule.
+        quantile: of recent durations, above which one is slow; while there are too few of its name to tell, above three times their
+            median. None: no such rule.
         limit_ns: from which on it is, whatever the others took; None: no such rule.
     """
 
@@ -65,5 +70,9 @@ class _Recent:
             del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
 
     def is_above(self, duration: int, quantile: float) -> bool:
+        """Whether it is above the quantile; above a multiple of the median as long as that would be the longest one, a warm-up maybe."""
         known = len(self._sorted)
-        return known >= ENOUGH and duration > self._sorted[min(int(quantile * known), known - 1)]
+        at = int(quantile * known)
+        if known >= ENOUGH and at < known - 1:
+            return duration > self._sorted[at]
+        return known >= _ENOUGH_FOR_MEDIAN and duration > _MEDIANS * self._sorted[(known - 1) // 2]

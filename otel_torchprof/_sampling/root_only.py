@@ -1,4 +1,4 @@
-"""A step of which nobody wants the details: its span, and what its operators took by name."""
+"""A step of which nobody wants the details: its span, its phases, and what its operators took by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from otel_torchprof._spans.span_tree import column_of, rows_of_spans
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.span_table import AttributeType
 
-from .absorbing import collapsed_of, counts_of, with_values
+from .absorbing import collapsed_of, counts_of, phases, with_values
 from .policy import RECORDED, without_hidden
 
 if TYPE_CHECKING:
@@ -34,15 +34,29 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
-    """Only the span of ``target``, as :func:`without_detail` leaves it; no span where that of ``target`` is not in the table."""
-    root = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-    if not root.size:
-        return taken(table, root)
+    """Only the span of ``target`` and its phases, as :func:`without_detail` leaves them; nothing where the first is not in the table."""
+    if not (table.span_id == np.uint64(target.span_id)).any():
+        return taken(table, np.empty(0, dtype=np.int64))
     trace_group = np.full(len(table), target.span_id, dtype=np.uint64)
-    return taken(without_detail(table, trace_group, np.arange(len(table))), root)
+    stays = root_and_phases(table, trace_group)
+    return taken(without_detail(table, trace_group, np.arange(len(table)), stays), np.flatnonzero(stays))
 
 
-def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array) -> SpanTable:
+def root_and_phases(table: SpanTable, trace_group: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which spans are roots of their trace groups, or phases that hang under one directly or under another such phase."""
+    found: npt.NDArray[np.bool_] = table.span_id == trace_group
+    waiting = np.flatnonzero(phases(table))
+    parent = rows_of_spans(table, table.parent_span_id[waiting])
+    waiting, parent = waiting[parent >= 0], parent[parent >= 0]
+    while (below := found[parent]).any():
+        found[waiting[below]] = True
+        waiting, parent = waiting[~below], parent[~below]
+    return found
+
+
+def without_detail(
+    table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array, stays: npt.NDArray[np.bool_]
+) -> SpanTable:
     """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
@@ -51,7 +65,8 @@ def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: 
     Args:
         table: of whole trace groups, each with its root.
         trace_group: of each span the id of its trace group's root.
-        rows: those of the trace groups that are to tell; which of them is no root is for the caller to leave out.
+        rows: those of the trace groups that are to tell.
+        stays: which of the table's spans the caller does not leave out afterwards: what they took is seen on themselves.
     """
     is_root = table.span_id[rows] == trace_group[rows]
     keys, which = np.unique(trace_group[rows], return_inverse=True)
@@ -59,7 +74,8 @@ def without_detail(table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: 
     roots[which[is_root]] = rows[is_root]
     recorded = np.zeros(len(keys), dtype=np.int64)
     np.add.at(recorded, which, (counts_of(table) + collapsed_of(table))[rows])
-    texts = _averages(table, rows[~is_root], which[~is_root], len(keys))
+    goes = ~stays[rows]
+    texts = _averages(table, rows[goes], which[goes], len(keys))
     reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
     found = {row: {AVERAGES: text} for row, text in zip(roots.tolist(), texts, strict=True)}
     return without_hidden(with_attributes(reported, found))

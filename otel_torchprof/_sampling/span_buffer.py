@@ -21,7 +21,7 @@ from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
 from .policy import Reduction, TargetTrace, reduced
-from .root_only import root_only, without_detail
+from .root_only import root_and_phases, root_only, without_detail
 from .tail_sampler import TailSampler
 from .trace_capacity import TraceCapacity
 
@@ -222,9 +222,10 @@ class SpanBuffer:
             goes[number] = not is_sampled and counts[number] > 1  # one that is alone has no detail
         if not goes.any():
             return pieces, ready
-        self._figures["detail_dropped"] += int(counts[goes].sum() - goes.sum())
-        reported = without_detail(table, trace_group, ready[goes[which]])
-        left = ready[~goes[which] | is_root]
+        stays = root_and_phases(table, trace_group)
+        reported = without_detail(table, trace_group, ready[goes[which]], stays)
+        left = ready[~goes[which] | stays[ready]]
+        self._figures["detail_dropped"] += len(ready) - len(left)
         traces = distinct(table.trace[left])[0]
         less = pieces._replace(
             table=taken(reported, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
@@ -245,7 +246,7 @@ class SpanBuffer:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
             large |= sizes > allowed
         grows = pieces.enclosing != 0
-        steps = [key for key, step in pieces.steps.items() if step.is_step]
+        steps = [key for key, step in pieces.steps.items() if step.segment is not None]
         grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
         large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
         return found | large[trace]
@@ -271,7 +272,7 @@ class SpanBuffer:
             in_parts = key in self._sent_early
             if (found := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
                 continue
-            if trace_group.is_step or not trace_group.enclosing or in_parts:
+            if trace_group.is_segment or not trace_group.enclosing or in_parts:
                 yield found
             else:
                 below.setdefault(trace_group.enclosing, []).append(found)
@@ -290,11 +291,14 @@ class SpanBuffer:
         if key in self._past:
             return self._late(trace_group, self._past[key])
         if trace_group.at is None:
-            return self._reduced(trace_group, self.budget) if trace_group.is_step or key in self._sent_early else table
+            return (
+                self._reduced(trace_group, self.budget) if trace_group.is_segment or key in self._sent_early else table
+            )
         if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
-            self._figures["detail_dropped"] += len(table) - 1
-            trace_group = trace_group._replace(table=root_only(table, trace_group.target), at=0)
-        if trace_group.is_step or not trace_group.enclosing or key in self._sent_early:
+            left = root_only(table, trace_group.target)
+            self._figures["detail_dropped"] += len(table) - len(left)
+            trace_group = trace_group._replace(table=left, at=int(np.flatnonzero(left.span_id == np.uint64(key))[0]))
+        if trace_group.is_segment or not trace_group.enclosing or key in self._sent_early:
             return self._of_step(trace_group, trace_group.at or 0)
         return trace_group.table
 
@@ -325,7 +329,7 @@ class SpanBuffer:
                 self._moved.note(found, target.span_id)
                 return found
             budget = budget._replace(max_spans=min(budget.max_spans, left))
-        if trace_group.enclosing or trace_group.is_step:
+        if trace_group.enclosing or trace_group.is_segment:
             self._capacity.spend(trace_id, min(len(trace_group.table), budget.max_spans))
         return self._reduced(trace_group, budget)
 
@@ -387,7 +391,7 @@ class SpanBuffer:
 
     def _max_buffered_ns(self, trace_group: int) -> int:
         step = self._running.get(trace_group)
-        return MAX_BUFFERED_STEP_NS if step is not None and step.is_step else MAX_BUFFERED_NS
+        return MAX_BUFFERED_STEP_NS if step is not None and step.segment is not None else MAX_BUFFERED_NS
 
 
 class _TraceGroup(NamedTuple):
@@ -397,7 +401,8 @@ class _TraceGroup(NamedTuple):
     target: TargetTrace
     at: int | None
     """Where in the table its root is; None where it is not there."""
-    is_step: bool
+    is_segment: bool
+    """Whether it is a step, or what stands between steps."""
     enclosing: int
     """The span of the application that it is below, 0 for none."""
 
@@ -411,7 +416,7 @@ class _TraceGroup(NamedTuple):
         name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
         number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
         target = TargetTrace(trace_id, key, name, number, state)
-        return cls(table, target, at, step is not None and step.is_step, enclosing)
+        return cls(table, target, at, step is not None and step.segment is not None, enclosing)
 
 
 def _nbytes(tables: Sequence[SpanTable]) -> int:

@@ -41,9 +41,10 @@ class SpanPolicy:
         ratio: share of the steps, above 0, up to 1, by their trace ids, as OpenTelemetry's ``TraceIdRatioBased`` decides: a
             provider that samples by ratio and this choose among the same steps, and do not multiply.
         keep: ``"all"``, or ``"slow"``: only of steps that turn out slow, that something failed in, or that were asked for by
-            ``TorchInstrumentor().keep_step()``. The others shrink to their span, with their averages on it.
-        slow_quantile: of the durations of the last 200 steps, above which one is slow; None: no such rule. Nothing is slow
-            before 20 are known.
+            ``TorchInstrumentor().keep_step()``. The others shrink to their span and its phases, with their averages on it. Steps are
+            compared with steps, evaluations with evaluations, checkpoints with checkpoints; set-up is kept.
+        slow_quantile: of the durations of the last 200 of a kind, above which one is slow; None: no such rule. Below 20, and as long
+            as the quantile would be the longest of them, one is slow above three times their median, from the fourth on.
         slow_limit: seconds from which on a step is slow, whatever the others took; None: no such rule.
         max_spans: in a trace. Beyond it runs of short spans of one name are aggregated, then short ones collapsed into their
             parents, then the trace is split into linked ones (``docs/spans.md``).

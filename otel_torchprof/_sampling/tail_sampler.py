@@ -1,11 +1,11 @@
-"""Tail sampling: which steps are traced in full, once they have ended: those that were slow, that failed, or that somebody asked for."""
+"""Tail sampling: which steps are traced in full, once they have ended: those that were slow for what they are, that failed, or that somebody asked for."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from otel_torchprof._tree.span_table import STEP_NAME
+from otel_torchprof._columns.phases import Segment
 
 from .decisions import SlowOnes
 
@@ -33,22 +33,25 @@ class TailSampler:
             self._asked.add(step)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
-        """Whether each ended step, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
+        """Whether each ended segment, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
 
-        One decision for all spans of a step, by the duration that its own loop gave it. How long operators share a root says
-        nothing about them: there it is the longest operator that is compared with those of other roots.
+        One decision for all spans of a segment, by the duration that its own loop gave it, compared with those of its kind: steps with
+        steps, evaluations with evaluations. Set-up is kept. How long operators share a root says nothing about them: there it is
+        the longest operator that is compared with those of other roots.
         """
-        steps = [span for span in ended if span.is_step]
-        sampled = dict.fromkeys([span.number for span in steps], False)
-        for span in steps:
-            slow = span.thread is not None and self._slow.takes(STEP_NAME, span.end - span.start)
-            sampled[span.number] |= slow or span.span_id in failed or span.number in self._asked
-        self._asked.difference_update(sampled)  # and not -=, which would lose what is asked for meanwhile
+        segments = [span for span in ended if span.segment is not None]
+        sampled = dict.fromkeys(map(_segment_of, segments), False)
+        for span in segments:
+            slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
+            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or span.number in self._asked
+            sampled[_segment_of(span)] |= slow or has_to_be
+        # And not -=, which would lose what is asked for meanwhile.
+        self._asked.difference_update([span.number for span in segments])
         for is_sampled in sampled.values():
             self.figures["sampled" if is_sampled else "root_only"] += 1
-        found = {span.span_id: sampled[span.number] for span in steps}
+        found = {span.span_id: sampled[_segment_of(span)] for span in segments}
         for span in ended:
-            if not span.is_step:
+            if span.segment is None:
                 found[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
         return found
 
@@ -57,3 +60,8 @@ class TailSampler:
         slow = self._slow.takes(name, duration_ns)
         self.figures["sampled" if slow or failed else "root_only"] += 1
         return slow or failed
+
+
+def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:
+    """The same for the spans of one segment: steps are numbered, and of the others each links to another one before."""
+    return span.number, span.link if span.number < 0 else None

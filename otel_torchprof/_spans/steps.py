@@ -93,11 +93,6 @@ class StepSpan:
     """What ran in compiled regions, so far; None where the program has none."""
 
     @property
-    def is_step(self) -> bool:
-        """Whether it stands for a step."""
-        return self.number >= 0
-
-    @property
     def is_enclosed(self) -> bool:
         """Whether it is in a span of the application; below another rank's step it is in none."""
         return self.parent is not self.trace.parent

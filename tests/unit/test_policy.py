@@ -82,6 +82,29 @@ def test_no_more_is_merged_than_needed(short):
     assert done.aggregated == 4
 
 
+def test_phases_are_never_reduced():
+    """Runs of short phases stay while what is inside of them and beside them is aggregated or collapsed, however little room there is."""
+    phase = "torch.phase.device_wait"
+    table = trace_group(
+        (
+            "torch.step",
+            0,
+            100,
+            *((phase, i, i + 1, ("a", i, i + 0.4), ("a", i + 0.5, i + 1)) for i in range(5)),
+            ("b", 9, 10),
+        )
+    )
+    found, done = cut(table, Budget(max_spans=12, short=1.0))
+    assert [row[0] for row in displayed(found)] == ["torch.step", *[phase, "a"] * 5, "b"]
+    assert (done.aggregated, done.collapsed, done.parts) == (5, 0, 0)
+    found, done = cut(table, Budget(max_spans=7, short=1.0))
+    assert [row[0] for row in displayed(found)] == ["torch.step", *[phase] * 5, "b"]
+    assert (done.aggregated, done.collapsed, done.parts) == (0, 10, 0)
+    found, done = cut(table, Budget(max_spans=4, short=1.0))
+    assert sum(row[0] == phase for row in displayed(found)) == 5
+    assert done.parts > 0
+
+
 def test_below_a_composite_all_of_one_name_become_one():
     """Whatever their order and whose children they were, level by level; times and counts are sums."""
     table = trace_group(

@@ -52,3 +52,32 @@ def test_the_text_is_short_enough_for_tempo():
 def test_without_the_root_nothing_is_left():
     """A table that holds none of the unit's own span gives none."""
     assert len(root_only(trace_group(("a", 0, 1)), TARGET._replace(span_id=99))) == 0
+
+
+def test_phases_stay_with_the_root():
+    """Phases under the root or under another such phase are left, those inside of a label are not; averages are of what went."""
+    phase = "torch.phase."
+    table = trace_group(
+        (
+            "torch.step",
+            0,
+            100,
+            (phase + "forward", 0, 50, ("aten::mm", 0, 20), (phase + "gc", 20, 25, ("aten::add", 21, 22))),
+            ("label", 60, 90, (phase + "backward", 60, 80)),
+            (phase + "optimizer", 90, 100),
+        )
+    )
+    found = root_only(table, TARGET)
+    assert [(name, parent) for name, _, _, parent, _ in displayed(found)] == [
+        ("torch.step", ""),
+        (phase + "forward", "torch.step"),
+        (phase + "gc", phase + "forward"),
+        (phase + "optimizer", "torch.step"),
+    ]
+    assert averages(found) == [
+        ("aten::mm", 1, 0.02),
+        (phase + "backward", 1, 0.02),
+        ("label", 1, 0.01),
+        ("aten::add", 1, 0.001),
+    ]
+    assert attributes_of(found, 0)["torch.recorded_spans"] == 8

@@ -129,6 +129,28 @@ def test_only_what_was_asked_for_or_failed_is_kept():
     assert "2 root_only" in str(health)
 
 
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_step_without_detail_keeps_its_phases(drains):
+    """Of a step that shrinks the phases stay, and what ran inside of them goes; whether it came in one drain or in several."""
+    with job(otp.SpanPolicy(keep="slow", slow_quantile=None)) as program:
+        program.step()  # from now on it is known that there are steps
+        for _ in range(2):
+            with otp.record_function("torch.phase.forward"), otp.record_function("layer"):
+                pass
+            if drains:
+                program.drain()
+            program.step("torch.phase.optimizer", "label")
+        program.drain()
+        health = program.processor.health
+        spans = program.spans()
+    found = by_step(spans)
+    assert found[1] == found[2] == ["torch.phase.forward", "torch.phase.optimizer"]
+    steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step"] in {1, 2}]
+    assert {s.attributes["torch.recorded_spans"] for s in steps} == {5}
+    assert {entry["name"] for entry in json.loads(steps[0].attributes["torch.averages"])} == {"layer", "label"}
+    assert health.spans["detail_dropped"] == 4
+
+
 def test_slow_steps_are_kept():
     """A step above the limit keeps its detail, those below it do not; whole traces go to who takes them."""
     held = threading.Event()
