@@ -13,10 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
+from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._tree.input_words import InputPart
 from otel_torchprof._tree.inputs import shapes_in, types_in
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import (
+    STEP_KIND,
+    STEP_NAME,
+    AttributeColumn,
+    AttributeType,
+    SpanTable,
+    extend_names,
+)
 
 from . import collective_attributes as collectives
 from . import device_attributes as devices
@@ -48,7 +56,7 @@ def add_attributes(
     callers: npt.NDArray[np.uint32] | None = None,
     device_times: DeviceTimes | None = None,
 ) -> SpanTable:
-    """The same spans with their attributes after those that they already have.
+    """The same spans with their attributes after those that they already have, but for what tells steps apart: that comes first.
 
     ``table`` holds spans of events of ``batch`` (``table.row``) and synthetic ones (row -1) in any order; its names begin
     with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
@@ -94,7 +102,15 @@ def add_attributes(
                 None if present.all() else present.view(np.uint8),
             )
         )
-    return replace(table, attributes=tuple(columns), names=extend_names(table.names, source.strings))
+    return replace(
+        table, attributes=tuple(sorted(columns, key=_place)), names=extend_names(table.names, source.strings)
+    )
+
+
+def _place(column: AttributeColumn) -> int:
+    """What tells steps apart in a list, whose first attributes are all that it shows: number, kind and phases come first."""
+    key = column.key
+    return 0 if key == STEP_NAME else 1 if key == STEP_KIND else 2 if key.startswith(PHASE_PREFIX) else 3
 
 
 def attributes_markdown() -> str:

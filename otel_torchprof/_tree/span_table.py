@@ -59,6 +59,8 @@ LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", ">u
 
 STEP_NAME = "torch.step"
 """Name of the spans of steps: one for all, since the number is an attribute."""
+STEP_KIND = "torch.step.kind"
+"""Attribute that says which :class:`~otel_torchprof._columns.phases.Segment` a span is."""
 
 
 @dataclass(frozen=True, eq=False)

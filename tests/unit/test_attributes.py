@@ -182,14 +182,40 @@ def test_attributes_that_are_there_stay():
         AttributeColumn("thread.id", AttributeType.INT64, np.array([9, 9, 9])),
     )
     table = add_attributes(replace(table, names=names, attributes=given), batch)
-    assert table.attributes[0] == given[0]
+    assert any(column is given[0] for column in table.attributes)
     first, event, second = shown_by(table)
-    assert list(first.items()) == [("sampler", "always"), ("thread.id", 9), ("torch.step", 40)]
+    assert list(first.items()) == [("torch.step", 40), ("sampler", "always"), ("thread.id", 9)]
     assert (event["sampler"], event["thread.id"]) == ("always", 9)
     assert (second["torch.step"], second["torch.dropped_events"]) == (5, 7)
     carried = [c.key for c in table.attributes for i in range(3) if c.present is None or c.present[i]]
     assert len(carried) == sum(len(span) for span in (first, event, second))
     assert len({column.key for column in table.attributes}) == len(table.attributes)
+
+
+def test_what_tells_steps_apart_comes_first():
+    """A step's number, its kind and its phases are the first attributes of its span, whatever else had been there before."""
+    batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    ids = itertools.count(1)
+    table = recorded_table(
+        batch,
+        start=0,
+        end=9,
+        steps=[RecordedStep(4, 0, 9, 140001)],
+        new_trace_id=lambda: next(ids),
+        new_span_id=lambda: next(ids),
+    )
+    ones = np.ones(len(table))
+    later = ("torch.phase.data.duration", "torch.step.kind", "torch.phase.gc.duration")
+    own = tuple(AttributeColumn(key, AttributeType.DOUBLE, ones) for key in later)
+    step = shown_by(add_attributes(replace(table, attributes=(*table.attributes, *own)), batch))[0]
+    assert list(step) == [
+        "torch.step",
+        "torch.step.kind",
+        "torch.phase.data.duration",
+        "torch.phase.gc.duration",
+        "thread.id",
+        "thread.name",
+    ]
 
 
 def test_self_time_that_is_known_from_elsewhere():
