@@ -247,6 +247,13 @@ RUN_ID = Setting(
     "What the run is called on all its ranks, instead of what the launcher says",
     "run_id",
 )
+LOADER_WORKERS = Setting(
+    "OTEL_TORCHPROF_LOADER_WORKERS",
+    "`false`",
+    "`true`: worker processes of a `DataLoader` record and export too, each for itself",
+    parse=parsers.switch,
+    fallback=False,
+)
 HIDDEN_ATTRIBUTES = Setting(
     "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
     "none",

@@ -63,6 +63,7 @@ class Instrumentation:
         policy: which steps are traced in full, and how much of each.
         calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
             nothing: there may be nothing else.
+        is_unwanted: whether nothing of this process is to be exported after all; whoever says so sees to the stop.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Instrumentation:
         ranks: Ranks | None = None,
         policy: SpanPolicy | None = None,
         calls_at_once: bool = False,
+        is_unwanted: Callable[[], bool] = bool,
     ) -> None:
         self._metrics = metrics
         self._ranks = ranks
         self._policy = policy or SpanPolicy()
         self._calls_at_once = calls_at_once
+        self._is_unwanted = is_unwanted
         self._provider = provider
         self._processor = processor
         self._detail = detail
@@ -180,6 +183,10 @@ class Instrumentation:
     def steps(self) -> int:
         """Steps that have ended, as far as the recorder was drained."""
         return max(self._recording.steps.running, 0)
+
+    def discard(self) -> None:
+        """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""
+        self._recording.discard()
 
     def leave_in_child(self) -> None:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
@@ -285,6 +292,8 @@ class Instrumentation:
         self._cleanup.push(self._modules.remove)
 
     def _before_drain(self) -> None:
+        if self._running and self._is_unwanted():
+            self.discard()
         if self._states["labels"] == ON and self._running:
             label_by_environment(is_early=True)
         if self._ranks is not None:

@@ -23,6 +23,7 @@ from otel_torchprof._metrics.gpu_polling import GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import fork
+from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ON, ProcessorHealth
 
@@ -45,6 +46,7 @@ _NOT_INSTRUMENTED = "not instrumented"
 _SDK_DISABLED = f"{OTEL_SDK_DISABLED} is true"
 _WORKER_SECONDS = 3.0
 """What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
+_LOADER_WORKER = "this is a worker of a DataLoader, see loader_workers"
 _LOOK_SECONDS = 0.5
 """How often a TracerProvider is looked for when there was none yet."""
 
@@ -79,6 +81,8 @@ class TorchInstrumentor(BaseInstrumentor):
       nothing. ``"metrics"`` is not affected.
     - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
       ``OTEL_TORCHPROF_RANKS`` says.
+    - ``loader_workers``: True: worker processes of a ``DataLoader`` record and export too, each for itself; by default as
+      ``OTEL_TORCHPROF_LOADER_WORKERS`` says, else they do not.
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
     - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
@@ -87,7 +91,8 @@ class TorchInstrumentor(BaseInstrumentor):
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
     exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
 
-    Works before and after torch is imported, and imports nothing of it. In a forked process it continues by itself.
+    Works before and after torch is imported, and imports nothing of it. In a forked process it continues by itself, but in the workers
+    of a ``DataLoader``.
     ``uninstrument()`` takes every hook and callback back and sends what was recorded.
     """
 
@@ -99,6 +104,7 @@ class TorchInstrumentor(BaseInstrumentor):
     _ranks: Ranks | None = None
     _sigterm: SigtermFlush | None = None
     _sessions = 0
+    _loader_workers = False
     _off = _NOT_INSTRUMENTED
     """Why nothing is recorded, where nothing is."""
     _lock = threading.RLock()
@@ -165,6 +171,8 @@ class TorchInstrumentor(BaseInstrumentor):
         if not config.ENABLED.read() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return
+        self._loader_workers = options.loader_workers or is_loader_worker()  # whose own code it is that asks
+        _watch_worker_processes(self)
         if options.detail == "metrics":
             self._start_metrics(options)
             return
@@ -228,6 +236,7 @@ class TorchInstrumentor(BaseInstrumentor):
             memory_limit=checked_memory_limit(None),
             exporters=tuple if processor is None else lambda: processor.exporter_figures,
             recording=options.recording,
+            is_unwanted=self._is_unwanted,
         )
         self._watch_gpus(options)
         self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
@@ -256,11 +265,11 @@ class TorchInstrumentor(BaseInstrumentor):
             metrics=metrics_of(options.meter_provider),
             ranks=self._ranks,
             policy=options.policy,
+            is_unwanted=self._is_unwanted,
         )
         self._running.start()
         self._sigterm.start()
         self._watch_gpus(options)
-        _watch_worker_processes(self)
 
     def _is_silent(self) -> bool:
         """Whether this is a rank that does not export, as far as is known: then nothing is begun."""
@@ -271,17 +280,24 @@ class TorchInstrumentor(BaseInstrumentor):
             self._stay_off(why)
         return why is not None
 
-    def _fall_silent(self) -> None:
-        """It turns out now, in the middle of the program's ``init_process_group``."""
+    def _is_unwanted(self) -> bool:
+        """Whether this turns out to be a worker of a DataLoader that was started anew; then it is stopped."""
+        if self._loader_workers or not is_loader_worker():
+            return False
+        self._fall_silent(_LOADER_WORKER)
+        return True
+
+    def _fall_silent(self, why: str | None = None) -> None:
+        """It turns out now, in the middle of the program's ``init_process_group`` or of a drain."""
         ranks, running = self._ranks, self._running
 
         def stop() -> None:
             with self._lock:
-                if ranks is None or running is None or self._running is not running:
+                if running is None or self._running is not running:
                     return
                 self._uninstrument()
                 self._ranks = ranks
-                self._stay_off(ranks.silence or _NOT_INSTRUMENTED)
+                self._stay_off(why or (ranks and ranks.silence) or _NOT_INSTRUMENTED)
 
         threading.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
 
@@ -314,6 +330,18 @@ class TorchInstrumentor(BaseInstrumentor):
             self._start(trace.get_tracer_provider(), options)
         except Exception:  # on a thread of our own nobody else would say so
             _logger.exception("torch is not instrumented")
+
+    def _begin_in_worker(self) -> None:
+        """In a process of ``multiprocessing``, before what it is for."""
+        from multiprocessing import util
+
+        if is_loader_worker() and not self._loader_workers:
+            if isinstance(self._running, Instrumentation):
+                self._running.discard()
+            self.uninstrument()
+            self._stay_off(_LOADER_WORKER)
+        else:
+            util.Finalize(None, self._at_end_of_worker, exitpriority=0)
 
     def _at_end_of_worker(self) -> None:
         if self._processor is not None:
@@ -348,11 +376,17 @@ def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
 
 @functools.cache
 def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
-    """Lets processes of ``multiprocessing`` send what they have when they end: they skip what others do at exit."""
+    """Lets processes of ``multiprocessing`` send what they have when they end: they skip what others do at exit.
+
+    Workers of a DataLoader are stopped unless asked for: in every list they would be processes without steps beside the one that trains.
+    """
     from multiprocessing import util
 
     def in_worker(inherited: TorchInstrumentor) -> None:
-        util.Finalize(None, inherited._at_end_of_worker, exitpriority=0)  # noqa: SLF001 - our own
+        try:
+            inherited._begin_in_worker()  # noqa: SLF001 - our own
+        except Exception:  # the child continues
+            _logger.exception("torch stays instrumented in this worker process")
 
     util.register_after_fork(instrumentor, in_worker)
 

@@ -331,6 +331,12 @@ class LiveRecording:
         assert found is not None  # nothing waits at the end
         return found
 
+    def discard(self) -> None:
+        """Records nothing more, and throws away what is left in the recorder, which counts as dropped."""
+        with self._lock:
+            self.session.stop()
+            self.session.discard()
+
     def give_up(self) -> Drained:
         """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
         self.session.discard()

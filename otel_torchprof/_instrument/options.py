@@ -40,6 +40,7 @@ class Options:
         gpu_metrics: bool | None = None,
         export_ranks: str | float | None = None,
         ranks: str | None = None,
+        loader_workers: bool | None = None,
         policy: SpanPolicy | None = None,
         sigterm_timeout: float | None = None,
         **source_options: Unpack[SourceOptions],
@@ -55,6 +56,11 @@ class Options:
         self.sigterm_timeout = config.SIGTERM_TIMEOUT.given("sigterm_timeout", sigterm_timeout)
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
+        if loader_workers is not None and not isinstance(loader_workers, bool):
+            raise TypeError(
+                f"loader_workers is {loader_workers!r}; it must be True, False, or None: as the environment says"
+            )
+        self.loader_workers = config.LOADER_WORKERS.read() if loader_workers is None else loader_workers
         self.gpu_metrics = config.GPU_DEVICES.read() != "none" if gpu_metrics is None else gpu_metrics
         self.tracer_provider = tracer_provider
         self.meter_provider = meter_provider

@@ -73,6 +73,7 @@ class MetricsInstrumentation:
         memory_limit: bytes that the recorder may hold.
         exporters: figures of the exporters of spans, if there are any.
         recording: what is timed on devices.
+        is_unwanted: whether nothing of this process is to be recorded after all; whoever says so sees to the stop.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class MetricsInstrumentation:
         memory_limit: int,
         exporters: Callable[[], Sequence[ExporterFigures]] = tuple,
         recording: RecordingOptions,
+        is_unwanted: Callable[[], bool] = bool,
     ) -> None:
         self._metrics = metrics
+        self._is_unwanted = is_unwanted
         self._provider = provider
         fork.import_now("numpy.ma")  # numpy.unique would
         self._overhead = overhead
@@ -346,6 +349,8 @@ class MetricsInstrumentation:
     def _look(self) -> bool:
         """What there is to do every quarter second; whether events are to be added up."""
         begin = time.thread_time()
+        if self._is_unwanted():
+            return False
         provider: Any = self._provider or otel_metrics.get_meter_provider()
         if getattr(provider, "_shutdown", False):  # nobody will ask any more, and nobody else says so
             self.stop()

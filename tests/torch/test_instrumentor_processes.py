@@ -268,25 +268,69 @@ def test_multiprocessing(tmp_path, method):
     assert by_first_name(processes) == [["Main"], ["Worker0"], ["Worker1"]]
 
 
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)).mul(2.0)
+
+def load(method, **options):
+    return sum(
+        batch.sum().item()
+        for batch in torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context=method, **options)
+    )
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("detail", ["frames", "metrics"])
+def test_data_loader_workers_are_silent(tmp_path, method, detail):
+    """Workers of a DataLoader export nothing, whichever way they start and whatever the detail; other worker processes do as before."""
+    processes = run(
+        tmp_path,
+        f"""
+        import multiprocessing, threading
+        instrument({detail!r})
+        def told(index):
+            infer("Worker")
+            provider.force_flush()
+            running = otp.TorchInstrumentor()._running
+            if {detail!r} == "metrics" and running is not None:
+                running._look()  # as it does four times a second
+            for thread in threading.enumerate():
+                if thread.name == "otel-torchprof-silence":
+                    thread.join()
+            state = otp.TorchInstrumentor().health.sources["recording"]
+            open(os.path.join(sys.argv[1], f"health{{index}}"), "w").write(state)
+        if __name__ == "__main__":
+            assert load({method!r}, worker_init_fn=told) == 24
+            infer("Main")
+            worker = multiprocessing.get_context("fork").Process(target=infer, args=("Other",))
+            worker.start()
+            worker.join()
+        """,
+        preamble=PREAMBLE + LOADER,
+    )
+    off = "off: this is a worker of a DataLoader, see loader_workers"
+    assert [(tmp_path / "spans" / f"health{index}").read_text() for index in range(2)] == [off, off]
+    found = [{"Main", "Other", "Worker"} & set(names(spans)) for spans in processes.values()]
+    assert sorted(found, key=str) == ([] if detail == "metrics" else [{"Main"}, {"Other"}])
+
+
 def test_data_loader_workers_are_under_the_span_that_started_them(tmp_path):
-    """Operators of a DataLoader's workers, forked as by default up to Python 3.13, join the trace of the span around their start."""
+    """Operators of a DataLoader's workers, where they are asked for, join the trace of the span around their start."""
     processes = run(
         tmp_path,
         """
-        class Data(torch.utils.data.Dataset):
-            def __len__(self):
-                return 4
-            def __getitem__(self, index):
-                return torch.full((2,), float(index)).mul(2.0)
-
         instrument("ops")
         with tracer.start_as_current_span("epoch") as epoch:
-            loader = torch.utils.data.DataLoader(Data(), batch_size=1, num_workers=2, multiprocessing_context="fork")
-            for batch in loader:
-                pass
+            load("fork")
         context = epoch.get_span_context()
         (open(os.path.join(sys.argv[1], "epoch"), "w")).write(f"{context.trace_id} {context.span_id}")
         """,
+        preamble=PREAMBLE + LOADER,
+        OTEL_TORCHPROF_LOADER_WORKERS="true",
     )
     trace_id, span_id = map(int, (tmp_path / "spans" / "epoch").read_text().split())
     workers = [spans for spans in processes.values() if "aten::mul" in names(spans)]
