@@ -15,7 +15,7 @@ from otel_torchprof import config
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._process.printable import printable_lines
-from otel_torchprof._sampling.span_policy import policy_of_texts
+from otel_torchprof._sampling.span_policy import policy_of_texts, policy_without_code
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
 
@@ -82,7 +82,11 @@ def add_parser(commands: Any) -> None:
         help="which steps are traced in full, from step 0 on: wait=N,warmup=N,active=N,repeat=N",
     )
     add("--every", metavar="N", help="tell only every n-th step in detail")
-    add("--keep", metavar="WHICH", help="'slow': send, and write as OTLP, the detail of slow and failed steps only")
+    add(
+        "--keep",
+        metavar="WHICH",
+        help="'slow': send, and write as OTLP, the detail of slow and failed steps only; 'all' (default: slow where spans are sent)",
+    )
     add("--max-bytes", metavar="SIZE", help="begin the next Chrome file when one has this size, such as 500M")
     add("--steps-per-file", metavar="N", help="begin the next Chrome file after so many steps")
     add("--max-files", metavar="N", help="keep so many Chrome files, the latest")
@@ -264,8 +268,11 @@ def _policy(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanP
     Raises:
         ValueError: an option is bad, or of no use.
     """
+    from otel_torchprof._export.otlp import OTLPExporter
+
     given = {name: text for name in ("schedule", "every", "keep") if (text := getattr(options, name)) is not None}
-    policy = policy_of_texts(given)
+    sends = any(isinstance(exporter, OTLPExporter) for exporter in exporters)
+    policy = policy_without_code() if sends and not given else policy_of_texts(given)
     if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
         raise ValueError(
             f"keep is {options.keep!r}, and nothing heeds it: a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable  # noqa: TC003 - a type of a dataclass, which somebody may ask for
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,11 @@ def checked_policy(given: SpanPolicy | None) -> SpanPolicy:
         options = ", ".join(f"{option.name}=" for option in fields(SpanPolicy))
         raise TypeError(f"policy is {given!r}; it must be a SpanPolicy({options}), or None")
     return given
+
+
+def policy_without_code() -> SpanPolicy:
+    """The environment's, where it has one; else the detail of slow steps only, which is what a backend on a laptop can take."""
+    return SpanPolicy.from_environment() if os.environ.get(config.POLICY, "").strip() else SpanPolicy(keep="slow")
 
 
 def policy_of_texts(texts: Mapping[str, str]) -> SpanPolicy:

@@ -408,6 +408,25 @@ def configured_by_the_sdk(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("policy", "has_operators"), [("", False), ("keep=all", True), ("max_spans=1000", True)])
+def test_without_code_the_detail_of_slow_steps_is_kept(tmp_path, policy, has_operators):
+    """Under opentelemetry-instrument steps that are not slow have no operators below them, unless a policy is given."""
+    environment = {
+        "OTEL_TRACES_EXPORTER": "otlp_file",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi",
+        "OTEL_TORCHPROF_OTLP_FILE": str(tmp_path / "trace.jsonl"),
+        "OTEL_TORCHPROF_DETAIL": "ops",
+        "OTEL_TORCHPROF_POLICY": policy,
+    }
+    configured_by_the_sdk(tmp_path)
+    run(tmp_path, TRAINING, preamble="", command=AUTO, **environment)
+    text = (tmp_path / "trace.jsonl").read_text()
+    assert '"name":"torch.step"' in text
+    assert ('"name":"aten::addmm"' in text) is has_operators
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

@@ -32,7 +32,7 @@ ENTRY_POINTS = """
 [opentelemetry_configurator]
 sdk = opentelemetry.sdk._configuration:_OTelSDKConfigurator
 [opentelemetry_instrumentor]
-torch = otel_torchprof:TorchInstrumentor
+torch = otel_torchprof._instrument.zero_code:ZeroCodeInstrumentor
 [opentelemetry_id_generator]
 in-turn = configured_programs:InTurn
 [opentelemetry_resource_detector]

@@ -14,6 +14,7 @@ import pytest
 from chrome_files import events_in, slices
 
 from otel_torchprof._cli import main as cli
+from otel_torchprof._cli import run
 from otel_torchprof._cli.progress import Progress, duration, size
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +158,29 @@ def test_what_cannot_be_run(here, capsys, words, status, said):
     assert cli.main(words) == status
     assert said.format(here=here) in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "keep"),
+    [
+        (["--endpoint", "http://localhost:9"], "", "slow"),
+        (["-o", "otlp"], "", "slow"),
+        (["-o", "t.otlp"], "", "all"),
+        (["--endpoint", "http://localhost:9", "--keep", "all"], "", "all"),
+        (["--endpoint", "http://localhost:9", "--every", "2"], "", "all"),
+        (["--endpoint", "http://localhost:9"], "max_spans=100", "all"),
+    ],
+)
+def test_what_is_sent_to_a_receiver_by_default(here, monkeypatch, words, variable, keep):
+    """A receiver gets the detail of slow steps only, a file that of all, as long as neither an option nor a policy says which."""
+    monkeypatch.setenv("OTEL_TORCHPROF_POLICY", variable)
+    options = cli._parser().parse_args(["run", *words, "x.py"])
+    exporters = run._exporters(options, "x")
+    try:
+        assert run._policy(options, exporters).keep == keep
+    finally:
+        for exporter in exporters:
+            exporter.shutdown()
 
 
 def test_folders_archives_and_bytecode(here, capsys):
