@@ -249,7 +249,7 @@ class Instrumentation:
 
     def _install_modules(self) -> None:
         if self._detail != "steps":
-            self._modules.install(top_level_only=False)
+            self._modules.install()
             self._states["modules"] = ON
 
     def _awaits_torch(self, entry: Entry) -> bool:

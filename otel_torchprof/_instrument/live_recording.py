@@ -229,7 +229,7 @@ class LiveRecording:
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
             # A step has ended, or an optimizer was made: what is here is its set-up, unless it turns out to be more.
-            earliest = int(batch["start"].min(initial=now_ns()))
+            earliest = int(min(batch["start"].min(initial=now_ns()), batch.opens.start.min(initial=NEVER)))
             self._job.begin(earliest)
             self.steps.begin(earliest, Segment.SETUP)
         settle = batch.watermark >= self._flush_until > 0
@@ -327,8 +327,8 @@ class LiveRecording:
             return self._last()
 
     def _last(self) -> Drained:
-        found = self.drain(final=True)
-        assert found is not None  # nothing waits at the end
+        while (found := self.drain(final=True)) is None:  # nothing waits at the end: it is there the first time
+            continue
         return found
 
     def discard(self) -> None:

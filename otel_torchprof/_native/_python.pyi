@@ -47,7 +47,6 @@ def follow_modules(
     names: dict[int, Any],
     find: Callable[[Any, Any], dict[int, Any]],
     running: Callable[[], list[int]],
-    top_level_only: bool,
     /,
 ) -> None: ...
 def leave_modules() -> None: ...

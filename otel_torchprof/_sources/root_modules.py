@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -116,7 +117,7 @@ class RootModules:
         _begin(module, arguments)  # torch has collected the hooks of this call already
 
     def _attach(self, module: Any) -> None:
-        forget = weakref.ref(module, lambda _, key=id(module): self._roots.pop(key, None))
+        reference = weakref.ref(module, functools.partial(self._forget, id(module)))
         try:
             handles = [
                 module.register_forward_pre_hook(_begin),
@@ -125,7 +126,10 @@ class RootModules:
         except Exception:  # a module whose class does not take hooks
             _logger.debug("calls of %s are no phases: it takes no hooks", type(module).__name__, exc_info=True)
             return
-        self._roots[id(module)] = forget, handles
+        self._roots[id(module)] = reference, handles
+
+    def _forget(self, key: int, _reference: object) -> None:
+        self._roots.pop(key, None)
 
 
 def _pause() -> None:

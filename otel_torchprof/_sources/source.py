@@ -198,7 +198,7 @@ class Modules(Source):
 
     def start(self, _session: Session) -> None:
         """Installs the hooks, which feed every session that wants modules."""
-        self._hooks.install(top_level_only=False)
+        self._hooks.install()
 
     def stop(self) -> None:
         """Takes them out."""

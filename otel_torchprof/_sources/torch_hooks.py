@@ -44,10 +44,9 @@ class ModuleHooks:
     the hooks there is compiled once more when it is called without them. Torch cannot ``export(strict=True)`` while there
     are hooks of this kind, whoever's they are.
 
-    There may be any number of these in a process: torch has its hooks while one is installed, every module becomes an event
-    while one wants every module, and what is inside the top-level ones comes to the others too. Installing and removing is
-    for any thread; modules may run in others meanwhile. A call of a module costs 1.4 us for torch's way to call hooks, 0.1 us
-    more while a session wants modules and only the top-level are events, 0.25 us where all are (measured).
+    There may be any number of these in a process: torch has its hooks while one is installed. Installing and removing is for
+    any thread; modules may run in others meanwhile. A call of a module costs 1.4 us for torch's way to call hooks, and 0.25 us
+    more while a session requests modules (measured).
 
     Args:
         survives_fork: whether they stay installed in a forked child; else nobody there has to take them out.
@@ -61,16 +60,13 @@ class ModuleHooks:
         """Names of the modules that were called since there are hooks."""
         return _shared.names
 
-    def install(self, *, top_level_only: bool) -> None:
-        """Registers the hooks; where these are installed already, changes which modules become events for them.
-
-        Args:
-            top_level_only: only modules that are not called inside another one.
+    def install(self) -> None:
+        """Registers the hooks.
 
         Raises:
             ImportError: torch is not installed.
         """
-        _shared.install(self, top_level_only)
+        _shared.install(self)
 
     def remove(self) -> None:
         """Takes the hooks out of torch, if nobody else has them; without effect where there are none.
@@ -98,16 +94,16 @@ class _SharedHooks:
 
     def __init__(self) -> None:
         self.names = ModuleNames()
-        self._users: dict[ModuleHooks, bool] = {}
+        self._users: set[ModuleHooks] = set()
         self._warns_again: Callable[[], None] | None = None
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
 
-    def install(self, user: ModuleHooks, top_level_only: bool) -> None:
+    def install(self, user: ModuleHooks) -> None:
         from torch.nn.modules import module as torch_modules
 
         with self._lock:
-            self._users[user] = top_level_only
-            self._follow()
+            self._users.add(user)
+            python_sources.follow_modules(self.names.tables, self.names.find, enclosing_modules)
             if self._are_there():
                 return
             self._take_out()  # what an interrupted call of this left
@@ -117,9 +113,9 @@ class _SharedHooks:
 
     def remove(self, user: ModuleHooks) -> None:
         with self._lock:
-            was_user = self._users.pop(user, None) is not None
+            was_user = user in self._users
+            self._users.discard(user)
             if self._users:
-                self._follow()
                 return
             if not self._take_out() and not was_user:
                 return
@@ -146,9 +142,6 @@ class _SharedHooks:
             hooks.pop(key, None)
             getattr(sys.modules[_TORCHS_MODULES], "_global_forward_hooks_always_called", {}).pop(key, None)
         return bool(found)
-
-    def _follow(self) -> None:
-        python_sources.follow_modules(self.names.tables, self.names.find, enclosing_modules, all(self._users.values()))
 
 
 def _hooks_of_torch() -> list[tuple[dict[int, Any], Any]]:

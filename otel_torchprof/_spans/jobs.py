@@ -58,7 +58,7 @@ class Job:
         link = self.link()
         for step in steps:
             self._is_linked |= step.trace.exported and step.job is not None and step.job == link
-            if step.is_step and step.thread is not None and not step.is_enclosed:
+            if step.number >= 0 and step.thread is not None and not step.is_enclosed:
                 if self._section is not None and not self._number:
                     self._section.start = min(self._section.start, step.start)
                 self._steps += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,23 +73,6 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
         gives[backward] = True
         index = found[top_level(np.where(gives, -1, parent))]
     return Hierarchy(index, texts)
-
-
-def top_level_modules(batch: Batch) -> Batch:
-    """A drained batch of modules without those that were called inside another one."""
-    outer = batch["parent"] < 0
-    outer[batch.outer_rows.astype(np.intp)] = False
-    inner_opens = batch.opens.parent != 0
-    if outer.all() and not inner_opens.any():
-        return batch
-    nothing = np.empty(0, dtype=np.uint64)
-    return replace(
-        batch,
-        columns={name: column[outer] for name, column in batch.columns.items()},
-        outer_rows=nothing,
-        outer_parents=nothing,
-        opens=batch.opens.chosen(~inner_opens),
-    )
 
 
 def _places(

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def installed(*, top_level_only: bool = False) -> Iterator[ModuleHooks]:
+def installed() -> Iterator[ModuleHooks]:
     """The hooks, for as long as the block."""
     hooks = ModuleHooks()
-    hooks.install(top_level_only=top_level_only)
+    hooks.install()
     try:
         yield hooks
     finally:

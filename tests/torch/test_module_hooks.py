@@ -32,13 +32,6 @@ def hooks():
         yield every
 
 
-@pytest.fixture
-def top_level():
-    """Hooks for the outermost modules."""
-    with installed(top_level_only=True) as roots:
-        yield roots
-
-
 @pytest.mark.golden
 @pytest.mark.parametrize("_", range(3))
 def test_full_names(_, hooks):
@@ -69,12 +62,6 @@ def test_modules_between_operators_and_labels(hooks):
     assert "label/Block/layers.1/aten::relu" in paths
 
 
-def test_outermost_only(top_level):
-    """With the outermost only, a call of a model is one event, whatever it calls; the next one is another."""
-    model, head = Net(), nn.Linear(2, 1)
-    assert recorded(lambda: [head(model(X)) for _ in range(2)]) == ["Net", "Linear", "Net", "Linear"]
-
-
 class Recursive(nn.Module):
     """Calls itself."""
 
@@ -85,12 +72,6 @@ class Recursive(nn.Module):
 def test_a_module_that_calls_itself(hooks):
     """A module that calls itself is an event per call, each inside the one before."""
     assert recorded(lambda: Recursive()(X, 2)) == ["Recursive", "  Recursive", "    Recursive"]
-
-
-def test_a_module_that_calls_itself_is_outermost_once(top_level):
-    """With the outermost only, a module that calls itself is one event until its outermost call has ended."""
-    inner, model = nn.ReLU(), Recursive()
-    assert recorded(lambda: inner(model(X, 3))) == ["Recursive", "ReLU"]
 
 
 def test_a_part_called_on_its_own(hooks):
@@ -264,10 +245,10 @@ def test_torchs_hooks_are_as_before():
     model = Net()
     before = state()
     hooks = ModuleHooks()
-    for count in range(100):
-        hooks.install(top_level_only=bool(count % 2))
+    for _ in range(100):
+        hooks.install()
         model(X)
-        hooks.install(top_level_only=not count % 2)
+        hooks.install()
         assert state() != before
         hooks.remove()
         hooks.remove()
@@ -293,9 +274,9 @@ def test_an_interrupt_amid_the_installation(monkeypatch):
     hooks = ModuleHooks()
     monkeypatch.setattr(torch_modules, "register_module_forward_pre_hook", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hooks.install(top_level_only=False)
+        hooks.install()
     monkeypatch.undo()
-    hooks.install(top_level_only=False)
+    hooks.install()
     assert (len(torch_modules._global_forward_pre_hooks), len(torch_modules._global_forward_hooks)) == (1, 1)
     hooks.remove()
     assert not torch_modules._global_forward_pre_hooks

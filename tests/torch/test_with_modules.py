@@ -326,14 +326,14 @@ def test_an_instrumentor_of_outermost_modules():
 
 
 def test_users_are_counted():
-    """Every module is told of while one user wants every one; a user that has gone wants nothing; the last takes the hooks out."""
-    every, top_level = ModuleHooks(), ModuleHooks()
+    """Torch has the hooks once, whatever the number of users; the last takes them out."""
+    every, another = ModuleHooks(), ModuleHooks()
     before = hooks_of_torch()
-    top_level.install(top_level_only=True)
-    every.install(top_level_only=False)
+    another.install()
+    every.install()
     assert hooks_of_torch() == before + 2
-    top_level.remove()
-    top_level.remove()
+    another.remove()
+    another.remove()
     with otp.profile(with_modules=True) as prof:
         Net()(X)
     assert lines(prof._batch()) == NET

@@ -10,6 +10,7 @@ import numpy as np
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
 from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_table import Flows, live_table
@@ -149,7 +150,9 @@ class Service:
 
     def boundary(self, number: int, now: int, context: int) -> bool:
         """A step ends on the thread of the test."""
-        return self.steps.boundary(number, now, context, threading.get_ident())
+        recorded = self.steps.boundary(Segment.STEP, now, context, threading.get_ident())
+        assert self.steps.running == number
+        return recorded
 
     def table(self, *events: Event, final: bool = False, watermark: int = 0, **more: Any) -> Any:
         ended = list(self.steps.take_ended())

@@ -41,6 +41,9 @@ class Recording:
     def holds(self, _: int) -> bool:
         return False
 
+    def flush(self) -> None:
+        """Nothing waits here to be told its step."""
+
     def drain(self) -> Drained:
         if self.fails:
             self.fails -= 1

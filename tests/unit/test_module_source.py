@@ -44,8 +44,8 @@ class Module:
         return x
 
 
-@pytest.fixture(params=[False, True], ids=["every module", "outermost only"])
-def follow(request):
+@pytest.fixture
+def follow():
     """Follows modules by a table of all that are asked for."""
     names, table = {}, {}
 
@@ -54,8 +54,8 @@ def follow(request):
         names[id(module)] = table
         return table
 
-    python_sources.follow_modules(names, find, torch_hooks._running, request.param)
-    yield request.param
+    python_sources.follow_modules(names, find, torch_hooks.enclosing_modules)
+    yield
     python_sources.leave_modules()
     table.clear()  # a module that was left open keeps it, and the ids are soon those of another test's modules
 
@@ -76,10 +76,6 @@ def recorded(body):
     return paths
 
 
-def outer_if(top_level_only, *paths):
-    return [path for path in paths if "/" not in path] if top_level_only else list(paths)
-
-
 def interrupt():
     raise KeyboardInterrupt
 
@@ -87,7 +83,7 @@ def interrupt():
 def test_modules_in_modules(follow):
     """A module that is called in another one is inside it, however deep; one that is called after it is not."""
     model = Module("a", Module("b", Module("c")), Module("d"))
-    paths = outer_if(follow, "a", "a/b", "a/b/c", "a/d")
+    paths = ["a", "a/b", "a/b/c", "a/d"]
     assert recorded(lambda: [model(1), model(2)]) == paths * 2
 
 
@@ -97,7 +93,7 @@ def test_very_deep(follow):
     for level in range(1, 100):
         model = Module(f"m{level}", model)
     levels = [path.count("/") for path in recorded(lambda: model(1))]
-    assert levels == ([0] if follow else list(range(100)))
+    assert levels == list(range(100))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 5])
@@ -120,8 +116,8 @@ def test_after_an_interrupt(follow, depth):
         stopped()
         stopped()
 
-    left = outer_if(follow, "a ...", "a/b ...")
-    assert recorded(body) == [*left, *outer_if(follow, "a", "a/b"), *left, *left]
+    left = ["a ...", "a/b ..."]
+    assert recorded(body) == [*left, "a", "a/b", *left, *left]
 
 
 def test_a_thread_that_ends_within_a_module(follow):
@@ -147,8 +143,8 @@ def test_hooks_swallow_what_find_raises(follow):
         raise RuntimeError("no name")
 
     before = python_sources.errors()
-    python_sources.follow_modules({}, fail, list, False)
+    python_sources.follow_modules({}, fail, list)
     assert recorded(lambda: Module("a")(1)) == []
-    python_sources.follow_modules({}, lambda *_: "no table", list, False)
+    python_sources.follow_modules({}, lambda *_: "no table", list)
     assert recorded(lambda: Module("a")(1)) == []
     assert python_sources.errors() == before + 2

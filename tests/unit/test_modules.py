@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
+from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._tree.modules import module_hierarchy, top_level_modules
+from otel_torchprof._tree.modules import module_hierarchy
 from otel_torchprof._tree.tree import torch_view
 
 NAMES = ["", "Net", "part", "part.inner", "Other", "aten::mm", "label"]
@@ -145,36 +145,3 @@ def test_backward_functions():
     assert texts(module_hierarchy(tree)) == ["Net", *["Net.part"] * 5, "", ""]
 
 
-def test_outermost_modules_of_a_drain():
-    """Of a drain the outermost modules remain, with what is open of them; nothing is copied where all are outermost."""
-    rows = [
-        (Kind.MODULE, 1, -1, True),
-        (Kind.MODULE, 2, 0, False),
-        (Kind.MODULE, 3, -1, False),
-        (Kind.MODULE, 4, -1, True),
-    ]
-    opens = OpenEvents(
-        *(
-            np.array(values, dtype)
-            for values, dtype in zip(
-                ([8, 9], [0, 8], [1, 2], [0, 0], [1, 2], [3, 3], [0, 0], [0, 0]),
-                (np.uint64, np.uint64, np.int64, np.uint32, np.uint32, np.uint8, np.uint32, np.uint8),
-                strict=True,
-            )
-        )
-    )
-    drained = batch(rows)
-    drained = Batch(
-        drained.columns,
-        drained.names,
-        drained.threads,
-        outer_rows=np.array([2], np.uint64),
-        outer_parents=np.array([8], np.uint64),
-        opens=opens,
-    )
-    found = top_level_modules(drained)
-    assert found["name"].tolist() == [1, 4]
-    assert (found["parent"] == -1).all()
-    assert not len(found.outer_rows)
-    assert found.opens.id.tolist() == [8]
-    assert top_level_modules(found) is found

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from step_programs import MODEL, OPTIMIZER, TRAIN, Program, at_once, boundaries, check, fed
-
-from otel_torchprof._columns.phases import Part, Segment
-from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_cycle import StepCycle, Token
+from step_programs import Program, check
 
 TEXTS = {
     "Accelerate asks one batch ahead": ["N [ N F B S", "[ N F B S", "[ N F B S", "[ N F B S", "[ F B S |"],

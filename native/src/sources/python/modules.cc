@@ -21,7 +21,6 @@ namespace {
 PyObject* g_names = nullptr;    // by a module's id: the table of names in which it stands
 PyObject* g_find = nullptr;     // makes a table, or finds another one
 PyObject* g_running = nullptr;  // ids of the modules in whose calls the thread is, the top-level one first
-bool g_top_level_only = false;
 
 // Ends a module that is off its thread already, and the phase that began with it.
 void close(PythonThread* thread, const OpenModule& open, uint8_t flags, const char* error, uint32_t error_size) {
@@ -138,7 +137,7 @@ void open_module(PythonThread* thread, PyObject* module, PyObject* name, PyObjec
   if (is_top) begin_root(thread, module);
   bool recorded = name != nullptr && record(module, name);
   try {
-    thread->modules.push_back({module, table, handled_exception(), stack, 0, 0, is_root, is_top, recorded});
+    thread->modules.push_back({module, table, handled_exception(), stack, 0, is_root, is_top, recorded});
   } catch (const std::bad_alloc&) {
     if (recorded) g_api->end(module, OTP_FLAG_UNFINISHED, nullptr, 0);
     if (is_top) end_root(thread, module, OTP_FLAG_UNFINISHED, nullptr, 0);
@@ -150,10 +149,6 @@ OpenModule* innermost(PythonThread* thread) { return thread->modules.empty() ? n
 
 void begin_inside(PythonThread* thread, PyObject* module, PyObject* id, const char* stack) {
   OpenModule* inside = innermost(thread);
-  if (inside != nullptr && g_top_level_only) {
-    if (inside->key == module) ++inside->again;
-    return;
-  }
   PyObject* table = table_of(module, id, inside == nullptr ? nullptr : inside->names);
   if (table == nullptr) return;
   // Finding the table may have run any code, which may have called modules: the innermost one can have moved.
@@ -185,11 +180,7 @@ void end(PyObject* module, PyObject* output) {
   while (at > 0 && thread->modules[at - 1].key != module) --at;
   if (at == 0) return;  // began before the hooks, or while nobody recorded modules
   while (thread->modules.size() > at) close_innermost(thread, OTP_FLAG_UNFINISHED, nullptr, 0);
-  if (thread->modules.back().again > 0) {
-    --thread->modules.back().again;
-  } else {
-    end_with_output(thread, output);
-  }
+  end_with_output(thread, output);
 }
 
 // module_begin(module, args): torch's forward pre-hook.
@@ -217,13 +208,10 @@ void replace(PyObject** place, PyObject* value) {
   Py_XDECREF(before);
 }
 
-// follow_modules(names, find, running, top_level_only); see _python.pyi.
+// follow_modules(names, find, running); see _python.pyi.
 PyObject* follow_modules(PyObject*, PyObject* args) {
   PyObject *names = nullptr, *find = nullptr, *running = nullptr;
-  int top_level_only = 0;
-  if (!PyArg_ParseTuple(args, "O!OOp:follow_modules", &PyDict_Type, &names, &find, &running, &top_level_only))
-    return nullptr;
-  g_top_level_only = top_level_only != 0;
+  if (!PyArg_ParseTuple(args, "O!OO:follow_modules", &PyDict_Type, &names, &find, &running)) return nullptr;
   replace(&g_find, find);
   replace(&g_running, running);
   replace(&g_names, names);

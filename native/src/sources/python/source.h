@@ -71,7 +71,6 @@ struct OpenModule {
   PyObject* names;        // where the modules inside it are looked up; owned
   const void* exception;  // that was being handled when it began; compared only
   const char* stack;      // where the C stack stood when it began; compared only
-  uint32_t again;         // calls of it inside itself that are no events of their own
   uint32_t doubts;        // times that a module began of which it is not sure whether it is inside this one
   bool is_root;           // it is no part of the module that it was called in
   bool is_top;            // it was called in none
