@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._columns.schema import Scope
+from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.devices import device_times
 from otel_torchprof._tree.tree import torch_view
@@ -63,7 +63,7 @@ class OperatorSums:
             return
         rows = view.rows[groups.first]
         columns = [groups.count, groups.cpu_time_total, groups.self_cpu_time_total, *groups.amounts.values()]
-        is_operator = batch["scope"][rows] != Scope.USER_SCOPE
+        is_operator = (batch["scope"][rows] != Scope.USER_SCOPE) & (batch["kind"][rows] != Kind.PHASE)
         named = [batch.names[name] for name in batch["name"][rows][is_operator].tolist()]
         sums = np.stack(columns, axis=1)[is_operator]
         self._self_time += int(sums[:, 2].sum())

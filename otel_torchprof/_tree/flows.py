@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.distinct import distinct_values
-from otel_torchprof._columns.schema import Scope
+from otel_torchprof._columns.schema import Kind, Scope
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +76,7 @@ class Numbered(NamedTuple):
 
 def numbered_events(batch: Batch) -> Numbered:
     """The events of a batch that can be one end of a pair, in the order of their rows."""
-    rows = np.flatnonzero(batch["sequence_nr"] >= 0)
+    rows = np.flatnonzero((batch["sequence_nr"] >= 0) & (batch["kind"] != Kind.PHASE))
     backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
     torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
     made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])

@@ -41,6 +41,13 @@ def one_event(names: list[str | bytes], columns: dict[str, Any] | None = None, *
     return event
 
 
+def test_a_phase_has_no_autograd_numbers():
+    """A phase is an annotation, and what it has in the columns of autograd's numbers is none of them."""
+    columns = {"kind": [Kind.PHASE], "scope": [Scope.USER_SCOPE], "sequence_nr": [7], "fwd_thread": [3], "id": [9]}
+    event = one_event(["torch.phase.data"], columns)
+    assert (event["cat"], event["args"]) == ("user_annotation", {"External id": 9, "Ev Idx": 0})
+
+
 def test_an_operator_has_the_fields_of_kineto():
     """Phase, category, place, times in exact microseconds, and Kineto's arguments under Kineto's names."""
     event = one_event(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, Thread
-from otel_torchprof._columns.schema import Scope
+from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.flows import forward_backward
 
 THREADS = (Thread(11, 1, 1), Thread(12, 2, 2), Thread(13, 3, 0))
@@ -72,6 +72,14 @@ def test_number_and_thread_must_both_agree():
 def test_a_forward_operator_after_its_backward_function_is_none():
     """When the recording began between the two, what carries the number later is not what made the node."""
     assert pairs(batch_of([(9, 0, 7, 0, 0), (5, 1, 7, BACKWARD, 1)])) == []
+
+
+def test_a_phase_is_no_forward_operator():
+    """What stands in the column of numbers is the address of its object there, and may be anybody's number."""
+    batch = batch_of([(10, 0, 7, 0, 0), (20, 0, 7, 0, 12), (30, 1, 7, BACKWARD, 1)])
+    assert pairs(batch) == [(1, 2)]
+    batch["kind"][1] = Kind.PHASE
+    assert pairs(batch) == [(0, 2)]
 
 
 def test_nothing_to_pair():

@@ -7,7 +7,7 @@ from live_batches import Event, Recorder
 from otel_torchprof._averages.named_sums import Average
 from otel_torchprof._averages.operator_sums import OTHER, OperatorSums
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.schema import Scope
+from otel_torchprof._columns.schema import Kind, Scope
 
 
 def batch(*own: tuple[str, int]) -> Batch:
@@ -56,6 +56,14 @@ def test_labels_are_not_counted():
     scopes = [int(Scope.FUNCTION), int(Scope.USER_SCOPE), int(Scope.FUNCTION)]
     sums.add(Batch.of({**columns, "scope": scopes}, ["", "op", "label"]))
     assert sums.read() == [Average("op", False, 2, 12, 6, 0, 0)]
+
+
+def test_phases_are_not_counted():
+    """Nor is a phase an operator, whatever its scope."""
+    sums = OperatorSums(50)
+    columns = {"name": [1, 2], "start": [0, 2], "end": [10, 8], "parent": [-1, 0], "kind": [Kind.PHASE, Kind.OPERATOR]}
+    sums.add(Batch.of(columns, ["", "torch.phase.forward", "op"]))
+    assert sums.read() == [Average("op", False, 1, 6, 6, 0, 0)]
 
 
 def test_times_of_devices():

@@ -24,6 +24,7 @@ using otp::text_at;
 constexpr uint8_t kLabel = 2;
 constexpr uint8_t kModule = 3;
 constexpr uint8_t kFrame = 4;
+constexpr uint8_t kPhase = 5;
 constexpr uint8_t kUserScope = 7;
 constexpr uint8_t kAsync = 1;
 constexpr uint8_t kUnfinished = 2;
@@ -130,7 +131,7 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp::WrittenInpu
     at = put_integer(at, events.id[row]);
     *at++ = ',';
   }
-  if (events.sequence_nr[row] >= 0) {
+  if (events.sequence_nr[row] >= 0 && events.kind[row] != kPhase) {
     at = put(at, "\"Sequence number\":");
     at = put_integer(at, events.sequence_nr[row]);
     at = put(at, ",\"Fwd thread id\":");
