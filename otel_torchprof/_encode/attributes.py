@@ -1,7 +1,8 @@
 """The one table of span attributes: which field of an event becomes which attribute, of which type, and when it is there.
 
 The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
-traces have is in :data:`~otel_torchprof._encode.reduction_attributes.REDUCTIONS`.
+traces have is in :data:`~otel_torchprof._encode.reduction_attributes.REDUCTIONS`, what only segments of a job have in
+:data:`~otel_torchprof._encode.phase_attributes.SEGMENTS`.
 """
 
 from __future__ import annotations
@@ -13,24 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
-from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._tree.input_words import InputPart
 from otel_torchprof._tree.inputs import shapes_in, types_in
-from otel_torchprof._tree.span_table import (
-    STEP_KIND,
-    STEP_NAME,
-    AttributeColumn,
-    AttributeType,
-    SpanTable,
-    extend_names,
-)
+from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives
 from . import device_attributes as devices
 from . import event_attributes as events
 from . import frame_attributes as frames
 from . import memory_attributes as memory
+from . import phase_attributes as phases
 from .attribute_source import Attribute, Source
 from .reduction_attributes import REDUCTIONS
 
@@ -109,8 +103,7 @@ def add_attributes(
 
 def _place(column: AttributeColumn) -> int:
     """What tells steps apart in a list, whose first attributes are all that it shows: number, kind and phases come first."""
-    key = column.key
-    return 0 if key == STEP_NAME else 1 if key == STEP_KIND else 2 if key.startswith(PHASE_PREFIX) else 3
+    return phases.PLACES.get(column.key, len(phases.PLACES))
 
 
 def attributes_markdown() -> str:
@@ -119,7 +112,7 @@ def attributes_markdown() -> str:
     rows = [(a.key, a.type, a.present, a.meaning) for a in ATTRIBUTES]
     lines += [
         f"| `{key}` | {_TYPE_NAMES[kind]} | {present} | {meaning} |"
-        for key, kind, present, meaning in (*rows, *REDUCTIONS)
+        for key, kind, present, meaning in (*rows, *phases.SEGMENTS, *REDUCTIONS)
     ]
     return "\n".join(lines) + "\n"
 
@@ -174,6 +167,13 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "the generation that was collected",
         "on collections of garbage",
         frames.generation,
+    ),
+    Attribute(
+        "torch.phase.name",
+        _NAME,
+        "which [phase](#phases) it is, `backward`",
+        "on phases",
+        phases.name,
     ),
     Attribute(
         "torch.op.scope",

@@ -24,19 +24,22 @@ def scope(source: Source) -> Values:
     """Kind of RecordFunction."""
     names, scope = source.add([scope.name.lower() for scope in Scope]), source.batch["scope"]
     present = source.spread(scope < len(names)) & source.is_event
-    return source.spread(scope, names), present & (source.kind != Kind.MODULE) & (source.kind != Kind.FRAME)
+    for kind in (Kind.MODULE, Kind.FRAME, Kind.PHASE):
+        present &= source.kind != kind
+    return source.spread(scope, names), present
 
 
 def sequence_nr(source: Source) -> Values:
     """Autograd's number."""
     values = source.column("sequence_nr")
-    return values, (values >= 0) & source.is_event
+    return values, (values >= 0) & (source.kind != Kind.PHASE) & source.is_event
 
 
 def forward_thread(source: Source) -> Values:
     """Of backward functions."""
     values = source.spread(source.batch["fwd_thread"], dtype=np.int64)
-    return values, (values != 0) & (source.kind != Kind.FRAME) & source.is_event
+    of_operators = (source.kind != Kind.FRAME) & (source.kind != Kind.PHASE)
+    return values, (values != 0) & of_operators & source.is_event
 
 
 def inputs(parts: InputPart, make: Callable[[Inputs], Any]) -> Callable[[Source], Values | None]:

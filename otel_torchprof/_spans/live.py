@@ -22,6 +22,7 @@ from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.forest import Decided, Forest, forest
 from otel_torchprof._tree.frames import distinct
+from otel_torchprof._tree.phases import exclusive_times
 from otel_torchprof._tree.span_table import event_span_ids
 
 from .budget import Budget
@@ -123,6 +124,7 @@ class LiveTrees:
         )
         self._widen_steps(placed, trees.start, trace_group)
         self._add_shares(placed, trees.parent)
+        self._add_phases(placed, trees.enclosing, trace_group)
         self._steps.settle()
         return placed
 
@@ -209,6 +211,17 @@ class LiveTrees:
             if found is not None and span is not None:
                 own = found.chosen(number)
                 span.shares = own if span.shares is None else span.shares.plus(own)
+
+    @staticmethod
+    def _add_phases(placed: Placed, enclosing: Array, trace_group: Array) -> None:
+        """How long the phases of each step took. ``enclosing``, ``trace_group``: of rows and open events."""
+        spans = [found.step for found in placed.trace_groups]
+        if not any(span is not None and span.phases is not None for span in spans):
+            return
+        found = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
+        for number, span in enumerate(spans):
+            if found is not None and span is not None and span.phases is not None:
+                span.phases.add(found, number)
 
     # ---- which trace group ----
 

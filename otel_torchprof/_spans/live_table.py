@@ -13,7 +13,7 @@ from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.recorder import living_threads
 from otel_torchprof._process.heap import Arena
 from otel_torchprof._tree.flows import Numbered, has_backward, latest_forward, numbered_events, pair
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,9 +97,7 @@ def _ends_of(events: Numbered, placed: Placed, trace_ids: Array) -> _Ends:
 
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
     """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
-    of_trace_groups = (
-        u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups
-    )
+    of_trace_groups = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
     found: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[placed.trace_group]
     return found
 
@@ -211,14 +209,16 @@ def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: 
 def _own_attributes(
     placed: Placed, steps: Sequence[StepSpan], position: Callable[[Array], Array]
 ) -> dict[int, dict[str, Any]]:
-    """What samplers add to roots, and the threads of steps, by position in the table."""
+    """What samplers add to roots, and what steps have of their own, by position in the table."""
     found: dict[int, dict[str, Any]] = {}
     names: dict[int | None, str] = {}
     if any(step.thread is not None for step in steps):
         names = {thread.ident: thread.name for thread in living_threads()}
         names |= {thread.ident: thread.name for thread in placed.batch.threads}
+    running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
     for i, step in enumerate(steps):
         found[i] = {**step.trace.attributes, **step.attributes}
+        found[i] |= _of_segment(step, is_whole=step.is_whole or step is running)
         if step.thread is not None:
             found[i]["thread.id"] = step.thread
             if name := names.get(step.thread):
@@ -237,6 +237,14 @@ def _own_attributes(
             if at >= 0:
                 found[at] = dict(placed.trace_groups[trace_group].trace.attributes)
     return found
+
+
+def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
+    """What it is of the training job; and where it stands for the whole of that, how long its phases took."""
+    if step.phases is None or step.segment is None:
+        return {}
+    times = step.phases.attributes(step.thread, step.end - step.start) if is_whole else {}
+    return {STEP_KIND: step.segment.value, **times}
 
 
 _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}

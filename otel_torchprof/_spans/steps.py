@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._tree.phases import PhaseTimes
 from otel_torchprof._tree.span_table import STEP_NAME
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ class StepSpan:
     """When the last event of the loop's own threads ended."""
     shares: Shares | None = None
     """What ran in compiled regions, so far; None where the program has none."""
+    phases: PhaseTimes | None = None
+    """Of the whole segment, which all spans of that share; None of what is no segment of the job."""
+    is_whole: bool = False
+    """Made for the end of its step; the others of that are for what happened in their contexts."""
 
     @property
     def is_enclosed(self) -> bool:
@@ -135,6 +140,7 @@ class Step:
     link: tuple[int, int] | None = None
     job: tuple[int, int] | None = None
     spans: dict[int, StepSpan] = field(default_factory=dict)
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
 
 
 def _all(_step: int, _trace_id: int) -> bool:
@@ -344,7 +350,7 @@ class Steps:
         step.end = end
         main = self._span(step, context)
         main.end = max(main.end, end)
-        main.thread = thread
+        main.thread, main.is_whole = thread, True
         self._ended.append(step)
         return (main.trace.trace_id, main.span_id) if main.trace.exported else None
 
@@ -372,6 +378,7 @@ class Steps:
         span_id = trace.span_id if is_free else self._new_span_id()
         made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
         made.segment = step.segment
+        made.phases = None if step.segment is None else step.phases
         made.job = None if made.is_enclosed else step.job
         made.is_detailed = self._selects(step.number, trace.trace_id)
         return made

@@ -45,6 +45,8 @@ class Forest:
     name: npt.NDArray[np.uint32]
     parent: npt.NDArray[np.int64]
     """Node of its parent, -1 for none."""
+    enclosing: npt.NDArray[np.int64]
+    """Node that was open around it on its thread, whatever the context and however long it lasts; -1 for none."""
     beyond: npt.NDArray[np.int64]
     """Nodes whose parent ended in an earlier drain ..."""
     beyond_parents: Ids
@@ -129,7 +131,9 @@ def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | Non
     far = np.zeros(len(batch.opens), dtype=np.uint64)
     far[beyond[beyond >= rows] - rows] = beyond_parents[beyond >= rows]
     following = _decided(ids, rows, enclosing, parent, far)
-    return Forest(rows, ids, start, context, of_nodes(batch, "name"), parent, beyond, beyond_parents, following)
+    return Forest(
+        rows, ids, start, context, of_nodes(batch, "name"), parent, enclosing, beyond, beyond_parents, following
+    )
 
 
 def top_level(parent: Array) -> npt.NDArray[np.int64]:

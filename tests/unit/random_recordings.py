@@ -93,7 +93,7 @@ class _Segment:
         return Batch.of(columns, NAMES, THREADS, inputs=words, memory=memory)
 
     def _row(self, thread: int, clock: int, opened: list[int]) -> dict[str, Any]:
-        chance, kind = self._chance, self._chance.choice([Kind.OPERATOR, *(known for known in Kind if known in BY_KIND)])
+        chance, kind = self._chance, self._chance.choice([Kind.OPERATOR, *sorted(BY_KIND)])
         flags = Flag.ERROR if kind == Kind.LABEL and chance.random() < 0.1 else Flag(0)
         if not self._nested and kind != Kind.FRAME and chance.random() < 0.08:
             flags |= Flag.ASYNC

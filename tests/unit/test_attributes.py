@@ -13,6 +13,7 @@ from span_tables import span_rows
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
+from otel_torchprof._encode.phase_attributes import SEGMENTS
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._native.ffi import lib
 from otel_torchprof._spans.steps import RecordedStep
@@ -193,7 +194,7 @@ def test_attributes_that_are_there_stay():
 
 
 def test_what_tells_steps_apart_comes_first():
-    """A step's number, its kind and its phases are the first attributes of its span, whatever else had been there before."""
+    """A step's number, its kind and its phases are the first attributes of its span, in this order, whatever was there before."""
     batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
     ids = itertools.count(1)
     table = recorded_table(
@@ -205,7 +206,7 @@ def test_what_tells_steps_apart_comes_first():
         new_span_id=lambda: next(ids),
     )
     ones = np.ones(len(table))
-    later = ("torch.phase.data.duration", "torch.step.kind", "torch.phase.gc.duration")
+    later = ("torch.phase.gc.duration", "torch.step.kind", "torch.phase.data.duration")
     own = tuple(AttributeColumn(key, AttributeType.DOUBLE, ones) for key in later)
     step = shown_by(add_attributes(replace(table, attributes=(*table.attributes, *own)), batch))[0]
     assert list(step) == [
@@ -323,7 +324,7 @@ def test_types_are_those_of_the_c_header():
 def test_the_documentation_lists_every_attribute_once():
     """One line per attribute, with the cells of its row; keys follow OpenTelemetry's naming."""
     lines = attributes_markdown().splitlines()
-    keys = [a.key for a in ATTRIBUTES] + [key for key, *_ in REDUCTIONS]
+    keys = [a.key for a in ATTRIBUTES] + [key for key, *_ in (*SEGMENTS, *REDUCTIONS)]
     assert len(lines) == len(keys) + 2 == len(set(keys)) + 2
     for key, line in zip(keys, lines[2:], strict=True):
         assert line.startswith(f"| `{key}` | ")

@@ -20,6 +20,7 @@ from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
+from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
@@ -48,17 +49,17 @@ def recorded():
     """A table made from a batch in which every attribute and every sort of link occurs."""
     batch = Batch.of(
         {
-            "start": [110, 120, 310, 330, 350, 370, 371],
-            "end": [190, 130, 320, 340, 360, 380, 372],
-            "name": [1, 2, 3, 5, 1, 6, 7],
-            "parent": [-1, 0, -1, -1, -1, -1, 5],
-            "sequence_nr": [4, -1, 4, 2**62, -1, -1, -1],
-            "fwd_thread": [0, 0, 1, 0, 0, 8, 0],
-            "kind": [Kind.OPERATOR] * 4 + [Kind.MODULE, Kind.FRAME, Kind.FRAME],
-            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0, 0, 0],
-            "error_type": [0, 4, 0, 0, 0, 0, 0],
-            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0, Flag.ERROR, 0],
-            "inputs": [0, 10, -1, 0, -1, -1, -1],
+            "start": [110, 120, 310, 330, 350, 370, 371, 390],
+            "end": [190, 130, 320, 340, 360, 380, 372, 395],
+            "name": [1, 2, 3, 5, 1, 6, 7, 1],
+            "parent": [-1, 0, -1, -1, -1, -1, 5, -1],
+            "sequence_nr": [4, -1, 4, 2**62, -1, -1, -1, 4],
+            "fwd_thread": [0, 0, 1, 0, 0, 8, 0, Part.FORWARD],
+            "kind": [Kind.OPERATOR] * 4 + [Kind.MODULE, Kind.FRAME, Kind.FRAME, Kind.PHASE],
+            "scope": [0, Scope.USER_SCOPE, Scope.BACKWARD_FUNCTION, 0, 0, 0, 0, Scope.USER_SCOPE],
+            "error_type": [0, 4, 0, 0, 0, 0, 0, 0],
+            "flags": [Flag.UNFINISHED | Flag.ASYNC, Flag.ERROR, Flag.LOSS_BEFORE, 0, 0, Flag.ERROR, 0, 0],
+            "inputs": [0, 10, -1, 0, -1, -1, -1, -1],
         },
         [
             "",

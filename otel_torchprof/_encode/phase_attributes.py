@@ -1,0 +1,80 @@
+"""Attributes of phases, and what segments of a training job have of them, for the documentation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part, Segment
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
+
+if TYPE_CHECKING:
+    from .attribute_source import Source, Values
+
+_DOUBLE, _NAME = AttributeType.DOUBLE, AttributeType.NAME
+_ON_SEGMENTS = "on steps and the other segments of a job"
+
+
+PLACES = {
+    key: place
+    for place, key in enumerate(
+        (
+            STEP_NAME,
+            STEP_KIND,
+            *(f"{PHASE_PREFIX}{phase}.duration" for phase in (*PHASES, UNATTRIBUTED)),
+            *(f"{PHASE_PREFIX}{phase}.overlap" for phase in PHASES),
+        )
+    )
+}
+"""Where the attributes stand by which steps are told apart."""
+
+
+def name(source: Source) -> Values | None:
+    """Which phase it is."""
+    if not (source.batch["kind"] == Kind.PHASE).any():
+        return None
+    spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
+    names = source.add(PHASES)
+    of_part = np.zeros(max(Part) + 1, dtype=np.uint32)
+    for part in Part:
+        of_part[part] = names[PHASES.index(part.phase)]
+    values, present = np.zeros(len(source.table), dtype=np.uint32), np.zeros(len(source.table), dtype=np.bool_)
+    values[spans], present[spans] = of_part[source.batch["fwd_thread"][source.table.row[spans]]], True
+    return values, present
+
+
+SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
+    (
+        STEP_KIND,
+        _NAME,
+        f"{_ON_SEGMENTS}, where phases are recorded",
+        f"what the segment is: {', '.join(f'`{segment.value}`' for segment in Segment)}",
+    ),
+    (
+        "torch.phase.<name>.duration",
+        _DOUBLE,
+        f"{_ON_SEGMENTS}, for each [phase](#phases) that its loop's thread was in",
+        "seconds that the thread spent in the phase and in no other one inside of it",
+    ),
+    (
+        "torch.phase.unattributed.duration",
+        _DOUBLE,
+        f"{_ON_SEGMENTS}, where phases are recorded",
+        "its duration less the sum of these",
+    ),
+    (
+        "torch.phase.<name>.overlap",
+        _DOUBLE,
+        f"{_ON_SEGMENTS}, for each phase that other threads were in",
+        "the same on other threads, all together; not part of that sum",
+    ),
+    (
+        "torch.recomputed_duration",
+        _DOUBLE,
+        f"{_ON_SEGMENTS}, where activation checkpointing ran a part of the forward pass again",
+        "seconds of that, with all that it called, on all threads; they are in the `backward` phase too",
+    ),
+)
+"""Key, type, when it is there and what it means; :class:`~otel_torchprof._tree.phases.PhaseTimes` gives them."""

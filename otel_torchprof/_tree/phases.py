@@ -1,0 +1,135 @@
+"""What the phases of a training loop took: exclusive times on columns, and their sums over the drains of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
+from otel_torchprof._columns.schema import NEVER, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch
+
+Array = npt.NDArray[Any]
+
+_RECOMPUTED = len(PHASES)
+"""Where a row of times has what of them was recomputed; the phases stand before it in their order."""
+_PHASE_OF = np.zeros(max(Part) + 1, dtype=np.int64)
+for _part in Part:
+    _PHASE_OF[_part] = PHASES.index(_part.phase)
+
+
+class ExclusiveTimes(NamedTuple):
+    """What one drain adds to the phases of each group of events, ns."""
+
+    threads: list[int]
+    """``threading.get_ident()`` of each thread that had phases."""
+    times: npt.NDArray[np.int64]
+    """By group, thread and phase; below 0 where a phase that is still open has others inside."""
+
+
+def exclusive_times(
+    batch: Batch, enclosing: npt.NDArray[np.int64], group: npt.NDArray[np.int64], groups: int
+) -> ExclusiveTimes | None:
+    """Gives each phase that has ended its time, and takes that off the nearest phase around it; None where none has ended.
+
+    What is taken off a phase that is still open is made up for by the drain in which it ends: sums over drains are right, wherever
+    these cut. ``enclosing``: of rows and open events the one that was open around it. ``group``: of both. Costs one look at the
+    kinds, else some microseconds per drain and a few hundred ns per phase; nothing per operator.
+    """
+    rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
+    if not rows.size:
+        return None
+    part, start, end = (batch[name][rows] for name in ("fwd_thread", "start", "end"))
+    threads, thread = np.unique(batch["thread"][rows], return_inverse=True)
+    times = np.zeros((groups, len(threads), len(PHASES) + 1), dtype=np.int64)
+    np.add.at(times, (group[rows], thread, _PHASE_OF[part]), end - start)
+
+    above = _nearest(enclosing, rows, lambda nodes: _of(batch, "kind", nodes) == Kind.PHASE)
+    inner = np.flatnonzero(above >= 0)
+    above = above[inner]
+    within = np.minimum(end[inner], _of(batch, "end", above)) - start[inner]
+    np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[_of(batch, "fwd_thread", above)]), within)
+
+    again = np.flatnonzero(part == Part.RECOMPUTATION)
+    if again.size:  # one inside another is in the time of that
+        again = again[_nearest(enclosing, rows[again], lambda nodes: _is_recomputation(batch, nodes)) < 0]
+        np.add.at(times[:, :, _RECOMPUTED], (group[rows[again]], thread[again]), (end - start)[again])
+    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
+
+
+def _of(batch: Batch, column: str, nodes: Array) -> Array:
+    """A column for some of the rows and, beyond these, the open events."""
+    rows = len(batch)
+    is_open = nodes >= rows
+    if not is_open.any():
+        return batch[column][nodes]
+    found = np.empty(len(nodes), dtype=batch[column].dtype)
+    found[~is_open] = batch[column][nodes[~is_open]]
+    found[is_open] = NEVER if column == "end" else getattr(batch.opens, column)[nodes[is_open] - rows]
+    return found
+
+
+def _is_recomputation(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
+    found[found] = _of(batch, "fwd_thread", nodes[found]) == Part.RECOMPUTATION
+    return found
+
+
+def _nearest(enclosing: Array, nodes: Array, chosen: Callable[[Array], Array]) -> npt.NDArray[np.int64]:
+    """For each of the nodes the nearest one around it that is chosen; -1 for none."""
+    found = enclosing[nodes].astype(np.int64)
+    moving = np.flatnonzero(found >= 0)
+    while moving.size:
+        moving = moving[~chosen(found[moving])]
+        found[moving] = enclosing[found[moving]]
+        moving = moving[found[moving] >= 0]
+    return found
+
+
+class PhaseTimes:
+    """The exclusive times of phases in one step so far, ns, by thread. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._of_threads: dict[int, npt.NDArray[np.int64]] = {}
+
+    def add(self, found: ExclusiveTimes, group: int) -> None:
+        """Those of one group."""
+        for thread, times in zip(found.threads, found.times[group], strict=True):
+            if times.any():
+                self._of_threads[thread] = self._of_threads.get(thread, 0) + times
+
+    def on_thread(self, thread: int | None, duration: int) -> dict[str, int]:
+        """What each phase took on the loop's thread, and what of the step's duration is in none.
+
+        ``thread``: None where that is not known; the one with the most time in phases is taken then.
+        """
+        times = self._of_threads.get(self._loop(thread))
+        found = {} if times is None else _named(times)
+        return {**found, UNATTRIBUTED: max(duration - sum(found.values()), 0)}
+
+    def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
+        """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
+        found = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
+        loop = self._loop(thread)
+        others = [times for other, times in self._of_threads.items() if other != loop]
+        if others:
+            found |= {f"{name}.overlap": time for name, time in _named(np.sum(others, axis=0)).items()}
+        named = {PHASE_PREFIX + key: time / 1e9 for key, time in found.items()}
+        recomputed = sum(int(times[_RECOMPUTED]) for times in self._of_threads.values())
+        return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed else named
+
+    def _loop(self, thread: int | None) -> int:
+        if thread is not None:
+            return thread
+        return max(self._of_threads, key=lambda each: int(self._of_threads[each][:_RECOMPUTED].sum()), default=0)
+
+
+def _named(times: Array) -> dict[str, int]:
+    """Those that there were, by name."""
+    return {name: time for name, time in zip(PHASES, times.tolist(), strict=False) if time > 0}
