@@ -12,6 +12,7 @@ from opentelemetry.metrics import Observation
 
 from otel_torchprof import config
 from otel_torchprof._averages.operator_sums import OperatorSums
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import fork
 from otel_torchprof.version import __version__
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
 """Operators that have series of their own."""
 
 OPERATOR = "torch.op.name"
+PHASE = "torch.phase.name"
 SAMPLED = "torch.sampled"
 
 STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """Upper bounds for the durations of steps, in seconds: three for each power of ten."""
+
+PHASE_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, *STEP_BUCKETS, 200.0, 500.0, 1000.0)
+"""The same for what phases took of a step, from 10 µs on."""
 
 _SECONDS = 1e-9
 
@@ -74,7 +79,7 @@ _AMOUNTS = (
 
 
 class StepDurations:
-    """The histogram ``torch.step.duration``. For one thread at a time.
+    """The histograms ``torch.step.duration`` and ``torch.phase.duration``. For one thread at a time.
 
     Args:
         meter: of its provider.
@@ -89,24 +94,34 @@ class StepDurations:
             "Duration of a step of a training loop.",
             explicit_bucket_boundaries_advisory=STEP_BUCKETS,
         )
+        self._phases = meter.create_histogram(
+            "torch.phase.duration",
+            "s",
+            "Time that a step of a training loop spent in a phase and in no other one inside of it.",
+            explicit_bucket_boundaries_advisory=PHASE_BUCKETS,
+        )
 
     def record(self, seconds: float, context: Context | None) -> None:
         """One step; its exemplar points to the span that is current in the context, if that is sampled."""
         self._histogram.record(max(seconds, 0.0), context=context)
 
     def record_spans(self, steps: Iterable[StepSpan]) -> None:
-        """Steps that have spans, once each; exemplars point to these spans where they are sent."""
+        """Steps of training that have spans, once each; exemplars point to these spans where they are sent."""
         if not self._is_heard():
             return
         for step in steps:
-            if step.thread is None:
+            if step.thread is None or step.segment is not Segment.STEP:
                 continue
             context = None
             if step.trace.exported:
                 flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
                 own = trace.SpanContext(step.trace.trace_id, step.span_id, is_remote=False, trace_flags=flags)
                 context = trace.set_span_in_context(trace.NonRecordingSpan(own))
-            self.record((step.end - step.start) * _SECONDS, context)
+            duration = step.end - step.start
+            self.record(duration * _SECONDS, context)
+            if step.phases is not None:
+                for name, time in step.phases.on_thread(step.thread, duration).items():
+                    self._phases.record(time * _SECONDS, {PHASE: name}, context=context)
 
 
 class ThinnedDurations:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
+import numpy as np
 import pytest
 from opentelemetry import metrics as otel_metrics
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from torch_metrics import points, value
+from torch_metrics import data_points, points, value
 
-from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.ledger import Entries
 from otel_torchprof._metrics import operator_metrics
 from otel_torchprof._metrics.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures
 from otel_torchprof._spans.steps import StepSpan, Trace
+from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof.health import QueueStats
 
 
@@ -97,13 +102,33 @@ def test_exemplars_point_to_the_span_of_the_loop(reader, metrics):
 
 def test_exemplars_point_to_spans_of_steps(reader, metrics):
     """Steps that have spans are recorded once each, with the ids of those that are sent."""
-    sent = StepSpan(3, Trace(5, True, True), 7, 1_000_000_000, 3_000_000_000, None, None, thread=1)
-    kept = StepSpan(4, Trace(6, True, False), 8, 0, 20_000_000_000, None, None, thread=1)
-    elsewhere = StepSpan(3, Trace(9, True, True), 10, 0, 10, None, None)
+    of_step = {"segment": Segment.STEP}
+    sent = StepSpan(3, Trace(5, True, True), 7, 1_000_000_000, 3_000_000_000, None, None, thread=1, **of_step)
+    kept = StepSpan(4, Trace(6, True, False), 8, 0, 20_000_000_000, None, None, thread=1, **of_step)
+    elsewhere = StepSpan(3, Trace(9, True, True), 10, 0, 10, None, None, **of_step)
     metrics.durations.record_spans([sent, kept, elsewhere])
     point = value(reader, "torch.step.duration")
     assert (point.count, point.sum) == (2, 22.0)
     assert [(each.trace_id, each.span_id) for each in point.exemplars] == [(5, 7)]
+
+
+def test_phases_of_steps(reader, metrics):
+    """Each step adds what each of its phases took on the loop's thread, and the rest; segments that are no steps add nothing."""
+    columns = {"start": [0, 0], "end": [300_000, 10**9], "kind": [Kind.PHASE] * 2, "fwd_thread": [Part.NEXT] * 2}
+    batch = Batch.of({**columns, "thread": [0, 1]}, [""], (Thread(1, 1, 1), Thread(2, 2, 2)))
+    times = PhaseTimes()
+    times.add(exclusive_times(batch, np.full(2, -1), np.zeros(2, np.int64), 1), 0)
+    about = {"thread": 1, "phases": times}
+    step = StepSpan(3, Trace(5, True, True), 7, 0, 1_000_000, None, None, segment=Segment.STEP, **about)
+    between = StepSpan(-1, Trace(6, True, True), 8, 0, 10**10, None, None, segment=Segment.EVALUATION, **about)
+    metrics.durations.record_spans([step, between])
+    found = {point.attributes["torch.phase.name"]: point for point in data_points(reader, "torch.phase.duration")}
+    assert value(reader, "torch.step.duration").sum == 1e-3
+    assert {name: point.sum for name, point in found.items()} == pytest.approx({"data": 3e-4, "unattributed": 7e-4})
+    assert [(each.trace_id, each.span_id) for each in found["data"].exemplars] == [(5, 7)]
+    bounds = found["data"].explicit_bounds
+    assert (bounds[0], bounds[-1], len(bounds)) == (1e-5, 1000.0, 25)
+    assert all(1.9 < after / before < 2.6 for before, after in itertools.pairwise(bounds))
 
 
 def test_durations_cost_no_more_than_their_share(reader, metrics, monkeypatch):
