@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.phases import Segment
+from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
@@ -30,7 +30,6 @@ from otel_torchprof._spans.live_table import Flows, traced_events
 from otel_torchprof._spans.steps import Steps
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.input_words import InputKept, kept
-from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
 
@@ -409,7 +408,10 @@ class LiveRecording:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
                 duration = step.end - step.start
-                self._averages.add_span(STEP_NAME, duration, max(duration - step.child_time, 0))
+                self._averages.add_span(step.name, duration, max(duration - step.child_time, 0))
+                if step.phases is not None:
+                    rest = step.phases.on_thread(step.thread, duration)[UNATTRIBUTED]
+                    self._averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, rest)
 
     def _child_times(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         """Time that the spans of this process did not spend themselves, by span id."""

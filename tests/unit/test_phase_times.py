@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_batches import Event, Service, in_request
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from recorded_tables import recorded_table
 
+import otel_torchprof as otp
+from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED, Part, Segment
 from otel_torchprof._columns.schema import Kind, Scope
@@ -20,6 +23,7 @@ from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.live_table import Flows, live_table
 from otel_torchprof._spans.steps import RecordedStep, StepSpan, Trace
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
+from otel_torchprof._tree.tree import torch_view
 
 LOOP = Thread(1, threading.get_ident(), 1, "loop")
 OTHER = Thread(2, LOOP.ident + 1, 2, "loader")
@@ -278,6 +282,35 @@ def test_a_phase_is_a_span_with_a_name_and_nothing_of_operators(service):
     }
     assert table.links["span_id"].tolist() == [placed.span_id[0]]
     assert "torch.phase.name" not in shown(table)["aten::mm"]
+
+
+def test_averages_have_a_row_per_phase(service):
+    """As any event, a phase is in averages by its name, with its self time."""
+    batch = service.recorder.drain(
+        phase("torch.phase.forward", Part.FORWARD, 0, 50),
+        phase("torch.phase.device_wait", Part.DEVICE_WAIT, 10, 20, "torch.phase.forward"),
+        Event("aten::mm", 30, 40, "torch.phase.forward"),
+    )
+    averages = RunningAverages()
+    averages.add(torch_view(batch, modules=True))
+    found = {row.name: (row.calls, row.total, row.self_time) for row in averages.read()}
+    assert found == {
+        "torch.phase.forward": (1, 50, 30),
+        "torch.phase.device_wait": (1, 10, 10),
+        "aten::mm": (1, 10, 10),
+    }
+
+
+def test_averages_have_what_is_in_no_phase():
+    """One row has what steps spent outside of phases: all of it where there are none."""
+    with otp.stream(InMemorySpanExporter(), detail="modules") as streamed:
+        for _ in range(2):
+            with otp.record_function("work"):
+                pass
+            streamed.step()
+    rows = {row.key: row for row in streamed.key_averages()}
+    outside, steps = rows["torch.phase.unattributed"], rows["torch.step"]
+    assert (outside.count, outside.self_cpu_time_total) == (2, steps.cpu_time_total)
 
 
 def test_every_part_has_its_phase_as_attribute(service):
