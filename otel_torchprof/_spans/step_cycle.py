@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_rules import ROUNDS_AGAIN, Fit, Learner
+from otel_torchprof._spans.step_rules import Fit, Learner
 from otel_torchprof._spans.step_tokens import OPTIMIZERS, RELEVANT, Boundary, Token
 from otel_torchprof._spans.step_walk import Walk
 
@@ -36,17 +36,18 @@ class _Loop:
         self.since = 0
         """How many tokens that loop had."""
         self._fit: Fit | None = None
-        self._latest = 0
+        self.latest = 0
+        """Id of its latest token."""
         self._open: Token | None = None
         self._has_closures = False
 
     def take(self, token: Token) -> None:
         """The next token, or the latest once more with its end."""
         waiting, self._open = self._open, None
-        if token.id != self._latest:
+        if token.id != self.latest:
             if waiting is not None:
                 self._take(waiting)
-            self._latest = token.id
+            self.latest = token.id
         elif waiting is None:
             self._close(token.end)
             return
@@ -102,15 +103,16 @@ class _Loop:
             return
         if found is not None and self._fit.is_broken:
             self._replace(found, walk)
+            walk.walk(token)  # it ends no whole period of the new rule
+            return
         walk.walk(token)
-        self._fit.take(token, walk.has_ended_period)
         if walk.rule.is_given:
             return
+        self._fit.take(token, walk.has_ended_period)
         if not self._fit.is_doubtful:
             self.learner = None
         elif self.learner is None:
-            rounds = {} if walk.rule.part in OPTIMIZERS else {"rounds": ROUNDS_AGAIN}
-            self.learner = Learner(keeps=False, **rounds)
+            self.learner = Learner(keeps=False, rounds=walk.rule.rounds)
             self.learner.take(token)
 
     def _adopt(self, rule: Rule | None) -> None:
@@ -167,7 +169,8 @@ class StepCycle:
         for token in sorted((token for token in tokens if token.part in RELEVANT), key=_start):
             loop = self._loop_of(token)
             if loop is not None:
-                self._own_tokens += loop is self._active and token.part is not Part.INFERENCE
+                is_new = token.id != loop.latest and token.part is not Part.INFERENCE
+                self._own_tokens += is_new and loop is self._active
                 loop.take(token)
                 self._collect(loop, found)
         self._watermark = max(self._watermark, watermark)
@@ -199,7 +202,7 @@ class StepCycle:
         for loop in loops:
             if self._active in {None, loop}:
                 loop.finish(end)
-                self._collect(loop, found)
+                self._collect(loop, found, self._latest)
         return found
 
     @property
@@ -227,8 +230,11 @@ class StepCycle:
         loops = self._loops.values() if self._active is None else [self._active]
         return all(loop.is_settled(self._watermark) for loop in loops)
 
-    def _collect(self, loop: _Loop, found: list[Boundary]) -> None:
-        """Takes a loop's boundaries; they count where it is the one that trains."""
+    def _collect(self, loop: _Loop, found: list[Boundary], end: int | None = None) -> None:
+        """Takes a loop's boundaries; they count where it is the one that trains.
+
+        Nothing begins before what has been settled; nor does the loop end, but for the end that the recording gives it.
+        """
         if loop.walk is None:
             return
         boundaries, loop.walk.boundaries = loop.walk.boundaries, []
@@ -240,7 +246,9 @@ class StepCycle:
             for boundary in boundaries:
                 if boundary.time >= self._forgotten and (self._has_segments or boundary.segment is not None):
                     self._has_segments = True
-                    found.append(self._placed(boundary))
+                    earliest = self._settled if end is None or boundary.segment is not None else end
+                    self._latest = max(boundary.time, self._latest, earliest)
+                    found.append(boundary._replace(time=self._latest))
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0
@@ -248,13 +256,6 @@ class StepCycle:
         if loop.steps > _QUIET_PERIODS:
             self._active, loop.adopted = loop, 0
             self.revision += 1
-
-    def _placed(self, boundary: Boundary) -> Boundary:
-        """Not before what has been settled."""
-        self._latest = max(
-            boundary.time, self._latest if boundary.segment is None else max(self._latest, self._settled)
-        )
-        return boundary if boundary.time == self._latest else boundary._replace(time=self._latest)
 
 
 def _start(token: Token) -> int:

@@ -22,15 +22,16 @@ _SURE_TIME = 2_000_000_000
 _ROUNDS = 32
 """Backward passes without an optimizer after which there is none; accumulation over fewer batches is not mistaken for such a loop."""
 _ROUNDS_ZEROED = 256
-"""The same, where an optimizer's gradients were zeroed: it is there, and will step."""
-ROUNDS_AGAIN = 3
+"""The same, where an optimizer has stepped, or its gradients were zeroed: it is there, and will step."""
+_ROUNDS_AGAIN = 3
 """The same, where the rule before had no optimizer either."""
 _MOST_TOKENS = 4096
 _FEW_TOKENS = 256
 """Tokens that are held before the first backward pass."""
 _MOST_OPTIMIZERS = 1024
-_HOPEFUL = 64
-"""Tokens without a backward pass after which none is waited for."""
+_PASSES_IN_VAIN = 64
+"""Passes without a backward pass after which none is waited for."""
+_MOST_LOADERS = 64
 _MISFITS = 3
 _AGE = (1 << 32) - 1
 """Misfits count among the last 32 periods: what an optimizer does once in a thousand steps is no new loop."""
@@ -57,6 +58,11 @@ class Rule(NamedTuple):
     """What it says, and why, for people."""
     is_given: bool = False
     """By the program: it is not replaced."""
+
+    @property
+    def rounds(self) -> int:
+        """After how many backward passes without an optimizer a rule without one may replace it."""
+        return _ROUNDS_ZEROED if self.part in OPTIMIZERS else _ROUNDS_AGAIN
 
 
 class _Optimizer(NamedTuple):
@@ -118,7 +124,9 @@ class Learner:
         self.backwards = 0
         """How many backward passes there were."""
         self._without_optimizer = 0
-        self._inferences = 0
+        self._passes_in_vain = 0
+        self._is_idle = self._is_settled = False
+        self._idle_keys: set[int] = set()
         self._has_backward = self._has_forward = self._has_next = False
         self._rounds: dict[int, tuple[int, int]] = {}
         self._passes: set[int] = set()
@@ -128,9 +136,7 @@ class Learner:
     @property
     def is_hopeful(self) -> bool:
         """Whether what is held may become steps."""
-        if self.backwards:
-            return True
-        return bool(self.tokens) and self._inferences < _MISFITS and len(self.tokens) < _HOPEFUL
+        return bool(self.tokens) and not self._is_idle and not self._is_settled
 
     def take(self, token: Token) -> Rule | None:
         """The rule, if it is known with this token."""
@@ -138,10 +144,8 @@ class Learner:
         if part is Part.INFERENCE:
             self._infer(token)
             return None
-        if not self._began:
-            self._began = token.start
-        if self._keeps:
-            self.tokens.append(token)
+        self._began = self._began or token.start
+        self._hold(token)
         if part in OPTIMIZERS:
             return self._step(token)
         if part is Part.NEXT:
@@ -161,6 +165,7 @@ class Learner:
 
     def settle(self) -> Rule | None:
         """The rule that two equal periods speak for, though an optimizer might still come that steps rarely."""
+        self._is_settled = True
         return self._waiting
 
     def finish(self) -> Rule | None:
@@ -174,12 +179,36 @@ class Learner:
             return self._loader_rule(max(rounds, key=lambda key: rounds[key]))
         return self._forward_rule() if self._pattern_rounds > 1 and not self._rounds else None
 
+    def _hold(self, token: Token) -> None:
+        """Keeps a token; of a thread that is idle, only what a step could begin with."""
+        part = token.part
+        self._is_settled &= part in {Part.EVALUATION, Part.SAVE}
+        if part in OPTIMIZERS or part is Part.BACKWARD:
+            self._passes_in_vain, self._is_idle = 0, False
+        elif part is Part.NEXT and token.key not in self._idle_keys:
+            self._is_idle = False
+        if not self._keeps or (self._is_idle and part not in {Part.NEXT, Part.FORWARD}):
+            return
+        if self._is_idle and part is Part.NEXT:
+            self.tokens.clear()
+        self.tokens.append(token)
+        if part in {Part.FORWARD, Part.EVALUATION}:
+            self._pass_in_vain()
+
     def _infer(self, token: Token) -> None:
-        """Of many calls without gradients one is kept: whether a batch was for it."""
+        """Of calls without gradients one after a batch is kept: it shows what the batch was for."""
         _add(self._modules, token.key)
-        if self.tokens and self.tokens[-1].part is Part.NEXT:
+        if self.tokens and self.tokens[-1].part is Part.NEXT and not self._is_idle:
             self.tokens.append(token)
-            self._inferences += 1
+            self._pass_in_vain()
+
+    def _pass_in_vain(self) -> None:
+        """Lets go of all that is held, after many passes without a backward pass."""
+        self._passes_in_vain += 1
+        if self._passes_in_vain >= _PASSES_IN_VAIN:
+            self._idle_keys = {token.key for token in self.tokens if token.part is Part.NEXT}
+            self._is_idle, self._passes_in_vain = True, 0
+            self.tokens.clear()
 
     def _backward(self) -> None:
         if not self.backwards:
@@ -230,7 +259,7 @@ class Learner:
                 return None
         rule = self._optimizer_rule(periods[0], "learned from 2 equal periods")
         is_one_of_several = sum(part is not Part.SCALER_UPDATE for part, _ in present) > 1
-        is_alone = not _is_several(self._modules) and not _is_several(self._zeroed)
+        is_alone = not _is_several(self._modules) and not _is_several(self._zeroed) and self._asks_alike(periods)
         is_late = len(periods) >= _RARE or token.start - self._began >= _SURE_TIME
         if is_one_of_several or is_alone or is_late:
             return rule
@@ -249,6 +278,11 @@ class Learner:
                 if len(periods) == _RARE:
                     return periods
         return [*periods, steps[:end]]
+
+    def _asks_alike(self, periods: list[list[_Optimizer]]) -> bool:
+        """Whether each of both periods has a batch of its own, or there is no loader: else it may take several to use one up."""
+        asks = [any(step.has_next for step in period) for period in periods]
+        return all(asks[:2]) or not any(asks)
 
     def _single(self) -> Rule | None:
         """The rarest optimizer of which one period holds a backward pass and every other."""
@@ -277,7 +311,7 @@ class Learner:
             return None
         count, backwards = self._rounds.get(key, (0, self.backwards))
         count += backwards < self.backwards
-        if len(self._rounds) < _HOPEFUL or key in self._rounds:
+        if len(self._rounds) < _MOST_LOADERS or key in self._rounds:
             self._rounds[key] = (count, self.backwards)
         return self._loader_rule(key) if count >= self._needed() else None
 

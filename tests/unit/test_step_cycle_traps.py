@@ -6,9 +6,9 @@ import pytest
 from step_programs import Program, check
 
 TEXTS = {
-    "Accelerate asks one batch ahead": ["N [ N F B S", "[ N F B S", "[ N F B S", "[ N F B S", "[ F B S |"],
-    "Accelerate, zeroing at the end": ["( N [ N F B S Z", "[ N F B S Z", "[ N F B S Z", "[ F B S Z |"],
-    "Accelerate, zeroing first": ["( N [ N Z F B S", "[ N Z F B S", "[ N Z F B S", "[ Z F B S |"],
+    "Accelerate asks one batch ahead": ["[ N N F B S", "[ N F B S", "[ N F B S", "[ N F B S", "[ F B S |"],
+    "Accelerate, zeroing at the end": ["[ N N F B S Z", "[ N F B S Z", "[ N F B S Z", "[ F B S Z |"],
+    "Accelerate, zeroing first": ["[ N N Z F B S", "[ N Z F B S", "[ N Z F B S", "[ Z F B S |"],
     "zeroing at the end": ["[ N F B S Z"] * 8 + ["|"],
     "zeroing between the passes": ["[ N F Z B S"] * 8 + ["|"],
     "zeroing at the end of two optimizers": ["[ N F B S F1 B S1 Z Z1"] * 8 + ["|"],
@@ -44,7 +44,7 @@ TEXTS = {
     "two optimizers and one scaler": ["[ N F B A F1 B A1 U"] * 6 + ["|"],
     "one of two optimizers has a scaler": ["[ N F B S1 F B A U"] * 6 + ["|"],
     "more critic steps first": ["[", *["N F F1 Z B S"] * 9, "F F1 Z1 B S1", *["[ N F F1 Z B S F F1 Z1 B S1"] * 4, "|"],
-    "a single step of an optimizer before": ["S [ N F B S1"] + ["[ N F B S1"] * 30 + ["|"],
+    "a single step of an optimizer before": ["( S [ N F B S1"] + ["[ N F B S1"] * 30 + ["|"],
 }
 
 
