@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_rules import Fit, Learner
+from otel_torchprof._spans.step_held import Held
+from otel_torchprof._spans.step_learner import Learner
+from otel_torchprof._spans.step_rules import Fit
 from otel_torchprof._spans.step_tokens import OPTIMIZERS, RELEVANT, Boundary, Token
 from otel_torchprof._spans.step_walk import Walk
 
@@ -28,6 +30,7 @@ class _Loop:
 
     def __init__(self, optimizer: int | None, loader: int | None) -> None:
         self.learner: Learner | None = Learner(optimizer, loader)
+        self._held = Held()
         self.walk: Walk | None = None
         self.adopted = 0
         """How often a rule was."""
@@ -59,7 +62,7 @@ class _Loop:
     def is_settled(self, watermark: int) -> bool:
         """Whether all that has happened has its segment."""
         if self.walk is None:
-            return self._open is None and (self.learner is None or not self.learner.is_hopeful)
+            return self._open is None and not self._held.is_hopeful
         return (self._open is None or not self.walk.waits) and self.walk.is_settled(watermark)
 
     def settle(self, watermark: int) -> None:
@@ -68,6 +71,7 @@ class _Loop:
         if self.walk is not None:
             self.walk.settle(watermark)
         elif self.learner is not None:
+            self._held.settle()
             self._adopt(self.learner.settle())
 
     def finish(self, end: int) -> None:
@@ -84,10 +88,8 @@ class _Loop:
         return math.inf if self.learner is None else self.learner.backwards
 
     def _close(self, end: int) -> None:
-        if end != NEVER and self.walk is not None:
-            self.walk.close(end)
-        elif end != NEVER and self.learner is not None:
-            self.learner.close(end)
+        if end != NEVER:
+            (self.walk or self._held).close(end)
 
     def _take_open(self) -> None:
         if self._open is not None:
@@ -99,6 +101,7 @@ class _Loop:
         learner, walk = self.learner, self.walk
         found = None if learner is None else learner.take(token)
         if walk is None or self._fit is None:
+            self._held.take(token)
             self._adopt(found)
             return
         if found is not None and self._fit.is_broken:
@@ -112,19 +115,19 @@ class _Loop:
         if not self._fit.is_doubtful:
             self.learner = None
         elif self.learner is None:
-            self.learner = Learner(keeps=False, rounds=walk.rule.rounds)
+            self.learner = Learner(rounds=walk.rule.rounds)
             self.learner.take(token)
 
     def _adopt(self, rule: Rule | None) -> None:
         """The first rule: the steps that it makes of what is held are steps too."""
-        if rule is None or self.learner is None:
+        if rule is None:
             return
         self.adopted += 1
-        walk, fit, held = Walk(rule), Fit(rule), self.learner.tokens
-        self.walk, self._fit, self.learner = walk, fit, None
-        for token in held:
+        walk, fit = Walk(rule), Fit(rule)
+        for token in self._held.tokens:
             walk.walk(token)
             fit.take(token, walk.has_ended_period)
+        self.walk, self._fit, self.learner, self._held = walk, fit, None, Held()
 
     def _replace(self, rule: Rule, walk: Walk) -> None:
         """Another rule, for what comes from now on."""
