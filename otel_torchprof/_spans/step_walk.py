@@ -70,6 +70,7 @@ class Walk:
         elif part is Part.EVALUATION:
             self._evaluate(token)
         elif part is Part.SAVE:
+            self._release()
             self._cut(token, Segment.CHECKPOINT, token.end)
         else:
             self._train(token)
@@ -77,7 +78,7 @@ class Walk:
 
     def close(self, end: int) -> None:
         """The latest token, which was open, has ended."""
-        if self._is_asking:
+        if self._pending and self._pending[-1].end == NEVER:
             self._pending[-1] = self._pending[-1]._replace(end=end)
         if self._end == NEVER:
             self._end = end
@@ -93,11 +94,14 @@ class Walk:
         if self.waits and self._is_asking and self._pending[-1].key in self._of_training:
             self._begin(self._pending[-1])
             self._end = NEVER
-        elif self._is_silent(watermark):
+            return
+        self._release()
+        if self._is_silent(watermark):
             self.finish(watermark)
 
     def finish(self, end: int) -> None:
         """The loop is over: its last segment ends with its last token."""
+        self._release()
         if self._segment is not None and self._latest is not None:
             self._emit(min(self._end, end), self._latest, None)
         self._pending.clear()
@@ -120,6 +124,9 @@ class Walk:
     def _is_of_evaluation(self, key: int) -> bool:
         return key in self._of_evaluation and key not in self._of_training
 
+    def _is_of_training(self, key: int) -> bool:
+        return key in self._of_training and key not in self._of_evaluation
+
     def _precedes_step(self, token: Token) -> bool:
         """Whether a step of a loop without an optimizer has ended before this token."""
         rule = self.rule
@@ -131,6 +138,7 @@ class Walk:
 
     def _ask(self, token: Token) -> None:
         """Holds a batch until a pass shows what it is for."""
+        self._release(token.key)
         key, pending = token.key, self._pending
         if self._segment is Segment.EVALUATION and self._is_of_evaluation(key):
             self._end = token.end
@@ -149,17 +157,36 @@ class Walk:
         self._end = token.end
 
     def _evaluate(self, token: Token) -> None:
-        """An evaluation has its batches with it: those just before it, of a data set that is not only trained with."""
-        first, pending, goes_on = token, self._pending, self._segment is Segment.EVALUATION
-        while pending and pending[-1].part is Part.NEXT:
-            key = pending[-1].key
-            if first is not token and first.key != key:
-                break
-            if key in self._of_training and key not in self._of_evaluation and not goes_on:
-                break
-            _add(self._of_evaluation, key)
+        """An evaluation has its batches with it: those just before it, of a data set that is not only trained with.
+
+        After a batch of training it may be a pass over that batch, for labels or actions: what follows shows it.
+        """
+        pending, first = self._pending, token
+        latest = pending[-1] if pending else None
+        if self.waits and latest is not None and latest.part is Part.EVALUATION:
+            pending[-1] = latest._replace(end=token.end)
+            return
+        if self.waits and latest is not None and latest.part is Part.NEXT and self._is_of_training(latest.key):
+            pending.append(token)
+            return
+        while pending and pending[-1].part is Part.NEXT and (first is token or pending[-1].key == first.key):
             first = pending.pop()
+            _add(self._of_evaluation, first.key)
         self._cut(first, Segment.EVALUATION, token.end)
+
+    def _release(self, key: int = 0) -> None:
+        """Passes of evaluation after a batch of training were over something else: no training follows them."""
+        places = [place for place, one in enumerate(self._pending) if one.part is Part.EVALUATION]
+        if places:
+            before, first, after = (
+                self._pending[places[0] - 1],
+                self._pending[places[0]],
+                self._pending[places[0] + 1 :],
+            )
+            if self._segment is Segment.EVALUATION and before.key == key:
+                _add(self._of_evaluation, key)
+            self._cut(first, Segment.EVALUATION, first.end)
+            self._pending += after
 
     def _cut(self, first: Token, segment: Segment, end: int) -> None:
         """An evaluation or a checkpoint is a segment between steps, and a part of a step that has begun."""

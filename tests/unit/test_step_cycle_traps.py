@@ -26,6 +26,16 @@ TEXTS = {
     "evaluation, checkpoint": ["[ N F B S", "[ N F B S", "< n E n", "{ V V V"] * 3 + ["|"],
     "evaluation of the training data": ["[ N F B S"] * 4 + ["N < E N E N"] + ["[ N F B S"] * 4 + ["|"],
     "a teacher": ["[ N I F B S"] * 40 + ["|"],
+    "labels by the model itself": ["[ N I F B S"]
+    + ["[ N E Z F B S"] * 9
+    + ["< n E n E n"]
+    + ["[ N E F B S"] * 5
+    + ["|"],
+    "labels by the model itself, two checkpoints": (["[ N I F B S"] + ["[ N E F B S"] * 4 + ["N { V V"]) * 2 + ["|"],
+    "evaluation without a loader after the last batch": ["[ N F B S"] * 4
+    + ["N < E E"]
+    + ["[ N F B S"] * 4
+    + ["N < E E |"],
     "a reward model and rollouts": ["I I I I I [ N F B S", "[ N F B S", "[ N F B S"] * 9 + ["|"],
     "two loaders": ["[ N N1 F F B S"] * 8 + ["|"],
     "pipeline": ["[ N N N N F F F F B B B B S"] * 5 + ["|"],
