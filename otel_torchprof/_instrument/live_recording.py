@@ -227,10 +227,13 @@ class LiveRecording:
         # And not what a profile that runs meanwhile asked for.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
         if not self.steps.begun and (self.steps.active or self._expects_steps()):
-            # A step has ended, or an optimizer was made: what is here is its set-up, unless it turns out to be more.
+            # A step has ended, or an optimizer was made: what is here is set-up, until the first step begins.
             earliest = int(min(batch["start"].min(initial=now_ns()), batch.opens.start.min(initial=NEVER)))
             self._job.begin(earliest)
-            self.steps.begin(earliest, Segment.SETUP)
+            if self.steps.active:  # the program said where the first one ended
+                self.steps.begin(self.segments.first_training(batch) or earliest, setup=earliest)
+            else:
+                self.steps.begin(earliest, Segment.SETUP)
         settle = batch.watermark >= self._flush_until > 0
         if settle:
             self._flush_until = 0

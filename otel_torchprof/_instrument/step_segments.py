@@ -22,6 +22,8 @@ MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""
 MAX_HELD_EVENTS = 1 << 16
 """How many may: 4 MiB of columns."""
+_MOST_CONTEXTS = 1 << 16
+"""Tokens of which the context is known."""
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
@@ -51,6 +53,7 @@ class StepSegments:
         self._ready = 0
         self._since = NEVER
         self._first: int | None = None
+        self._contexts: deque[tuple[int, int, int]] = deque(maxlen=_MOST_CONTEXTS)
         self.steps_without_forward = 0
         """Steps that have begun since a module was called with gradients."""
 
@@ -63,6 +66,10 @@ class StepSegments:
     def events(self) -> int:
         """Events that wait."""
         return sum(len(held.batch) for held in self._waiting)
+
+    def first_training(self, batch: Batch) -> int | None:
+        """When the first phase of training in a batch began, Unix ns; None where there is none."""
+        return _first_of(PhaseTokens().of(batch))
 
     def program_steps(self) -> None:
         """The program says itself where steps end, from now on."""
@@ -111,11 +118,18 @@ class StepSegments:
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
             self.steps_without_forward = 0
+        self._contexts.extend((token.start, token.thread, token.context) for token in tokens)
         if self._first is None:
-            self._first = next((token.start for token in tokens if token.part in _TRAINING), None)
+            self._first = _first_of(tokens)
+
+    def _context_before(self, time: int, thread: int) -> int:
+        """The context that a thread was last in before a time: that of the segment that ends there."""
+        found = (context for start, ident, context in reversed(self._contexts) if ident == thread and start < time)
+        return next(found, 0)
 
     def _apply(self, boundaries: Iterable[Boundary]) -> None:
-        for time, thread, context, segment in boundaries:
+        for time, thread, _, segment in boundaries:
+            context = self._context_before(time, thread)
             if segment is None:
                 self._steps.end(time, context, thread)
             elif not self._steps.active:
@@ -124,3 +138,7 @@ class StepSegments:
             else:
                 self._steps.boundary(segment, time, context, thread)
             self.steps_without_forward += segment is Segment.STEP
+
+
+def _first_of(tokens: Iterable[Token]) -> int | None:
+    return next((token.start for token in tokens if token.part in _TRAINING), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,49 +17,76 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
 _KNOWN = {int(part): part for part in Part}
+_MOST_THREADS = 1000
+"""Of which it is known when their last phase ended."""
 
 
 class PhaseTokens:
     """Picks the top-level phases out of drained batches, one after another. For one thread at a time.
 
-    What it remembers from one drain to the next is about the phases that are open.
+    What it remembers from one drain to the next is about the phases that are open, and when the last ones ended.
     """
 
     def __init__(self) -> None:
         self._holders: set[int] = set()
+        self._ends: dict[int, int] = {}
 
     def of(self, batch: Batch) -> list[Token]:
-        """The phases that are in no other, in the order in which they began; those that are open too. Some us per phase, nothing per operator."""
-        rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
-        if not rows.size and not (batch.opens.kind == Kind.PHASE).any():
+        """The phases that are in no other, in the order in which they began; those that are open too.
+
+        A token begins with the calls and labels that it is in, as far as these began after the phase before it had ended: a step
+        begins with the call of the model, and not somewhere inside of it. Some us per phase, nothing per operator.
+        """
+        if not (batch["kind"] == Kind.PHASE).any() and not (batch.opens.kind == Kind.PHASE).any():
             return []
-        around = _Around(batch)
+        found = sorted(self._top_level(batch), key=lambda one: one.token.start)
         tokens = []
-        for row in rows.tolist():
+        for token, starts in found:
+            last = self._ends.get(token.thread, 0)
+            begin = min([start for start in starts if start >= last], default=token.start)
+            tokens.append(token._replace(start=min(begin, token.start), holds_backward=token.id in self._holders))
+            self._ends[token.thread] = token.start if token.end == NEVER else token.end
+        self._holders &= set(batch.opens.id.tolist())
+        while len(self._ends) > _MOST_THREADS:
+            del self._ends[next(iter(self._ends))]
+        return tokens
+
+    def _top_level(self, batch: Batch) -> Iterator[_Found]:
+        above = _Above(batch)
+        for row in np.flatnonzero(batch["kind"] == Kind.PHASE).tolist():
             part = _KNOWN.get(int(batch["fwd_thread"][row]))
-            if part is None:
-                continue
-            above = around.row(row)
-            if above is None:
-                tokens.append((part, _row(batch, row)))
-            elif part is Part.BACKWARD:
-                self._holders.add(above)
+            enclosing = list(above.row(row))
+            holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
+            if part is not None and holder is None:
+                yield _Found(_of_row(batch, row, part), [event.start for event in enclosing])
+            elif part is Part.BACKWARD and holder is not None:
+                self._holders.add(holder)
         for at in np.flatnonzero(batch.opens.kind == Kind.PHASE).tolist():
             part = _KNOWN.get(int(batch.opens.fwd_thread[at]))
-            if part is not None and around.open(at) is None:
-                tokens.append((part, _open(batch, at)))
-        found = [
-            Token(id_, part, key, start, end, thread, context, id_ in self._holders)
-            for part, (id_, key, start, end, thread, context) in tokens
-        ]
-        self._holders &= set(batch.opens.id.tolist())
-        return sorted(found, key=lambda token: token.start)
+            enclosing = list(above.open(int(batch.opens.parent[at])))
+            if part is not None and not any(event.kind == Kind.PHASE for event in enclosing):
+                yield _Found(_of_open(batch, at, part), [event.start for event in enclosing])
 
 
-def _row(batch: Batch, row: int) -> tuple[int, ...]:
+class _Found(NamedTuple):
+    token: Token
+    starts: list[int]
+    """Of what it is in, Unix ns."""
+
+
+class _Event(NamedTuple):
+    """Something that a phase is in."""
+
+    id: int
+    kind: int
+    start: int
+
+
+def _of_row(batch: Batch, row: int, part: Part) -> Token:
     context = batch.columns.get("context")
-    return (
+    return Token(
         int(batch["id"][row]),
+        part,
         int(batch["sequence_nr"][row]),
         int(batch["start"][row]),
         int(batch["end"][row]),
@@ -68,11 +95,12 @@ def _row(batch: Batch, row: int) -> tuple[int, ...]:
     )
 
 
-def _open(batch: Batch, at: int) -> tuple[int, ...]:
+def _of_open(batch: Batch, at: int, part: Part) -> Token:
     opens = batch.opens
     ident = batch.threads[opens.thread[at]].ident
-    return (
+    return Token(
         int(opens.id[at]),
+        part,
         int(opens.sequence_nr[at]),
         int(opens.start[at]),
         NEVER,
@@ -81,53 +109,25 @@ def _open(batch: Batch, at: int) -> tuple[int, ...]:
     )
 
 
-class _Around:
-    """Which phase is around an event, the outermost one."""
+class _Above:
+    """What an event is in, innermost first: rows of the batch, and what is open."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._outer = dict(zip(batch.outer_rows.tolist(), batch.outer_parents.tolist(), strict=True))
-        self._row_of = {int(batch["id"][row]): row for row in _phase_rows(batch)}
-        opens = batch.opens
-        self._opens = {int(id_): at for at, id_ in enumerate(opens.id.tolist())}
+        self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
 
-    def row(self, row: int) -> int | None:
-        """The id of the outermost phase that a row is in; None where it is in none."""
-        found = None
-        for kind, id_ in self._above(row):
-            if kind == Kind.PHASE:
-                found = id_
-        return found
-
-    def open(self, at: int) -> int | None:
-        """The same of an open event."""
-        found = None
-        for kind, id_ in self._above_open(int(self._batch.opens.parent[at])):
-            if kind == Kind.PHASE:
-                found = id_
-        return found
-
-    def _above(self, row: int) -> Iterator[tuple[int, int]]:
+    def row(self, row: int) -> Iterator[_Event]:
+        """Of a row."""
         batch = self._batch
         while (parent := int(batch["parent"][row])) >= 0:
-            yield int(batch["kind"][parent]), int(batch["id"][parent])
+            yield _Event(int(batch["id"][parent]), int(batch["kind"][parent]), int(batch["start"][parent]))
             row = parent
-        yield from self._above_open(self._outer.get(row, 0))
+        yield from self.open(self._outer.get(row, 0))
 
-    def _above_open(self, id_: int) -> Iterator[tuple[int, int]]:
-        """Of an event that is open, or a row of this batch though it began before what is in it."""
+    def open(self, id_: int) -> Iterator[_Event]:
+        """An open event and what that is in, by its id; nothing of one that has ended."""
         opens = self._batch.opens
-        while id_:
-            at = self._opens.get(id_)
-            if at is None:
-                if (row := self._row_of.get(id_)) is not None:
-                    yield Kind.PHASE, id_
-                    yield from self._above(row)
-                return
-            yield int(opens.kind[at]), id_
+        while (at := self._opens.get(id_)) is not None:
+            yield _Event(id_, int(opens.kind[at]), int(opens.start[at]))
             id_ = int(opens.parent[at])
-
-
-def _phase_rows(batch: Batch) -> list[int]:
-    found: list[int] = np.flatnonzero(batch["kind"] == Kind.PHASE).tolist()
-    return found

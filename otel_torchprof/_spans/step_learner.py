@@ -110,8 +110,8 @@ class Learner:
         return None
 
     def settle(self) -> Rule | None:
-        """The rule that two equal periods speak for, though an optimizer might still come that steps rarely."""
-        return self._waiting
+        """The rule that two equal periods speak for, though an optimizer might still come that steps rarely; of a single optimizer, one."""
+        return self._waiting or (self._single() if len(self._optimizers) == 1 else None)
 
     def finish(self) -> Rule | None:
         """The rule that most speaks for when nothing comes any more."""

@@ -208,16 +208,22 @@ class Steps:
         """Whether it is known when the first segment began."""
         return self._origin is not None
 
-    def begin(self, earliest: int, segment: Segment = Segment.STEP) -> None:
-        """The first segment began then, whether it has ended yet or not; of steps it is the first."""
+    def begin(self, start: int, segment: Segment = Segment.STEP, *, setup: int | None = None) -> None:
+        """The first segment began then, whether it has ended yet or not; ``setup``: when the set-up before it did."""
         with self._lock:
             if not self._steps:
-                self._steps.append(self._new(segment, earliest, None))
-            first, self._origin = self._steps[0], earliest
+                self._steps.append(self._new(segment, start, None))
+            first, self._origin = self._steps[0], start
             if first.starts_earlier:
-                first.start, first.starts_earlier = min(first.start, earliest), False
+                first.start, first.starts_earlier = min(first.start, start), False
                 for context, span in first.spans.items():
                     span.start = _start(first, self._enclosing(context))
+            if setup is not None and setup < first.start:
+                before = self._new(Segment.SETUP, setup, None)
+                self._steps.insert(0, before)
+                self._origin = setup
+                self._end(before, first.start, 0, None)
+                self._ended.insert(0, self._ended.pop())
 
     def first_step_is(self, start: int | None) -> None:
         """The program says itself where steps end, and none has ended yet: the first one began then, after its set-up.
@@ -240,7 +246,7 @@ class Steps:
                     span.segment, span.number, span.name = running.segment, running.number, running.name
 
     def boundary(self, segment: Segment, now: int, context: int, thread: int | None) -> bool:
-        """Ends the current segment and begins another, on a thread (its ident), in a context (0: none).
+        """Ends the current segment, on a thread (its ident) that was in a context (0: none), and begins another.
 
         Returns whether what comes outside of contexts is to be recorded.
         """
