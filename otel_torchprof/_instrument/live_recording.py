@@ -387,6 +387,9 @@ class LiveRecording:
         is_event = table.row >= 0
         trace_group = table.span_id.copy()
         trace_group[is_event] = placed.root[table.row[is_event]]
+        failed = np.flatnonzero(is_event & (table.error != 0))
+        # Exceptions inside of Python code are everyday: each generator that is left early is a call that one left.
+        failed = failed[placed.batch["kind"][table.row[failed]] != Kind.FRAME]
         return Pieces(
             table,
             trace_group,
@@ -398,6 +401,7 @@ class LiveRecording:
             ),
             {span.span_id: span for span in (*synthetic, *ended)},
             ended,
+            set(trace_group[failed].tolist()),
             final,
         )
 

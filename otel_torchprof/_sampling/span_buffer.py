@@ -66,6 +66,8 @@ class Pieces(NamedTuple):
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
     """Those that have ended; their spans are in the table."""
+    failed: Collection[int] = ()
+    """Trace groups in which something failed."""
     final: bool = False
     """Nothing more will come."""
 
@@ -108,6 +110,7 @@ class SpanBuffer:
         self.sampler = TailSampler(rules)
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
+        self._failed: set[int] = set()
         self._sent_early: dict[int, Reduction] = {}
         self._reduced_now: set[int] = set()
         self._moved = MovedRoots()
@@ -162,8 +165,9 @@ class SpanBuffer:
         ready = np.flatnonzero(~is_open)
         whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
         sampled: Mapping[int, bool] = {}
+        self._failed.update(pieces.failed)
         if not self._rules.keep_all:
-            sampled = self._sampled_of(pieces, ready, whole)
+            sampled = self.sampler.of_steps(pieces.ended, self._failed | self._sent_early.keys())
             pieces, ready = self._of_sampled(pieces, ready, whole, sampled)
         table = pieces.table
         alone = self._needing_a_look(pieces, ready, whole)
@@ -176,6 +180,7 @@ class SpanBuffer:
             step.is_sent = True
             self._past[step.span_id] = outcome if sampled.get(step.span_id, True) else _Outcome.ROOT_ONLY
         self._reduced_now.clear()
+        self._failed &= open_trace_groups
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
         return self._moved.followed(joined_tables(out)) if out else taken(table, ready[:0])
@@ -192,11 +197,6 @@ class SpanBuffer:
             return set()
         return self._running.keys() | set(pieces.open_roots)
 
-    def _sampled_of(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> dict[int, bool]:
-        failed = set(pieces.trace_group[ready][pieces.table.error[ready] != 0].tolist()) | self._sent_early.keys()
-        failed.update(key for key in whole if any(buffered.error.any() for buffered in self._buffered.get(key, ())))
-        return self.sampler.of_steps(pieces.ended, failed)
-
     def _of_sampled(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[Pieces, Array]:
@@ -204,21 +204,20 @@ class SpanBuffer:
         table, trace_group = pieces.table, pieces.trace_group
         trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
         counts = np.bincount(which, minlength=len(trace_groups))
-        failed = np.bincount(which, weights=table.error[ready], minlength=len(trace_groups)) > 0
         is_root = (table.span_id[ready] == trace_group[ready]) & ~np.isin(
             trace_group[ready], np.array(whole, dtype=np.uint64)
         )
         goes = np.zeros(len(trace_groups), dtype=np.bool_)
         names: dict[int, str] = {}
         for row, number in zip(ready[is_root].tolist(), which[is_root].tolist(), strict=True):
+            key = int(trace_groups[number])
             if table.row[row] < 0:
-                goes[number] = not sampled.get(int(trace_groups[number]), True)
+                goes[number] = not sampled.get(key, True)
                 continue
             index = int(table.name[row])
             name = names.get(index) or names.setdefault(index, table.names[index])
-            is_sampled = self.sampler.of_trace_group(
-                name, int(table.end[row] - table.start[row]), failed=bool(failed[number])
-            )
+            duration = int(table.end[row] - table.start[row])
+            is_sampled = self.sampler.of_trace_group(name, duration, failed=key in self._failed)
             goes[number] = not is_sampled and counts[number] > 1  # one that is alone has no detail
         if not goes.any():
             return pieces, ready
@@ -314,7 +313,7 @@ class SpanBuffer:
         if table.row[at] < 0:
             return sampled.get(trace_group.target.span_id, True)
         duration = int(table.end[at] - table.start[at])
-        has_to_be = bool(table.error.any()) or trace_group.target.span_id in self._sent_early
+        has_to_be = trace_group.target.span_id in self._failed | self._sent_early.keys()
         return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
 
     def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:

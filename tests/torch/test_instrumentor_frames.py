@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
 import logging
@@ -99,6 +100,22 @@ def test_calls_of_steps_are_in_their_steps(model):
     ]
     assert [steps[span.context.trace_id] for span in forward] == [0, 1, 2]
     assert not any(span.name.endswith(": train") for span in spans)
+
+
+def test_exceptions_inside_of_calls_keep_no_step(model):
+    """A step in which an exception left a call has not failed, one in which it left a label has: that one keeps its detail."""
+    with Bench(detail="frames", policy=otp.SpanPolicy(keep="slow", slow_quantile=None)) as bench:
+        for failing in (False, True):
+            with pytest.raises(KeyError):
+                fails()
+            with contextlib.suppress(KeyError), otp.record_function("label"):
+                infer(model)
+                if failing:
+                    raise KeyError
+            otp.TorchInstrumentor().step()
+        spans = bench.spans()
+    steps = {span.context.trace_id: span.attributes["torch.step"] for span in spans if span.name == "torch.step"}
+    assert {steps[span.context.trace_id] for span in spans if span.name.endswith(": fails")} == {1}
 
 
 def test_a_filter_and_its_variables(model, monkeypatch):
