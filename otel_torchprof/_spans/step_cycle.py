@@ -59,6 +59,12 @@ class _Loop:
         else:
             self._take(token)
 
+    def goes_on_with(self, token: Token) -> bool:
+        """Whether this is something new, of training or evaluation."""
+        if token.part in OPTIMIZERS:
+            return token.end != NEVER
+        return token.part is not Part.INFERENCE and token.id != self.latest
+
     def is_settled(self, watermark: int) -> bool:
         """Whether all that has happened has its segment."""
         if self.walk is None:
@@ -169,11 +175,10 @@ class StepCycle:
             watermark: until when all tokens are known, Unix ns.
         """
         found: list[Boundary] = []
-        for token in sorted((token for token in tokens if token.part in RELEVANT), key=_start):
+        for token in sorted((token for token in tokens if token.part in RELEVANT), key=_when):
             loop = self._loop_of(token)
             if loop is not None:
-                is_new = token.id != loop.latest and token.part is not Part.INFERENCE
-                self._own_tokens += is_new and loop is self._active
+                self._own_tokens += loop is self._active and loop.goes_on_with(token)
                 loop.take(token)
                 self._collect(loop, found)
         self._watermark = max(self._watermark, watermark)
@@ -261,8 +266,9 @@ class StepCycle:
             self.revision += 1
 
 
-def _start(token: Token) -> int:
-    return token.start
+def _when(token: Token) -> int:
+    """When it counts: of an optimizer, whether a backward pass runs in it is known at its end."""
+    return token.end if token.part in OPTIMIZERS else token.start
 
 
 def _weight(loop: _Loop) -> float:

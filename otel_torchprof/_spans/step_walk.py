@@ -63,6 +63,7 @@ class Walk:
         self.has_ended_period = self._precedes_step(token)
         if self.has_ended_period:
             self.waits = True
+            self._pending.clear()
         if part is Part.NEXT:
             self._ask(token)
         elif part is Part.ZEROING:
@@ -202,7 +203,7 @@ class Walk:
         """A pass of training, or a step of an optimizer."""
         part = token.part
         is_optimizer = part in OPTIMIZERS
-        if self._is_given_loader and self.waits and not any(one.key == self.rule.key for one in self._nexts()):
+        if self._is_given_loader and self.waits and not self._nexts():
             return
         if part is Part.FORWARD and self._segment in {None, Segment.SETUP} and not self._is_given_loader:
             if not self._pending or self._pending[-1].part is not Part.FORWARD:
@@ -248,6 +249,8 @@ class Walk:
 
     def _nexts(self) -> list[Token]:
         """The pending batches that are for training: not those of an evaluation, nor the ones before them."""
+        if self._is_given_loader:
+            return [one for one in self._pending if (one.part, one.key) == (Part.NEXT, self.rule.key)]
         nexts: list[Token] = []
         for one in reversed(self._pending):
             if one.part is not Part.NEXT:

@@ -51,6 +51,12 @@ def test_given_loader_comes_before_learning():
     assert cycle_of(program, loader=TRAIN).rule == "a step begins with a batch of the given loader"
 
 
+def test_given_loader_is_the_second_of_two():
+    """A batch of the other loader, just before, is of the step that ends."""
+    program = Program()("( N1 [ N F B S", 1)("N1 [ N F B S", 5)("|")
+    check(program, loader=TRAIN)
+
+
 def test_given_loader_of_inference():
     """The program says that a batch is a step: it needs no backward pass."""
     program = Program()("[ N I", 5)("|")
@@ -259,7 +265,7 @@ def test_a_loop_on_another_thread_follows(times):
     other = Program(1, thread=2, time=1300)("[ N1 F1 B S1", 40)("|")
     found = boundaries(both(program, other), times)
     last = program.time
-    assert steps(found) == steps(program.expected) + [time for time in steps(other.expected) if time > last][3:]
+    assert steps(found) == steps(program.expected) + [time for time in steps(other.expected) if time > last][4:]
     assert found[-1] == other.expected[-1]
     cycle = StepCycle()
     fed(cycle, both(program, other), times(both(program, other)))
