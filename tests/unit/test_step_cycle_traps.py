@@ -45,6 +45,7 @@ TEXTS = {
     "interrupted, and another loader": ["[ N F B S"] * 4 + ["[ N F N2 F B S"] + ["[ N2 F B S"] * 4 + ["|"],
     "interrupted in a step": ["[ N F B S"] * 4 + ["[ N F B |"],
     "a model tried before the loop": ["( F [ N F B S", "[ N F B S", "[ N F B S", "|"],
+    "a batch tried before the loop": ["( N F [ N F B S", "[ N F B S", "[ N F B S |"],
     "one step": ["[ N F B S |"],
     "two steps": ["[ N F B S", "[ N F B S |"],
     "one step of each of two": ["[ N F B S F1 B S1 |"],
