@@ -53,6 +53,12 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         f"what the segment is: {', '.join(f'`{segment.value}`' for segment in Segment)}",
     ),
     (
+        "torch.step.rule.revision",
+        AttributeType.INT64,
+        "on steps, where it is learned when they end",
+        "which rule it began by, from 1: it rises where the loop is found to be another one",
+    ),
+    (
         "torch.phase.<name>.duration",
         _DOUBLE,
         f"{_ON_SEGMENTS}, for each [phase](#phases) that its loop's thread was in",

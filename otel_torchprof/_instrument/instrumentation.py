@@ -23,6 +23,7 @@ from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 
 from .live_recording import LiveRecording
+from .step_segments import StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,7 @@ class Instrumentation:
         policy: which steps are traced in full, and how much of each.
         calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
             nothing: there may be nothing else.
+        step_rule: what ends a step.
         is_unwanted: whether nothing of this process is to be exported after all; whoever says so sees to the stop.
     """
 
@@ -78,11 +80,13 @@ class Instrumentation:
         policy: SpanPolicy | None = None,
         calls_at_once: bool = False,
         is_unwanted: Callable[[], bool] = bool,
+        step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
     ) -> None:
         self._metrics = metrics
         self._ranks = ranks
         self._policy = policy or SpanPolicy()
         self._calls_at_once = calls_at_once
+        self._step_rule = step_rule
         self._is_unwanted = is_unwanted
         self._provider = provider
         self._processor = processor
@@ -136,6 +140,7 @@ class Instrumentation:
             devices=self._options.times_device,
             policy=self._policy,
             ranks=self._ranks,
+            step_rule=self._step_rule,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
         )
 
@@ -225,7 +230,7 @@ class Instrumentation:
             self._metrics.refresh = self._processor.refresh
 
     def _notes(self) -> list[str]:
-        notes = [*notes_of_environment(), *notes_on_names()]
+        notes = [f"steps: {self._recording.segments.rule}", *notes_of_environment(), *notes_on_names()]
         if self._ranks is not None:
             self._states |= self._ranks.state()
         if not self._contexts_are_cheap:

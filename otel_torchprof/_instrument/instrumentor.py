@@ -85,6 +85,8 @@ class TorchInstrumentor(BaseInstrumentor):
       ``OTEL_TORCHPROF_LOADER_WORKERS`` says, else they do not.
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
+    - ``steps``: what ends a step of training: ``"auto"`` (default), a rule that is learned from the loop itself; ``"program"``:
+      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. Whatever it is, :meth:`step` ends one.
     - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
       says.
 
@@ -265,6 +267,7 @@ class TorchInstrumentor(BaseInstrumentor):
             metrics=metrics_of(options.meter_provider),
             ranks=self._ranks,
             policy=options.policy,
+            step_rule=options.step_rule,
             is_unwanted=self._is_unwanted,
         )
         self._running.start()

@@ -33,7 +33,7 @@ from otel_torchprof._tree.input_words import InputKept, kept
 from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
 
-from .step_segments import StepSegments
+from .step_segments import StepRule, StepSegments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +97,7 @@ class LiveRecording:
         devices: whether its events are to be timed on devices.
         policy: which steps are traced in full, and how much of each.
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
+        step_rule: what ends a step.
         on_steps: called with the spans of steps that have ended, after every drain that brought any.
     """
 
@@ -116,6 +117,7 @@ class LiveRecording:
         devices: bool = False,
         policy: SpanPolicy | None = None,
         ranks: Ranks | None = None,
+        step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
     ) -> None:
         self.provider = provider
@@ -134,7 +136,7 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
-        self.segments = StepSegments(self.steps, self._job.begin)
+        self.segments = StepSegments(self.steps, self._job.begin, step_rule)
         self._flush_until = 0
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()

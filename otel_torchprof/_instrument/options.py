@@ -11,6 +11,8 @@ from otel_torchprof._sources.device_source import checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, checked_filter
 from otel_torchprof._sources.recording_options import RecordingOptions, SourceOptions
 
+from .step_segments import StepRule
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -40,6 +42,7 @@ class Options:
         gpu_metrics: bool | None = None,
         export_ranks: str | float | None = None,
         ranks: str | None = None,
+        steps: Any = "auto",
         loader_workers: bool | None = None,
         policy: SpanPolicy | None = None,
         sigterm_timeout: float | None = None,
@@ -53,6 +56,7 @@ class Options:
         self.max_operators = config.MAX_OPERATORS.given("max_operators", max_operators)
         self.export_ranks = config.EXPORT_RANKS.given("export_ranks", export_ranks)
         self.ranks = config.RANKS.given("ranks", ranks)
+        self.step_rule = StepRule.checked(steps)
         self.sigterm_timeout = config.SIGTERM_TIMEOUT.given("sigterm_timeout", sigterm_timeout)
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")

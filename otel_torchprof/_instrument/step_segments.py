@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
@@ -27,6 +27,40 @@ _MOST_CONTEXTS = 1 << 16
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
+class StepRule(NamedTuple):
+    """What ends a step, as the program says: nothing, itself, an optimizer, or a loader's next batch."""
+
+    is_program: bool = False
+    """``step()`` only."""
+    optimizer: Any = None
+    loader: Any = None
+
+    @classmethod
+    def checked(cls, steps: Any) -> StepRule:
+        """The argument ``steps`` of ``instrument()``.
+
+        Raises:
+            TypeError, ValueError: it is none of these; names it.
+        """
+        allowed = "'auto', 'program', an optimizer of torch's, or a DataLoader"
+        if isinstance(steps, str):
+            if steps not in {"auto", "program"}:
+                raise ValueError(f"steps is {steps!r}; it must be {allowed}")
+            return cls(steps == "program")
+        if hasattr(steps, "param_groups") and callable(getattr(steps, "step", None)):
+            return cls(optimizer=steps)
+        if hasattr(steps, "dataset") and hasattr(steps, "__iter__"):
+            return cls(loader=steps)
+        raise TypeError(f"steps is {steps!r}; it must be {allowed}")
+
+    def cycle(self) -> StepCycle | None:
+        """What learns or follows it; None where the program says where steps end."""
+        if self.is_program:
+            return None
+        loader = None if self.loader is None else id(self.loader.dataset)
+        return StepCycle(optimizer=None if self.optimizer is None else id(self.optimizer), loader=loader)
+
+
 class Held(NamedTuple):
     """A drained batch of which it is known in which segments its events are."""
 
@@ -41,13 +75,14 @@ class StepSegments:
     Args:
         steps: gets them.
         on_first: called with the time at which the first one begins, Unix ns.
+        rule: what ends a step.
     """
 
-    def __init__(self, steps: Steps, on_first: Callable[[int], None], *, learns: bool = True) -> None:
+    def __init__(self, steps: Steps, on_first: Callable[[int], None], rule: StepRule) -> None:
         self._steps = steps
         self._on_first = on_first
         self._tokens = PhaseTokens()
-        self._cycle: StepCycle | None = StepCycle() if learns else None
+        self._cycle: StepCycle | None = rule.cycle()
         self._rule = "the program says where steps end"
         self._waiting: deque[Held] = deque()
         self._ready = 0
@@ -128,6 +163,7 @@ class StepSegments:
         return next(found, 0)
 
     def _apply(self, boundaries: Iterable[Boundary]) -> None:
+        self._steps.revision = 0 if self._cycle is None else self._cycle.revision
         for time, thread, _, segment in boundaries:
             context = self._context_before(time, thread)
             if segment is None:

@@ -74,7 +74,9 @@ class Phases(Source):
         roots = root_modules.shared
         if self._with_modules or not self._is_on or roots.count or roots.searches:
             return []
-        return ["forward passes are not phases: code was compiled before the first module was called by the program itself"]
+        return [
+            "forward passes are not phases: code was compiled before the first module was called by the program itself"
+        ]
 
 
 class _OptimizerHooks:

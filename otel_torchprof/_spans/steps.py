@@ -133,6 +133,8 @@ class Step:
     end: int | None = None
     name: str = STEP_NAME
     segment: Segment | None = Segment.STEP
+    revision: int = 0
+    """Of the rule that it began by."""
     starts_earlier: bool = False
     """It is the first: only its end is known, and what is placed next shows when it began."""
     trace: Trace | None = None
@@ -182,6 +184,8 @@ class Steps:
         self._ended: list[Step] = []
         self._contexts: set[int] = set()
         self._number = 0
+        self.revision = 0
+        """Of the rule by which steps end, where it is learned: from 1."""
         self._link: tuple[int, int] | None = None
         self._origin: int | None = None
         self.threads: set[int] = set()
@@ -276,7 +280,8 @@ class Steps:
 
     def _new(self, segment: Segment, start: int, link: tuple[int, int] | None) -> Step:
         number = self._take_number() if segment is Segment.STEP else -1
-        return Step(number, start, name=segment.span_name, segment=segment, link=link, job=self._job())
+        revision = self.revision if segment is Segment.STEP else 0
+        return Step(number, start, None, segment.span_name, segment, revision, link=link, job=self._job())
 
     def _take_number(self) -> int:
         self._number += 1
@@ -384,6 +389,8 @@ class Steps:
         span_id = trace.span_id if is_free else self._new_span_id()
         made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
         made.segment = step.segment
+        if step.revision:
+            made.attributes["torch.step.rule.revision"] = step.revision
         made.phases = None if step.segment is None else step.phases
         made.job = None if made.is_enclosed else step.job
         made.is_detailed = self._selects(step.number, trace.trace_id)

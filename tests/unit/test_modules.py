@@ -143,5 +143,3 @@ def test_backward_functions():
         (Thread(1, 1, 1, "main"), Thread(2, 2, 2, "autograd")),
     )
     assert texts(module_hierarchy(tree)) == ["Net", *["Net.part"] * 5, "", ""]
-
-
