@@ -136,7 +136,7 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
-        self.segments = StepSegments(self.steps, self._job.begin, step_rule)
+        self.segments = StepSegments(self.steps, self._job.begin, step_rule, self._began)
         self._flush_until = 0
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -349,6 +349,10 @@ class LiveRecording:
     def _current_span(self, context: int) -> tuple[SpanContext, int | None] | None:
         found = self._contexts.get(context)
         return None if found is None else (found.span_context, found.start_ns)
+
+    def _began(self, context: int) -> int | None:
+        found = self._contexts.get(context)
+        return None if found is None else found.start_ns
 
     def _selects(self, step: int, trace_id: int) -> bool:
         """Whether a step is to be recorded in detail; the schedule may be somebody's code."""

@@ -76,12 +76,16 @@ class StepSegments:
         steps: gets them.
         on_first: called with the time at which the first one begins, Unix ns.
         rule: what ends a step.
+        began: when the span that a context stands for began, Unix ns, where that is known.
     """
 
-    def __init__(self, steps: Steps, on_first: Callable[[int], None], rule: StepRule) -> None:
+    def __init__(
+        self, steps: Steps, on_first: Callable[[int], None], rule: StepRule, began: Callable[[int], int | None]
+    ) -> None:
         self._steps = steps
         self._on_first = on_first
-        self._tokens = PhaseTokens()
+        self._began = began
+        self._tokens = PhaseTokens(began)
         self._cycle: StepCycle | None = rule.cycle()
         self._rule = "the program says where steps end"
         self._waiting: deque[Held] = deque()
@@ -104,7 +108,7 @@ class StepSegments:
 
     def first_training(self, batch: Batch) -> int | None:
         """When the first phase of training in a batch began, Unix ns; None where there is none."""
-        return _first_of(PhaseTokens().of(batch))
+        return _first_of(PhaseTokens(self._began).of(batch))
 
     def program_steps(self) -> None:
         """The program says itself where steps end, from now on."""

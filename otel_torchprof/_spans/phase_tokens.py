@@ -12,7 +12,7 @@ from otel_torchprof._columns.schema import NEVER, Kind
 from .step_tokens import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from otel_torchprof._columns.batch import Batch
 
@@ -21,20 +21,28 @@ _MOST_THREADS = 1000
 """Of which it is known when their last phase ended."""
 
 
+def _unknown(_context: int) -> None:
+    """No span of the application is known."""
+
+
 class PhaseTokens:
     """Picks the top-level phases out of drained batches, one after another. For one thread at a time.
 
     What it remembers from one drain to the next is about the phases that are open, and when the last ones ended.
+
+    Args:
+        began: when the span of the application that a context stands for began, Unix ns, where that is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, began: Callable[[int], int | None] = _unknown) -> None:
+        self._began = began
         self._holders: set[int] = set()
         self._ends: dict[int, int] = {}
 
     def of(self, batch: Batch) -> list[Token]:
         """The phases that are in no other, in the order in which they began; those that are open too.
 
-        A token begins with the calls and labels that it is in, as far as these began after the phase before it had ended: a step
+        A token begins with the calls, labels and spans that it is in, as far as these began after the phase before it had ended: a step
         begins with the call of the model, and not somewhere inside of it. Some us per phase, nothing per operator.
         """
         if not (batch["kind"] == Kind.PHASE).any() and not (batch.opens.kind == Kind.PHASE).any():
@@ -43,7 +51,9 @@ class PhaseTokens:
         tokens = []
         for token, starts in found:
             last = self._ends.get(token.thread, 0)
-            begin = min([start for start in starts if start >= last], default=token.start)
+            of_span = self._began(token.context) if token.context else None
+            around = [*starts, of_span] if of_span is not None else starts
+            begin = min([start for start in around if start >= last], default=token.start)
             tokens.append(token._replace(start=min(begin, token.start), holds_backward=token.id in self._holders))
             self._ends[token.thread] = token.start if token.end == NEVER else token.end
         self._holders &= set(batch.opens.id.tolist())

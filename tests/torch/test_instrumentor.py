@@ -86,31 +86,35 @@ def no_optimizers(monkeypatch) -> None:
 
 
 def test_steps_is_the_default(model):
-    """A loop gives one span per step, linked to the one before, each in a trace of its own."""
+    """A loop gives one span per step, linked to the one before, each in a trace of its own, with its phases below it."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with Bench() as bench:
         train(model, optimizer, 3)
-        spans = bench.spans()
-    (job,) = (s.context.span_id for s in bench.spans() if s.name == "torch.job")
-    assert [(s.name, s.attributes["torch.step"]) for s in spans] == [("torch.step", n) for n in range(3)]
-    assert len({s.context.trace_id for s in spans}) == 3
-    assert [[link.context.span_id for link in s.links] for s in spans] == [
-        [job],
-        [spans[0].context.span_id, job],
-        [spans[1].context.span_id, job],
+    spans = bench.exporter.get_finished_spans()
+    (job,) = (s.context.span_id for s in spans if s.name == "torch.job")
+    (setup,) = (s.context.span_id for s in spans if s.name == "torch.setup")
+    steps = [s for s in spans if s.name == "torch.step"]
+    assert [s.attributes["torch.step"] for s in steps] == [0, 1, 2]
+    assert len({s.context.trace_id for s in steps}) == 3
+    assert [[link.context.span_id for link in s.links] for s in steps] == [
+        [setup, job],
+        [steps[0].context.span_id, job],
+        [steps[1].context.span_id, job],
     ]
+    below = [s.name for s in spans if s.parent is not None and s.parent.span_id == steps[1].context.span_id]
+    assert below == [f"torch.phase.{name}" for name in ("optimizer", "forward", "backward", "optimizer")]
 
 
-def test_outermost_modules_stand_for_steps_where_there_are_none(model, monkeypatch):
-    """Inference: one span per call of the outermost module, inside a request or as a root."""
+def test_phases_stand_for_steps_where_there_are_none(model, monkeypatch):
+    """Inference: one span per call of the root module, inside a request or as a root."""
     no_optimizers(monkeypatch)
     with Bench() as bench:
         with bench.tracer.start_as_current_span("request") as request:
             infer(model)
         infer(model)
         inside, alone = bench.spans()
-    assert (inside.name, inside.parent.span_id) == ("Model", request.get_span_context().span_id)
-    assert (alone.name, alone.parent) == ("Model", None)
+    assert (inside.name, inside.parent.span_id) == ("torch.phase.inference", request.get_span_context().span_id)
+    assert (alone.name, alone.parent) == ("torch.phase.inference", None)
 
 
 def test_modules_have_their_full_names(model, monkeypatch):
@@ -121,7 +125,15 @@ def test_modules_have_their_full_names(model, monkeypatch):
             pass
         infer(model)
         spans = {span.name: span for span in bench.spans()}
-    assert list(spans) == ["preprocess", "Model", "encoder", "encoder.0", "encoder.1", "head"]
+    assert list(spans) == [
+        "preprocess",
+        "torch.phase.inference",
+        "Model",
+        "encoder",
+        "encoder.0",
+        "encoder.1",
+        "head",
+    ]
     ids = {name: span.context.span_id for name, span in spans.items()}
     parents = {name: span.parent and span.parent.span_id for name, span in spans.items()}
     assert parents["encoder.0"] == parents["encoder.1"] == ids["encoder"]
@@ -166,7 +178,7 @@ def test_detail_comes_from_the_environment(model, monkeypatch, caplog):
     monkeypatch.setenv("OTEL_TORCHPROF_DETAIL", "everything")
     with caplog.at_level(logging.WARNING, "otel_torchprof"), Bench() as bench:
         infer(model)
-        assert bench.names() == ["Model"]
+        assert bench.names() == ["torch.phase.inference"]
     assert "OTEL_TORCHPROF_DETAIL='everything' is ignored" in caplog.text
 
 
@@ -220,9 +232,9 @@ def test_the_sampler_decides_about_whole_steps(model):
     assert set(steps) == {0, 2}
     assert [
         number for name, attributes, _ in sampler.questions if name == "torch.step" for number in attributes.values()
-    ] == [0, 1, 2, 3, 4]
-    traces = {s.context.trace_id for s in spans if s.name != "torch.job"}
-    assert traces == {s.context.trace_id for s in steps.values()}  # and none of step 4, which has begun
+    ] == [0, 1, 2, 3]
+    traces = {s.context.trace_id for s in spans if s.attributes.get("torch.step") is not None}
+    assert traces == {s.context.trace_id for s in steps.values()}
     assert {s.context.trace_state.get("vendor") for s in spans if s.name != "torch.job"} == {"1"}
     assert all(s.attributes["sampler.note"] == "even" for s in steps.values())
     assert not {link.context.span_id for link in steps[2].links} & {s.context.span_id for s in steps.values()}
@@ -275,14 +287,16 @@ def test_a_provider_that_is_switched_off_is_respected(model, monkeypatch):
 
 
 def test_the_programs_own_steps_win(model):
-    """Once step() is called, optimizers no longer make steps."""
+    """Once step() is called, nothing else ends steps."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with Bench() as bench:
         for _ in range(2):
             train(model, optimizer, 2)
             otp.TorchInstrumentor().step()
-        names = [s.attributes["torch.step"] for s in bench.spans()]
-    assert names == [0, 1, 2, 3]
+        steps = [s.attributes["torch.step"] for s in bench.spans() if s.name == "torch.step"]
+        notes = bench.processor.health.notes
+    assert steps == [0, 1]
+    assert "steps: the program says where steps end" in notes
 
 
 def test_steps_inside_a_span_are_its_children(model):
@@ -295,7 +309,7 @@ def test_steps_inside_a_span_are_its_children(model):
     steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step"] < 2]
     context = epoch.get_span_context()
     assert {s.parent.span_id for s in steps} == {context.span_id}
-    assert {s.context.trace_id for s in spans} == {context.trace_id}
+    assert {s.context.trace_id for s in spans if s.name != "torch.setup"} == {context.trace_id}
     ids = {s.context.span_id for s in spans} | {context.span_id}
     assert all(s.parent.span_id in ids for s in spans if s.name.startswith("aten"))
 
@@ -309,14 +323,15 @@ def test_a_step_is_counted_once_however_many_spans_it_is_in(model):
                 loss = model(torch.ones(3, 4)).sum()
             loss.backward()
             optimizer.step()
-        steps = [span for span in bench.spans() if span.name == "torch.step"]
-        averages = {average.key: average for average in bench.processor.key_averages()}
+    steps = [span for span in bench.exporter.get_finished_spans() if span.name == "torch.step"]
+    averages = {average.key: average for average in bench.processor.key_averages()}
     whole = [span for span in steps if span.parent is None]
     assert (len(steps), len(whole)) == (6, 3)
     assert averages["torch.step"].count == 3
     total = sum(span.end_time - span.start_time for span in whole)
     assert averages["torch.step"].cpu_time_total == pytest.approx(total / 1000)
-    assert averages["torch.step"].cpu_time_total > averages["forward"].cpu_time_total > averages["Model"].cpu_time_total
+    assert averages["forward"].cpu_time_total > averages["torch.phase.forward"].cpu_time_total
+    assert averages["torch.phase.forward"].cpu_time_total > averages["Model"].cpu_time_total
 
 
 # ---- order and repetition ----
@@ -362,7 +377,7 @@ def test_the_providers_shutdown_stops_it(model, monkeypatch):
         infer(model)
         bench.provider.shutdown()
         assert not torch.nn.modules.module._global_forward_hooks
-        assert bench.processor.health.exporters["0 InMemorySpanExporter"].exported_spans == 5
+        assert bench.processor.health.exporters["0 InMemorySpanExporter"].exported_spans == 6
 
 
 def test_two_processors_are_warned_of(model, monkeypatch, caplog):
@@ -385,5 +400,6 @@ def test_labels_of_an_exception_and_a_module_that_raises(monkeypatch):
     with Bench(detail="modules") as bench:
         with pytest.raises(ArithmeticError):
             Broken()(1)
-        (span,) = bench.spans()
-    assert (span.name, span.status.is_ok, span.attributes["error.type"]) == ("Broken", False, "ArithmeticError")
+        phase, span = bench.spans()
+    for found, name in ((phase, "torch.phase.forward"), (span, "Broken")):
+        assert (found.name, found.status.is_ok, found.attributes["error.type"]) == (name, False, "ArithmeticError")

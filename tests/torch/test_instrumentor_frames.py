@@ -90,7 +90,7 @@ def test_calls_of_steps_are_in_their_steps(model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with Bench(detail="frames") as bench:
         train(model, optimizer, 3)
-        spans = bench.spans()
+    spans = bench.exporter.get_finished_spans()
     steps = {span.context.trace_id: span.attributes["torch.step"] for span in spans if span.name == "torch.step"}
     assert sorted(steps.values()) == [0, 1, 2]
     forward = [

@@ -32,9 +32,10 @@ def trained(example, detail):
 
 
 def steps_of(spans):
-    """The roots of the traces, which are all steps but for the job's, by number."""
-    roots = [span for span in spans if span.parent is None and span.name != "torch.job"]
-    assert {root.name for root in roots} == {"torch.step"}
+    """The roots of the traces that are steps, by number; the others are the job and its set-up."""
+    roots = [span for span in spans if span.parent is None and span.name not in {"torch.job", "torch.setup"}]
+    assert {root.name for root in roots} <= {"torch.step", "torch.operators"}
+    roots = [root for root in roots if root.name == "torch.step"]
     return sorted(roots, key=lambda root: root.attributes["torch.step"])
 
 
@@ -49,16 +50,15 @@ def path(span, by_id):
 
 @pytest.mark.parametrize("detail", ["steps", "modules", "ops"])
 def test_steps_are_linked_traces(example, detail):
-    """Each step of the optimizer ends a trace, linked to the one before and to the job; what follows the last is one more."""
+    """Each iteration is a trace, linked to the one before and to the job."""
     spans = trained(example, detail)
     steps = steps_of(spans)
     (job,) = (span.context.span_id for span in spans if span.name == "torch.job")
-    whole = steps[:STEPS]
-    assert [step.attributes["torch.step"] for step in steps] == list(range(len(steps)))
-    assert len(steps) <= STEPS + 1
-    assert len(whole) == STEPS == len({step.context.trace_id for step in whole})
+    setup = [span.context.span_id for span in spans if span.name == "torch.setup"]
+    assert [step.attributes["torch.step"] for step in steps] == list(range(STEPS))
+    assert len({step.context.trace_id for step in steps}) == STEPS
     assert [[link.context.span_id for link in step.links] for step in steps] == [
-        [job],
+        [*setup, job],
         *([step.context.span_id, job] for step in steps[:-1]),
     ]
     times = [(step.start_time, step.end_time) for step in steps]
@@ -82,10 +82,22 @@ def test_modules_have_their_full_names(example):
     """Modules are found under their step by the names that the model gives them."""
     spans = trained(example, "modules")
     by_id = {span.context.span_id: span for span in spans}
-    layer = ("torch.step", "LanguageModel", "encoder", "encoder.layers.1", "encoder.layers.1.linear1")
+    layer = (
+        "torch.step",
+        "torch.phase.forward",
+        "LanguageModel",
+        "encoder",
+        "encoder.layers.1",
+        "encoder.layers.1.linear1",
+    )
     assert sum(path(span, by_id) == layer for span in spans) == STEPS
 
 
 def test_only_steps_by_default(example):
-    """What the default shows is the steps and the job, and nothing else."""
-    assert {span.name for span in trained(example, None)} == {"torch.step", "torch.job"}
+    """What the default shows is the job, its set-up and its steps, with their phases, and nothing else."""
+    found = {span.name for span in trained(example, None)} - {"torch.setup", "torch.phase.gc"}
+    assert found == {
+        "torch.step",
+        "torch.job",
+        *(f"torch.phase.{name}" for name in ("forward", "backward", "optimizer")),
+    }

@@ -171,7 +171,7 @@ def test_what_was_held_too_long_is_no_step():
             assert cycle.settle() == []
             assert cycle.is_settled
     found += cycle.finish(program.time)
-    assert [one.time for one in found] == [time for time, _ in program.expected[2:]]
+    assert [one.time for one in found] == [time for time, _ in program.expected[1:]]
 
 
 def test_settling_takes_the_rule_that_is_near():
