@@ -183,7 +183,7 @@ class LiveRecording:
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
-        self._buffer.sampler.ask(self.steps.running)
+        self._buffer.sampler.ask(self.now())
 
     @property
     def bytes_buffered(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._spans.step_tokens import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -92,6 +93,8 @@ class StepSegments:
         self._ready = 0
         self._since = NEVER
         self._first: int | None = None
+        self._latest: list[tuple[Part, int]] = []
+        self._passed: Counter[tuple[Part, int]] = Counter()
         self._contexts: deque[tuple[int, int, int]] = deque(maxlen=_MOST_CONTEXTS)
         self.steps_without_forward = 0
         """Steps that have begun since a module was called with gradients."""
@@ -131,6 +134,9 @@ class StepSegments:
         if self._cycle is None or self._cycle.is_settled or settle or final or self._is_full(now):
             if self._cycle is not None and not self._cycle.is_settled:
                 self._apply(self._cycle.settle())
+            if self._cycle is not None and not self._cycle.revision:
+                self._passed.update(self._latest)
+            self._latest.clear()
             self._ready, self._since, self._first = len(self._waiting), NEVER, None
         else:
             self._since = min(self._since, now)
@@ -157,6 +163,7 @@ class StepSegments:
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
             self.steps_without_forward = 0
+        self._latest.extend((token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER)
         self._contexts.extend((token.start, token.thread, token.context) for token in tokens)
         if self._first is None:
             self._first = _first_of(tokens)
@@ -167,7 +174,11 @@ class StepSegments:
         return next(found, 0)
 
     def _apply(self, boundaries: Iterable[Boundary]) -> None:
-        self._steps.revision = 0 if self._cycle is None else self._cycle.revision
+        cycle = self._cycle
+        self._steps.revision = 0 if cycle is None else cycle.revision
+        if self._passed and cycle is not None and cycle.anchor is not None:
+            self._steps.skip(self._passed[cycle.anchor])
+            self._passed.clear()
         for time, thread, _, segment in boundaries:
             context = self._context_before(time, thread)
             if segment is None:

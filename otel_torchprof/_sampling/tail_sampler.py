@@ -23,14 +23,14 @@ class TailSampler:
     def __init__(self, rules: Rules) -> None:
         self._keeps_all = rules.keep_all
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
-        self._asked: set[int] = set()
+        self._asked: set[int] = set()  # Unix ns
         self.figures: Counter[str] = Counter()
         """Trace groups by decision: ``sampled``, ``root_only``."""
 
-    def ask(self, step: int) -> None:
-        """The detail of a step is to be kept, whatever it turns out to be. Any thread."""
+    def ask(self, now: int) -> None:
+        """The segment that runs now (Unix ns) keeps its detail, whatever it turns out to be. Any thread."""
         if not self._keeps_all:  # else nobody would ever look at what was asked for
-            self._asked.add(step)
+            self._asked.add(now)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
         """Whether each ended segment, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
@@ -40,13 +40,15 @@ class TailSampler:
         the longest operator that is compared with those of other roots.
         """
         segments = [span for span in ended if span.segment is not None]
-        sampled = dict.fromkeys(map(_segment_of, segments), False)
+        sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
         for span in segments:
             slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
-            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or span.number in self._asked
+            is_asked = any(span.start <= time <= span.end for time in asked)
+            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
             sampled[_segment_of(span)] |= slow or has_to_be
+        latest = max((span.end for span in segments), default=0)
         # And not -=, which would lose what is asked for meanwhile.
-        self._asked.difference_update([span.number for span in segments])
+        self._asked.difference_update([time for time in asked if time <= latest])
         for is_sampled in sampled.values():
             self.figures["sampled" if is_sampled else "root_only"] += 1
         found = {span.span_id: sampled[_segment_of(span)] for span in segments}

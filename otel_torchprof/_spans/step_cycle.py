@@ -214,6 +214,11 @@ class StepCycle:
         return found
 
     @property
+    def anchor(self) -> tuple[Part, int] | None:
+        """The part and the key of what the rule in force goes by; None where there is none."""
+        return None if self._active is None or self._active.walk is None else self._active.walk.rule[:2]
+
+    @property
     def rule(self) -> str:
         """The rule in force, and why, for people."""
         if self._active is not None and self._active.walk is not None:

@@ -278,6 +278,11 @@ class Steps:
                 # Of several threads, one may read the clock first and tell last.
                 self._link = self._end(step, max(now, step.start), context, thread)
 
+    def skip(self, steps: int) -> None:
+        """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
+        with self._lock:
+            self._number = self._number or steps
+
     def _new(self, segment: Segment, start: int, link: tuple[int, int] | None) -> Step:
         number = self._take_number() if segment is Segment.STEP else -1
         revision = self.revision if segment is Segment.STEP else 0
