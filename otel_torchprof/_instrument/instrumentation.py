@@ -187,7 +187,7 @@ class Instrumentation:
     @property
     def steps(self) -> int:
         """Steps that have ended, as far as the recorder was drained."""
-        return max(self._recording.steps.running, 0)
+        return self._recording.steps.completed
 
     def discard(self) -> None:
         """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""
@@ -315,7 +315,7 @@ class Instrumentation:
     def _look_for_roots(self) -> None:
         """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""
         segments = self._recording.segments
-        if not self._running or self._detail != "steps" or self._recording.steps.running < 1:
+        if not self._running or self._detail != "steps" or self._recording.steps.completed < 1:
             return
         if root_modules.searches:
             root_modules.end_search()

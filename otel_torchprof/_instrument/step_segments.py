@@ -23,8 +23,8 @@ MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""
 MAX_HELD_EVENTS = 1 << 16
 """How many may: 4 MiB of columns."""
-_MOST_CONTEXTS = 1 << 16
-"""Tokens of which the context is known."""
+_MOST_CONTEXTS = 1 << 12
+"""Phases of a segment of which the context is remembered."""
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
@@ -156,22 +156,27 @@ class StepSegments:
     def _learn(self, cycle: StepCycle, batch: Batch, now: int, *, final: bool) -> None:
         tokens = self._tokens.of(batch)
         self._note(tokens)
-        self._apply(cycle.feed(tokens, batch.watermark))
+        self._apply(cycle.feed(tokens, min(batch.watermark, now)))
         if final:
             self._apply(cycle.finish(now))
 
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
             self.steps_without_forward = 0
-        self._latest.extend((token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER)
+        self._latest.extend(
+            (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
+        )
         self._contexts.extend((token.start, token.thread, token.context) for token in tokens)
         if self._first is None:
             self._first = _first_of(tokens)
 
     def _context_before(self, time: int, thread: int) -> int:
         """The context that a thread was last in before a time: that of the segment that ends there."""
-        found = (context for start, ident, context in reversed(self._contexts) if ident == thread and start < time)
-        return next(found, 0)
+        before = 0
+        while self._contexts and self._contexts[0][0] < time:
+            _, ident, context = self._contexts.popleft()
+            before = context if ident == thread else before
+        return before
 
     def _apply(self, boundaries: Iterable[Boundary]) -> None:
         cycle = self._cycle

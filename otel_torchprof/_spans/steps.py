@@ -208,6 +208,12 @@ class Steps:
         return steps[-1].number if steps else 0
 
     @property
+    def completed(self) -> int:
+        """How many steps have ended, those that are not known among them. Any thread."""
+        running = self._steps[-1:]
+        return self._number - sum(step.segment is Segment.STEP and step.end is None for step in running)
+
+    @property
     def begun(self) -> bool:
         """Whether it is known when the first segment began."""
         return self._origin is not None

@@ -121,6 +121,7 @@ def main(folder: Path) -> None:
 
     def steps() -> None:
         for _ in range(STEPS):
+            optimizer.zero_grad()
             step()
             optimizer.step()
 

@@ -305,6 +305,8 @@ def test_backward():
     (sine,) = [span for span in spans if span.name == "aten::sin"]
     (node,) = [span for span in spans if span.name == "autograd::engine::evaluate_function: SinBackward0"]
     assert sine.parent.span_id == forward.get_span_context().span_id
-    assert node.parent.span_id == backward.get_span_context().span_id
+    (phase,) = [span for span in spans if span.name == "torch.phase.backward"]
+    assert phase.parent.span_id == backward.get_span_context().span_id
+    assert node.parent.span_id == phase.context.span_id
     (function,) = [span for span in spans if span.name == "SinBackward0"]
     assert [link.context.span_id for link in function.links] == [sine.context.span_id]

@@ -135,14 +135,14 @@ def test_labels_and_torchscript_are_no_operators():
     assert len({span.context.trace_id for span in (*alone.values(), *roots(spans))}) == len(alone) + len(roots(spans))
 
 
-def test_backward_functions_share_roots_too():
-    """What autograd runs for a backward pass outside of any span is below roots, and links to the forward operators."""
+def test_backward_functions_are_below_their_phase():
+    """What autograd runs for a backward pass outside of any span is below the phase, and links to the forward operators."""
     service = Instrumented(drained_every=HOUR)
     with service.on():
         x = torch.ones(2, requires_grad=True)
         x.mul(2).sum().backward()
     spans = service.spans_at_end()
-    assert {span.name for span in spans if span.parent is None} == {ROOT}
+    assert {span.name for span in spans if span.parent is None} == {ROOT, "torch.phase.backward"}
     (backward,) = [span for span in spans if span.name == "MulBackward0"]
     forward = {span.context.span_id: span.name for span in spans}
     assert [forward[link.context.span_id] for link in backward.links] == ["aten::mul"]

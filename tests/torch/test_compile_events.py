@@ -197,8 +197,6 @@ def test_steps_of_a_service():
     provider = TracerProvider()
     processor = otp.TorchSpanProcessor(exporter)
     provider.add_span_processor(processor)
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     compiled = torch.compile(broken, backend="eager")
     compiled(X)
     instrumentor = otp.TorchInstrumentor()
@@ -208,7 +206,7 @@ def test_steps_of_a_service():
             compiled(X)
             processor.force_flush()
             X.sin()
-            optimizer.step()
+            instrumentor.step()
     finally:
         instrumentor.uninstrument()
     processor.force_flush()

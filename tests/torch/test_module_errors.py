@@ -146,8 +146,8 @@ def test_an_interrupt_below_a_module(hooks):
     assert recorded(lambda: Catches()(X)) == tree
 
 
-def test_an_interrupt_of_the_outermost(hooks):
-    """With the outermost only, a module that an interrupt leaves does not hide those that come after it."""
+def test_interrupts_one_after_another(hooks):
+    """A module that an interrupt leaves does not hide those that come after it."""
     model = Interrupted()
 
     def body():
@@ -155,7 +155,7 @@ def test_an_interrupt_of_the_outermost(hooks):
             with pytest.raises(KeyboardInterrupt):
                 model(X)
 
-    assert recorded(body) == ["Interrupted ..."] * 2
+    assert recorded(body) == ["Interrupted ...", "  inner ..."] * 2
 
 
 def test_hooks_of_the_program(hooks):

@@ -93,7 +93,7 @@ def test_concurrent_requests(service):
         assert (root.kind, root.parent.span_id) == (SpanKind.SERVER, number + 1)
         assert all(root.start_time <= span.start_time <= span.end_time <= root.end_time for span in spans)
         trees[number] = tree(spans, root)
-    assert ("TextClassifier", "blocks", "blocks.0", "blocks.0.attention") in trees[alone[0]]
+    assert ("torch.phase.inference", "TextClassifier", "blocks", "blocks.0", "blocks.0.attention") in trees[alone[0]]
     assert any(path[-1] == "aten::addmm" for path in trees[alone[0]])
     for number in crowd:
         assert trees[number] == trees[alone[number % len(alone)]]

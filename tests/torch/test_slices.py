@@ -42,7 +42,7 @@ class Streamed:
         spans = self.exporter.spans
         steps = [s for s in spans if s.name == "torch.step"]
         known = {s.context.span_id: ("step", s.attributes["torch.step"], s.parent is None) for s in steps} | {
-            s.context.span_id: ("job",) for s in spans if s.name == "torch.job"
+            s.context.span_id: (s.name,) for s in spans if s.name in {"torch.job", "torch.setup"}
         }
         traces = {
             s.context.trace_id: known[s.context.span_id] for s in spans if s.context.span_id in known and not s.parent
@@ -62,7 +62,7 @@ class Streamed:
                 None if s.name == "torch.step" else (s.start_time, s.end_time),
             )
             for s in spans
-            if known.get(s.context.span_id) not in {("job",), ("step", 0, True)}  # these began with the streams
+            if known.get(s.context.span_id) not in {("torch.job",), ("torch.setup",)}  # these began with the streams
         }
 
     def averages(self) -> dict[str, Any]:

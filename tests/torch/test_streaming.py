@@ -50,7 +50,7 @@ def test_hours_in_small(tmp_path):
                 held.append(tracemalloc.get_traced_memory()[0])
         finally:
             tracemalloc.stop()
-        assert streamed.steps == 220
+        assert streamed.steps == 219  # the last one has begun
     assert held[1] - held[0] < 150_000  # the ids of some steps, for what may still come of them
     counts = {row.key: row.count for row in streamed.key_averages()}
     assert counts["aten::addmm"] == 220
