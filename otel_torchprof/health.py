@@ -113,7 +113,7 @@ class QueueStats:
 class ProcessorHealth:
     """State of a TorchSpanProcessor. ``print(processor.health)`` says it in a few lines.
 
-    Sources are ``"on"`` or ``"off: "`` and the reason.
+    Sources are ``"on"`` or ``"off: "`` and the reason; ``steps`` are ``"on: "`` and the rule by which they end.
     """
 
     sources: Mapping[str, str]

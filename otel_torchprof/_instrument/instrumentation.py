@@ -93,6 +93,7 @@ class Instrumentation:
         self._detail = detail
         self._options = recording
         self._modules = ModuleHooks()
+        self._has_torch = False
         self._lock = threading.RLock()
         self._running = False
         self._cleanup = CleanupStack(self)
@@ -193,6 +194,11 @@ class Instrumentation:
         """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""
         self._recording.discard()
 
+    @property
+    def steps_state(self) -> str:
+        """Of health: whether steps are seen, and the rule by which they end."""
+        return f"{ON}: {self._recording.segments.rule}" if self._has_torch else _WAITING
+
     def leave_in_child(self) -> None:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
         self._lock = threading.RLock()
@@ -212,10 +218,10 @@ class Instrumentation:
         self._push_hooks()
         if self._ranks is not None:
             self._cleanup.push(self._ranks.stop)
-        if self._states["steps"] == ON:
+        if self._has_torch:
             self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
-        if self._states["steps"] == ON:
+        if self._has_torch:
             self._add_sources(lambda entry: self._awaits_torch(entry) and not entry.survives_fork)
 
     def _attach(self) -> None:
@@ -230,7 +236,8 @@ class Instrumentation:
             self._metrics.refresh = self._processor.refresh
 
     def _notes(self) -> list[str]:
-        notes = [f"steps: {self._recording.segments.rule}", *notes_of_environment(), *notes_on_names()]
+        notes = [*notes_of_environment(), *notes_on_names()]
+        self._states["steps"] = self.steps_state
         if self._ranks is not None:
             self._states |= self._ranks.state()
         if not self._contexts_are_cheap:
@@ -248,7 +255,7 @@ class Instrumentation:
             if not self._running:
                 return
             self._install_modules()
-            self._states["steps"] = ON
+            self._has_torch = True
             self._add_sources(self._awaits_torch)
             self._recording.sources.stop_session_first()
 
@@ -263,7 +270,7 @@ class Instrumentation:
 
     def _add_sources(self, chooses: Callable[[Entry], bool]) -> None:
         """Starts those sources; one that torch refuses is off, which is said, and the others are not."""
-        library = self._loaded_library() if self._states["steps"] == ON else None
+        library = self._loaded_library() if self._has_torch else None
         for source in requested(Request(self._options, library, self._processor.memory_limit), chooses):
             self._add(source)
         self._states |= self._recording.sources.states()

@@ -155,6 +155,8 @@ class stream:  # noqa: N801 - beside profile
         self._last = self._last or self.health
         self._seconds = timeout
         self._cleanup.close()
+        # Only now all steps are known.
+        self._last = replace(self._last, sources={**self._last.sources, "steps": self._instrumentation.steps_state})
         self._state = _IS_STOPPED
         atexit.unregister(self.stop)
 

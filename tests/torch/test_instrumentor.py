@@ -294,9 +294,9 @@ def test_the_programs_own_steps_win(model):
             train(model, optimizer, 2)
             otp.TorchInstrumentor().step()
         steps = [s.attributes["torch.step"] for s in bench.spans() if s.name == "torch.step"]
-        notes = bench.processor.health.notes
+        state = bench.processor.health.sources["steps"]
     assert steps == [0, 1]
-    assert "steps: the program says where steps end" in notes
+    assert state == "on: the program says where steps end"
 
 
 def test_steps_inside_a_span_are_its_children(model):
