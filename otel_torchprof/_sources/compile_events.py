@@ -13,7 +13,6 @@ from otel_torchprof._native import frames, python_sources
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._tree.compiled import BREAK_PREFIX, COMPILATION_PREFIX
 
-from . import root_modules
 from .labels import record_function
 from .source import Source
 
@@ -90,7 +89,6 @@ class _SharedCallbacks:
 
     def _begin(self, *reported: Any) -> None:
         """Dynamo calls at the beginning of a compilation, and not for one inside another; older ones tell no number."""
-        root_modules.shared.end_search()  # what is compiled beside its hook would be compiled again without it
         python_sources.phase_begin(Part.COMPILATION, None)
         self._breaks = len(_reasons())
         self._open = record_function(

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
 
-from .compiled_code import leave_hooks_out_of_torchscript, leave_out_of_graphs, leave_uncompiled
+from .compiled_code import before_graphs, hide_hooks, leave_out_of_graphs, leave_uncompiled
 from .torch_hooks import enclosing_modules, without_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -42,7 +40,7 @@ class RootModules:
     def __init__(self) -> None:
         self._users: set[object] = set()
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._roots: dict[int, tuple[weakref.ref[Any], list[RemovableHandle]]] = {}
+        self._roots: dict[int, weakref.ref[Any]] = {}
         self._searches = False
         self._cleanup_warning: Callable[[], None] | None = None
 
@@ -89,13 +87,14 @@ class RootModules:
                 return
             self.end_search()
             while self._roots:
-                _, (_, handles) = self._roots.popitem()
-                for handle in handles:
-                    handle.remove()
+                _, reference = self._roots.popitem()
+                _detach(reference())
 
     def after_fork_in_child(self) -> None:
-        """The lock may have been another thread's of the parent."""
+        """The lock may have been another thread's of the parent, and whoever recorded there does not here."""
         self._lock = threading.RLock()
+        for user in list(self._users):
+            self.remove(user)
 
     def _resume(self) -> None:
         """A root has ended: the next module that begins may be another one."""
@@ -106,30 +105,51 @@ class RootModules:
                 module.register_module_forward_pre_hook(_found)  # type: ignore[union-attr]
 
     def found(self, module: Any, arguments: Any) -> None:
-        """A module begins while none is known to run."""
+        """A module begins while none is known to run. Inside a backward pass it runs for that, and is no root."""
         if enclosing_modules():
             return
         with self._lock:
-            _pause()
-            if not self._searches or id(module) in self._roots or len(self._roots) >= MOST_ROOTS:
+            if _is_in_backward() or id(module) in self._roots:
+                _pause()
                 return
-            self._attach(module)
-        _begin(module, arguments)  # torch has collected the hooks of this call already
-
-    def _attach(self, module: Any) -> None:
-        reference = weakref.ref(module, functools.partial(self._forget, id(module)))
-        try:
-            handles = [
-                module.register_forward_pre_hook(_begin),
-                module.register_forward_hook(_end, always_call=True),
-            ]
-        except Exception:  # a module whose class does not take hooks
-            _logger.debug("calls of %s are no phases: it takes no hooks", type(module).__name__, exc_info=True)
-            return
-        self._roots[id(module)] = reference, handles
+            if not self._searches:
+                return
+            begins = _attach(module)
+            if begins is None:
+                return  # the next one may take hooks
+            _pause()
+            self._roots[id(module)] = weakref.ref(module, functools.partial(self._forget, id(module)))
+            if len(self._roots) >= MOST_ROOTS:
+                self.end_search()
+        if begins:
+            _begin(module, arguments)  # torch has collected the hooks of this call already
 
     def _forget(self, key: int, _reference: object) -> None:
         self._roots.pop(key, None)
+
+
+def _attach(module: Any) -> bool | None:
+    """Gives it the hooks. False where it has them, as a copy of a root does; None where its class does not take any."""
+    try:
+        if _begin in module._forward_pre_hooks.values():  # noqa: SLF001 - torch's way to ask is to register
+            return False
+        of_any = sys.modules["torch.nn.modules.module"].Module  # TorchScript's refuse
+        of_any.register_forward_hook(module, _end, always_call=True)
+        of_any.register_forward_pre_hook(module, _begin)
+    except Exception:
+        _logger.debug("calls of %s are no phases: it takes no hooks", type(module).__name__, exc_info=True)
+        _detach(module)
+        return None
+    return True
+
+
+def _detach(module: Any) -> None:
+    """Not by the handles that torch gives: an interrupt may come before they are kept, and copies have none."""
+    for name, hook in (("_forward_pre_hooks", _begin), ("_forward_hooks", _end)):
+        hooks = getattr(module, name, {})
+        for key in [key for key, known in hooks.copy().items() if known is hook]:
+            hooks.pop(key, None)
+            getattr(module, "_forward_hooks_always_called", {}).pop(key, None)
 
 
 def _pause() -> None:
@@ -148,6 +168,11 @@ def _found(module: Any, arguments: Any) -> None:
         _pause()
 
 
+def _is_in_backward() -> bool:
+    core: Any = sys.modules["torch._C"]
+    return bool(core._current_graph_task_id() != -1)  # noqa: SLF001 - what torch's own checkpointing asks
+
+
 def _has_compiled() -> bool:
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("frames", {}).get("total", 0))
@@ -157,5 +182,6 @@ shared = RootModules()
 """Those of the process."""
 leave_out_of_graphs(_begin, _end, _found)
 leave_uncompiled(__name__)
-leave_hooks_out_of_torchscript(_begin, _end)
+before_graphs(shared.end_search)
+hide_hooks(_begin, _end)
 os.register_at_fork(after_in_child=shared.after_fork_in_child)

@@ -34,3 +34,16 @@ def _exact_times_of_memory():
             theirs = getattr(event, name)
             patch.setattr(event, name, lambda self, theirs=theirs: _Nanoseconds(theirs(self)))
         yield
+
+
+@pytest.fixture
+def nothing_is_left():
+    """Whatever a test of phases does, torch is as it was; and nothing was compiled before, or roots would not be searched."""
+    import torch
+    from phase_events import state_of_torch
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    before = state_of_torch()
+    yield
+    assert state_of_torch() == before
