@@ -80,7 +80,7 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         "torch.recomputed_duration",
         _DOUBLE,
         f"{_ON_SEGMENTS}, where activation checkpointing ran a part of the forward pass again",
-        "seconds of that, with all that it called, on all threads; they are in the `backward` phase too",
+        "seconds of that, with all that it called but backward passes, on all threads; they are in the `backward` phase too",
     ),
 )
 """Key, type, when it is there and what it means; :class:`~otel_torchprof._tree.phases.PhaseTimes` gives them."""

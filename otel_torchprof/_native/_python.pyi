@@ -51,13 +51,17 @@ def follow_modules(
 ) -> None: ...
 def leave_modules() -> None: ...
 
-# Phases of a training loop (see otel_torchprof._columns.phases.Part): what wraps a function begins and ends them; about: the object that it is of,
-# or None; exc_type: of the exception that left it. names: of their events, by part. running(): ids of the modules and optimizers in
-# whose calls the calling thread is, innermost first.
-def phase_begin(part: int, about: object, /) -> None: ...
-def phase_end(part: int, about: object, exc_type: type[BaseException] | None, /) -> None: ...
+# Phases of a training loop (see otel_torchprof._columns.phases.Part): what wraps a function begins and ends them; owner: the object that
+# it is of, or None; exc_type: of the exception that left it. names: of their events, by part. graph_task(): number of the backward pass
+# that the calling thread runs, -1 for none. running(): ids of the modules and optimizers in whose calls that is, innermost first.
+def phase_begin(part: int, owner: object, /) -> None: ...
+def phase_end(part: int, owner: object, exc_type: type[BaseException] | None, /) -> None: ...
 def follow_phases(
-    names: tuple[str, ...], is_grad_enabled: Callable[[], bool], running: Callable[[], list[int]], /
+    names: tuple[str, ...],
+    is_grad_enabled: Callable[[], bool],
+    graph_task: Callable[[], int],
+    running: Callable[[], list[int]],
+    /,
 ) -> None: ...
 
 # Torch's global hooks of optimizers, and the hook of gc.callbacks.

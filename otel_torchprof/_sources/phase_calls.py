@@ -31,6 +31,8 @@ class _Call(NamedTuple):
     part: Part
     object_of: Callable[[tuple[Any, ...]], Any] | None = None
     """From the positional arguments the object that the phase is of."""
+    is_given: bool = False
+    """The phase is not this method, but the function that is its first argument, whenever it runs."""
 
 
 def _first(arguments: tuple[Any, ...]) -> Any:
@@ -47,6 +49,9 @@ _CALLS = (
     # Where Tensor.backward and torch.autograd.grad look it up: wrapped themselves, these would split compiled graphs.
     _Call("torch.autograd", "_engine_run_backward", Part.BACKWARD),
     _Call("torch.autograd.graph", "_engine_run_backward", Part.BACKWARD),
+    # Of checkpoints that are not re-entrant, and of the others, in whose backward is another backward pass.
+    _Call("torch.utils.checkpoint", "_CheckpointFrame.__init__", Part.RECOMPUTATION, is_given=True),
+    _Call("torch.utils.checkpoint", "CheckpointFunction.backward", Part.RECOMPUTATION),
     _Call("torch.optim.optimizer", "Optimizer.zero_grad", Part.ZEROING, _first),
     _Call("torch.amp.grad_scaler", "GradScaler.step", Part.SCALER_STEP, _first),
     _Call("torch.amp.grad_scaler", "GradScaler.update", Part.SCALER_UPDATE, _first),
@@ -72,8 +77,7 @@ class PhaseCalls:
         self._users: set[object] = set()
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
         self._awaits_imports = False
-        self._wrapped: dict[_Call, tuple[Any, Any]] = {}
-        """With each, where it is wrapped, what was there before and what is there now."""
+        self._wrapped: dict[_Call, _Wrapped] = {}
 
     def install(self, user: object) -> None:
         """Wraps what is imported already, and the rest as soon as it is."""
@@ -93,29 +97,31 @@ class PhaseCalls:
             self._users.discard(user)
             if self._users:
                 return
-            for call, (before, wrapper) in list(self._wrapped.items()):
+            for call, wrapped in list(self._wrapped.items()):
                 owner, name = _place(call, sys.modules.get(call.module))
-                if owner is not None and vars(owner).get(name) is wrapper:
-                    setattr(owner, name, before)
+                if owner is not None and vars(owner).get(name) is wrapped.now:
+                    setattr(owner, name, wrapped.before)
+                else:  # somebody has replaced it, and may call it for good
+                    wrapped.retire()
                 del self._wrapped[call]
 
     def after_fork_in_child(self) -> None:
-        """The lock may have been another thread's of the parent."""
+        """The lock may have been another thread's of the parent, and whoever recorded there does not here."""
         self._lock = threading.RLock()
+        for user in list(self._users):
+            self.remove(user)
 
     def _wrap(self, call: _Call, module: Any) -> None:
         with self._lock:
             owner, name = _place(call, module)
-            before = None if owner is None else getattr(owner, name, None)
-            if not self._users or call in self._wrapped or not callable(before):
+            found = None if owner is None else vars(owner).get(name)
+            if not self._users or call in self._wrapped or not callable(found):
                 return
             # One function that is looked up in two places is one wrapper, as it was one function.
-            known = {id(found): wrapper for found, wrapper in self._wrapped.values()}
-            wrapper = known.get(id(before)) or _phase(before, call)
-            if any(before is found for _, found in self._wrapped.values()):
-                return
-            self._wrapped[call] = before, wrapper
-            setattr(owner, name, wrapper)
+            known = (each for each in self._wrapped.values() if found in (each.before, each.now))
+            wrapped = next(known, None) or _wrapped(found, call)
+            self._wrapped[call] = wrapped
+            setattr(owner, name, wrapped.now)
 
 
 def _place(call: _Call, module: Any) -> tuple[Any, str]:
@@ -126,13 +132,32 @@ def _place(call: _Call, module: Any) -> tuple[Any, str]:
     return module, name
 
 
-def _phase(function: Callable[..., Any], call: _Call) -> Callable[..., Any]:
-    begin, end, in_graph = python_sources.phase_begin, python_sources.phase_end, python_sources.in_graph
+class _Wrapped(NamedTuple):
+    """A function that is wrapped."""
+
+    before: Any
+    """What was there."""
+    now: Any
+    """What is there in its place."""
+    retire: Callable[[], None]
+    """The wrapper is no phase any more, wherever it is still called."""
+
+
+def _wrapped(found: Any, call: _Call) -> _Wrapped:
+    is_static = isinstance(found, staticmethod)
+    function = found.__func__ if is_static else found
+    wrapper, retire = _giving(function, call) if call.is_given else _phase(function, call)
+    return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
+
+
+def _phase(function: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """``function`` as a phase, and what makes it no phase again."""
+    begin, end, is_none = python_sources.phase_begin, python_sources.phase_end, python_sources.in_graph
     part, object_of = int(call.part), call.object_of
 
     @functools.wraps(function)
     def in_phase(*arguments: Any, **keywords: Any) -> Any:
-        if in_graph():
+        if is_none():
             return function(*arguments, **keywords)
         owner = None if object_of is None else object_of(arguments)
         begin(part, owner)
@@ -144,7 +169,30 @@ def _phase(function: Callable[..., Any], call: _Call) -> Callable[..., Any]:
         end(part, owner, None)
         return result
 
-    return in_phase
+    def retire() -> None:
+        nonlocal is_none
+        is_none = _always
+
+    return in_phase, retire
+
+
+def _giving(method: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """``method``, of which the first argument is a function, with that as a phase."""
+    given = True
+
+    @functools.wraps(method)
+    def with_phase(owner: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        return method(owner, _phase(function, call)[0] if given else function, *arguments, **keywords)
+
+    def retire() -> None:
+        nonlocal given
+        given = False
+
+    return with_phase, retire
+
+
+def _always() -> bool:
+    return True
 
 
 leave_uncompiled(__name__)

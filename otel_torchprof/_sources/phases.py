@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -28,7 +29,7 @@ _OPTIMIZERS = "torch.optim.optimizer"
 
 
 class Phases(Source):
-    """The phases of every thread.
+    """The phases of every thread; not in a forked child.
 
     A phase begins and ends where torch does: see :mod:`~otel_torchprof._sources.phase_calls`, torch's hooks of optimizers, and
     the calls of root modules. Recording one costs 0.3 us, and 0.5 us for the call of a root module (measured).
@@ -48,20 +49,19 @@ class Phases(Source):
         python_sources.follow_phases(
             tuple(names.get(number, "") for number in range(max(Part) + 1)),  # type: ignore[call-overload]
             core.is_grad_enabled,
+            core._C._current_graph_task_id,  # noqa: SLF001 - what torch's own checkpointing asks
             _running,
         )
         phase_calls.shared.install(self)
-        _optimizers.install(self)
+        _hooks.install(self)
         if not self._with_modules:
             root_modules.shared.install(self)
-        if python_sources.phase_collection not in gc.callbacks:
-            gc.callbacks.append(python_sources.phase_collection)
         self._is_on = True
 
     def stop(self) -> None:
         """Takes them out."""
         root_modules.shared.remove(self)
-        _optimizers.remove(self)
+        _hooks.remove(self)
         phase_calls.shared.remove(self)
         self._is_on = False
 
@@ -79,8 +79,8 @@ class Phases(Source):
         ]
 
 
-class _OptimizerHooks:
-    """Torch's hooks before and after the steps of all optimizers, while there are users."""
+class _Hooks:
+    """Torch's hooks before and after the steps of all optimizers, and Python's of its collector, while there are users."""
 
     def __init__(self) -> None:
         self._users: set[object] = set()
@@ -97,12 +97,18 @@ class _OptimizerHooks:
             ):
                 if hook not in hooks.values():
                     getattr(optimizer, f"register_optimizer_step_{register}_hook")(hook)
+            if python_sources.phase_collection not in gc.callbacks:
+                gc.callbacks.append(python_sources.phase_collection)
 
     def remove(self, user: object) -> None:
         with self._lock:
             self._users.discard(user)
+            if self._users:
+                return
+            with contextlib.suppress(ValueError):  # not there, or somebody has emptied the list
+                gc.callbacks.remove(python_sources.phase_collection)
             module = sys.modules.get(_OPTIMIZERS)
-            if self._users or module is None:
+            if module is None:
                 return
             ours = (python_sources.optimizer_begin, python_sources.optimizer_end)
             # Not by the handles that torch gives: an interrupt may come before they are kept.
@@ -112,6 +118,8 @@ class _OptimizerHooks:
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
+        for user in list(self._users):
+            self.remove(user)
 
 
 def _running() -> list[int]:
@@ -134,5 +142,5 @@ def _optimizer_file() -> str | None:
 
 
 leave_uncompiled(__name__)
-_optimizers = _OptimizerHooks()
-os.register_at_fork(after_in_child=_optimizers.after_fork_in_child)
+_hooks = _Hooks()
+os.register_at_fork(after_in_child=_hooks.after_fork_in_child)

@@ -56,10 +56,13 @@ def exclusive_times(
     within = np.minimum(end[inner], _of(batch, "end", above)) - start[inner]
     np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[_of(batch, "fwd_thread", above)]), within)
 
-    again = np.flatnonzero(part == Part.RECOMPUTATION)
-    if again.size:  # one inside another is in the time of that
-        again = again[_nearest(enclosing, rows[again], lambda nodes: _is_recomputation(batch, nodes)) < 0]
-        np.add.at(times[:, :, _RECOMPUTED], (group[rows[again]], thread[again]), (end - start)[again])
+    # What is run again inside of that is in its time. A backward pass inside of it is none of it, but what that runs again is.
+    both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))
+    around = _nearest(enclosing, rows[both], lambda nodes: _is_either(batch, nodes))
+    is_inside = np.zeros(len(both), dtype=np.bool_)
+    is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
+    sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0 for what is run again inside of that
+    np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
     return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
 
 
@@ -75,9 +78,10 @@ def _of(batch: Batch, column: str, nodes: Array) -> Array:
     return found
 
 
-def _is_recomputation(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
+def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
+    """Which are backward passes or parts of the forward pass that are run again."""
     found: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
-    found[found] = _of(batch, "fwd_thread", nodes[found]) == Part.RECOMPUTATION
+    found[found] = np.isin(_of(batch, "fwd_thread", nodes[found]), (Part.BACKWARD, Part.RECOMPUTATION))
     return found
 
 
@@ -122,7 +126,7 @@ class PhaseTimes:
             found |= {f"{name}.overlap": time for name, time in _named(np.sum(others, axis=0)).items()}
         named = {PHASE_PREFIX + key: time / 1e9 for key, time in found.items()}
         recomputed = sum(int(times[_RECOMPUTED]) for times in self._of_threads.values())
-        return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed else named
+        return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
 
     def _loop(self, thread: int | None) -> int:
         if thread is not None:

@@ -209,6 +209,29 @@ def test_recomputation_inside_recomputation_counts_once(service):
     assert found["torch.phase.forward.duration"] == 15e-9
 
 
+def test_a_backward_pass_inside_recomputation_is_none_of_it(service):
+    """Re-entrant checkpoints: only the forward pass that runs again is recomputed, wherever drains cut; nested ones too."""
+    inner = phase("inner", Part.RECOMPUTATION, 30, 50, "nested")
+    service.table(
+        phase("backward", Part.BACKWARD, 0),
+        phase("outer", Part.RECOMPUTATION, 10, None, "backward"),
+        phase("nested", Part.BACKWARD, 20, None, "outer"),
+        inner,
+        threads=(LOOP,),
+    )
+    service.table(
+        phase("backward", Part.BACKWARD, 0),
+        phase("outer", Part.RECOMPUTATION, 10, None, "backward"),
+        phase("nested", Part.BACKWARD, 20, 60, "outer"),
+        threads=(LOOP,),
+    )
+    service.steps.boundary(Segment.STEP, 200, 0, LOOP.ident)
+    last = phase("backward", Part.BACKWARD, 0, 100), phase("outer", Part.RECOMPUTATION, 10, 70, "backward")
+    found = attributes_of_step(service, *last)
+    assert found["torch.recomputed_duration"] == 40e-9
+    assert found["torch.phase.backward.duration"] == 100e-9
+
+
 @st.composite
 def programs(draw: Any) -> tuple[list[Event], list[int]]:
     """Events of two threads as a program would make them, and times at which they are drained."""
@@ -243,6 +266,17 @@ def by_walk(events: list[Event], thread: int) -> dict[str, int]:
     return found
 
 
+def recomputed_by_walk(events: list[Event]) -> int:
+    """Moments of both threads at which the innermost backward pass or recomputation is the latter."""
+    found = 0
+    for thread, moment in itertools.product((0, 1), range(max((event.end or 0 for event in events), default=0))):
+        inside = [e for e in events if e.more["thread"] == thread and e.start <= moment < (e.end or 0)]
+        parts = [Part(e.more["fwd_thread"]) for e in inside if e.more["kind"] == Kind.PHASE]
+        either = [part for part in parts if part in (Part.BACKWARD, Part.RECOMPUTATION)]
+        found += either[-1:] == [Part.RECOMPUTATION]
+    return found
+
+
 @given(programs())
 def test_against_a_walk(given_program):
     """Whatever is inside what, in whichever context, and wherever drains cut: each moment counts for the innermost phase of its thread."""
@@ -265,6 +299,8 @@ def test_against_a_walk(given_program):
     for number, thread in enumerate((LOOP, OTHER)):
         found = times.copy().pop().on_thread(thread.ident, 0) if times else {UNATTRIBUTED: 0}
         assert found == {**by_walk(events, number), UNATTRIBUTED: 0}
+    attributes = times.copy().pop().attributes(None, 0) if times else {}
+    assert round(attributes.get("torch.recomputed_duration", 0) * 1e9) == recomputed_by_walk(events)
 
 
 def test_a_phase_is_a_span_with_a_name_and_nothing_of_operators(service):

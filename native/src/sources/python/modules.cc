@@ -236,11 +236,11 @@ PyMethodDef g_methods[] = {{"module_begin", fast(module_begin), METH_FASTCALL, n
                            {"leave_modules", leave_modules, METH_NOARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
-// Torch leaves a part of a model that it runs a second time as soon as it has what it needs; by an exception, but not
-// because of an error.
-constexpr char kNoError[] = "torch.utils.checkpoint._StopRecomputationError";
-
 }  // namespace
+
+bool is_no_error(const char* class_name) {
+  return class_name != nullptr && std::strcmp(class_name, "torch.utils.checkpoint._StopRecomputationError") == 0;
+}
 
 const void* handled_exception(PyObject** kind) {
   PyObject *type, *value, *traceback;
@@ -265,7 +265,7 @@ Leaving::Leaving(PyObject* output, const void* before) {
     error = name_ == nullptr ? nullptr : utf8(name_, &size, &owner_);
     flags = OTP_FLAG_ERROR;
     error_size = error == nullptr ? 0 : static_cast<uint32_t>(size);
-    if (error != nullptr && std::strcmp(error, kNoError) == 0) flags = 0, error = nullptr, error_size = 0;
+    if (is_no_error(error)) flags = 0, error = nullptr, error_size = 0;
   }
   Py_XDECREF(kind);
 }

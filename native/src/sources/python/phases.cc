@@ -29,6 +29,7 @@ enum Part : uint32_t {
 
 PyObject* g_names = nullptr;            // by part
 PyObject* g_is_grad_enabled = nullptr;  // torch's
+PyObject* g_graph_task = nullptr;       // torch's: number of the backward pass that this thread runs, -1 for none
 PyObject* g_running = nullptr;     // ids of the modules and optimizers in whose calls the thread is, innermost first
 PyObject* g_after_root = nullptr;  // called when a root has ended, while more are searched
 PyObject* g_trained = nullptr;     // ids of the modules that were roots with gradients
@@ -105,8 +106,8 @@ PythonThread* recording_thread() {
   return thread == nullptr || thread->compilations != 0 ? nullptr : thread;
 }
 
-void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool inside_root) {
-  bool recorded = !inside_root && record(part, object);
+void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool is_event) {
+  bool recorded = is_event && record(part, object);
   try {
     thread->phases.push_back({object, handled_exception(), part, recorded});
   } catch (const std::bad_alloc&) {
@@ -149,8 +150,13 @@ uint32_t part_of_root(PyObject* module) {
   return training == Py_False ? kEvaluation : kInference;
 }
 
-bool is_inside_root(const PythonThread* thread) {
-  return !thread->phases.empty() && is_root(thread->phases.back().part);
+// Inside another root, or inside a backward pass, which checkpointing has run a part of the forward pass again.
+bool is_part(const PythonThread* thread) {
+  if (!thread->phases.empty() && is_root(thread->phases.back().part)) return true;
+  PyObject* number = PyObject_CallNoArgs(g_graph_task);
+  bool in_backward = number != nullptr && PyLong_AsLong(number) != -1;
+  Py_XDECREF(number);
+  return in_backward;
 }
 
 PyObject* wrong_count(const char* name) {
@@ -174,7 +180,9 @@ void end_phase(uint32_t part, PyObject* object, PyObject* type) {
   PyObject *name = type == Py_None ? nullptr : class_name(type), *owner = nullptr;
   Py_ssize_t size = 0;
   const char* error = name == nullptr ? nullptr : utf8(name, &size, &owner);
-  g_api->end(key_of(part, object), type == Py_None ? 0 : OTP_FLAG_ERROR, error, static_cast<uint32_t>(size));
+  bool is_error = type != Py_None && !is_no_error(error);
+  g_api->end(key_of(part, object), is_error ? OTP_FLAG_ERROR : 0, is_error ? error : nullptr,
+             is_error ? static_cast<uint32_t>(size) : 0);
   Py_XDECREF(name);
   Py_XDECREF(owner);
 }
@@ -196,7 +204,7 @@ PyObject* optimizer_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
   if (!thread->phases.empty()) close_left_behind(thread, true);
-  begin_hooked(thread, kStep, args[0], false);
+  begin_hooked(thread, kStep, args[0], true);
   Py_RETURN_NONE;
 }
 
@@ -260,12 +268,15 @@ void replace(PyObject** place, PyObject* value) {
   Py_XDECREF(before);
 }
 
-// follow_phases(names, is_grad_enabled, running); see _python.pyi.
+// follow_phases(names, is_grad_enabled, graph_task, running); see _python.pyi.
 PyObject* follow_phases(PyObject*, PyObject* args) {
-  PyObject *names = nullptr, *is_grad_enabled = nullptr, *running = nullptr;
-  if (!PyArg_ParseTuple(args, "O!OO:follow_phases", &PyTuple_Type, &names, &is_grad_enabled, &running)) return nullptr;
+  PyObject *names = nullptr, *is_grad_enabled = nullptr, *graph_task = nullptr, *running = nullptr;
+  if (!PyArg_ParseTuple(args, "O!OOO:follow_phases", &PyTuple_Type, &names, &is_grad_enabled, &graph_task, &running)) {
+    return nullptr;
+  }
   if (g_trained == nullptr && (g_trained = PySet_New(nullptr)) == nullptr) return nullptr;
   replace(&g_is_grad_enabled, is_grad_enabled);
+  replace(&g_graph_task, graph_task);
   replace(&g_running, running);
   replace(&g_names, names);
   Py_RETURN_NONE;
@@ -310,8 +321,8 @@ PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nul
 void begin_root(PythonThread* thread, PyObject* module) {
   if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return;
   if (!thread->phases.empty()) close_left_behind(thread, true);
-  bool inside = is_inside_root(thread);
-  begin_hooked(thread, inside ? static_cast<uint32_t>(kForward) : part_of_root(module), module, inside);
+  bool inside = is_part(thread);
+  begin_hooked(thread, inside ? static_cast<uint32_t>(kForward) : part_of_root(module), module, !inside);
 }
 
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size) {

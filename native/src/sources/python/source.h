@@ -44,6 +44,10 @@ inline const void* word_of(const void* object, int at) {
   return value;
 }
 
+// Torch leaves a part of a model that it runs a second time as soon as it has what it needs: by an exception, but not
+// because of an error.
+bool is_no_error(const char* class_name);
+
 // Counts and forgets an exception that code has raised which was run for the recorder. That somebody wants to interrupt
 // the program is not forgotten: it is, as soon as it continues.
 void forget_error();
