@@ -26,6 +26,7 @@ SUBJECTS = (
     "devices",
     "allocations",
     "labels",
+    "phase_cost",
     "calls",
     "averages",
     "encode",

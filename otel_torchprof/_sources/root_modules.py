@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import logging
@@ -42,6 +43,8 @@ class RootModules:
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._searches = False
+        self._key = 0
+        """Under which torch has the hook of the search; as torch numbers hooks."""
         self._cleanup_warning: Callable[[], None] | None = None
 
     @property
@@ -65,6 +68,7 @@ class RootModules:
         with self._lock:
             if self._users and not _has_compiled():
                 self._searches = True
+                self._key = self._key or _new_key()
                 self._cleanup_warning = self._cleanup_warning or without_warning()
                 python_sources.after_roots(self._resume)
                 self._resume()
@@ -74,7 +78,7 @@ class RootModules:
         with self._lock:
             self._searches = False
             python_sources.after_roots(None)
-            _pause()
+            self._pause()
             if self._cleanup_warning is not None:
                 self._cleanup_warning()
                 self._cleanup_warning = None
@@ -97,27 +101,30 @@ class RootModules:
             self.remove(user)
 
     def _resume(self) -> None:
-        """A root has ended: the next module that begins may be another one."""
-        module = sys.modules.get("torch.nn.modules.module")
-        with self._lock:
-            hooks = getattr(module, "_global_forward_pre_hooks", None)
-            if self._searches and hooks is not None and _found not in hooks.values():
-                module.register_module_forward_pre_hook(_found)  # type: ignore[union-attr]
+        """A root has ended: the next module that begins may be another one. Called too often for a lock, or to register."""
+        if self._searches:
+            _hooks_for_all()[self._key] = _found
+        if not self._searches:  # it has ended meanwhile
+            self._pause()
+
+    def _pause(self) -> None:
+        _hooks_for_all().pop(self._key, None)
 
     def found(self, module: Any, arguments: Any) -> None:
         """A module begins while none is known to run. Inside a backward pass it runs for that, and is no root."""
+        if id(module) in self._roots and _begin in module._forward_pre_hooks.values():  # noqa: SLF001 - torch's way to ask is to register
+            self._pause()
+            return
         if enclosing_modules():
             return
         with self._lock:
-            if _is_in_backward() or id(module) in self._roots:
-                _pause()
-                return
-            if not self._searches:
+            if not self._searches or _is_in_backward():
+                self._pause()
                 return
             begins = _attach(module)
             if begins is None:
                 return  # the next one may take hooks
-            _pause()
+            self._pause()
             self._roots[id(module)] = weakref.ref(module, functools.partial(self._forget, id(module)))
             if len(self._roots) >= MOST_ROOTS:
                 self.end_search()
@@ -152,12 +159,16 @@ def _detach(module: Any) -> None:
             getattr(module, "_forward_hooks_always_called", {}).pop(key, None)
 
 
-def _pause() -> None:
-    """Takes the hook of the search out of torch. Not by the handle: an interrupt may come before that is kept."""
-    module = sys.modules.get("torch.nn.modules.module")
-    hooks = getattr(module, "_global_forward_pre_hooks", {})
-    for key in [key for key, hook in hooks.copy().items() if hook is _found]:
-        hooks.pop(key, None)
+def _hooks_for_all() -> dict[int, Any]:
+    """Torch's, before the calls of all modules; another dictionary where torch is not there."""
+    found: dict[int, Any] = getattr(sys.modules.get("torch.nn.modules.module"), "_global_forward_pre_hooks", {})
+    return found
+
+
+def _new_key() -> int:
+    hooks: Any = sys.modules["torch.utils.hooks"]
+    number: int = hooks.RemovableHandle(collections.OrderedDict()).id
+    return number
 
 
 def _found(module: Any, arguments: Any) -> None:
@@ -165,7 +176,7 @@ def _found(module: Any, arguments: Any) -> None:
         shared.found(module, arguments)
     except Exception:  # the program's call continues
         _logger.warning("a root module was not recorded", exc_info=True)
-        _pause()
+        shared.end_search()
 
 
 def _is_in_backward() -> bool:
