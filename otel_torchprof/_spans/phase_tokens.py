@@ -50,7 +50,7 @@ class PhaseTokens:
         found = sorted(self._top_level(batch), key=lambda one: one.token.start)
         tokens = []
         for token, starts in found:
-            last = self._ends.get(token.thread, 0)
+            last = self._ends.get(token.thread, token.start)  # what is around the first may be the whole program
             of_span = self._began(token.context) if token.context else None
             around = [*starts, of_span] if of_span is not None else starts
             begin = min([start for start in around if start >= last], default=token.start)

@@ -1,0 +1,175 @@
+"""Where segments begin and end, and what waits until that is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from live_batches import Recorder
+from test_phase_tokens import phase
+
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._instrument.step_segments import MAX_HELD_NS, StepRule, StepSegments
+from otel_torchprof._spans.steps import Steps, Trace
+
+
+class Loop:
+    """A training loop whose phases are drained when the test says so; its clock is in ns."""
+
+    def __init__(self, rule=StepRule()):  # noqa: B008 - immutable
+        self.ids = itertools.count(1)
+        self.steps = Steps(lambda *_: Trace(next(self.ids), True, True), lambda: next(self.ids), {}.get)
+        self.began = []
+        self.segments = StepSegments(self.steps, self.began.append, rule, lambda _: None)
+        self.recorder = Recorder()
+        self.now = 100
+        self.events = []
+
+    def __call__(self, *parts, context=0):
+        for part in parts:
+            self.events.append(phase(f"{part.name} {self.now}", self.now, self.now + 5, part, context=context))
+            self.now += 10
+        return self
+
+    def step(self, count=1, **options):
+        for _ in range(count):
+            self(Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.STEP, Part.ZEROING, **options)
+        return self
+
+    def drain(self, *, settle=False, final=False):
+        """Numbers of events that are released by a drain of what has come, by batch."""
+        batch = self.recorder.drain(*self.events)
+        self.events = []
+        self.segments.add(batch, self.now, settle=settle, final=final)
+        return [len(held.batch) for held in iter(self.segments.next, None)]
+
+    def found(self):
+        """Segment, number and begin of all that have begun."""
+        return [(step.segment, step.number, step.start) for step in self.steps.known()]
+
+
+@pytest.fixture
+def loop():
+    return Loop()
+
+
+def test_events_wait_until_a_rule_is_known(loop):
+    """The first steps are held until two equal periods have been seen; then all of them come, oldest first, and are steps."""
+    assert loop.step().drain() == []
+    assert loop.segments.events == 5
+    assert loop.step(2)(Part.NEXT, Part.FORWARD).drain() == [5, 12]
+    assert [(segment, number) for segment, number, _ in loop.found()] == [(Segment.STEP, n) for n in range(4)]
+    assert [start for *_, start in loop.found()] == [100, 150, 200, 250]
+    assert loop.began == [100]
+
+
+def test_nothing_waits_where_somebody_wants_to_see_it(loop):
+    """With ``settle`` what waits is released, and the rule is guessed from what there is."""
+    assert loop.step().drain() == []
+    assert loop.drain(settle=True) == [5, 0]
+
+
+def test_what_waited_ended_with_its_drain(loop):
+    """A batch that was all there was is, once it has waited, up to when it was drained."""
+    loop.step().drain()
+    (held,) = loop.segments._waiting
+    assert held.batch.watermark == loop.now < NEVER
+
+
+def test_nothing_waits_for_ever(loop):
+    """After the limit events are released, whatever they are."""
+    loop(Part.NEXT, Part.FORWARD, Part.BACKWARD).drain()
+    loop.now += MAX_HELD_NS + 1
+    assert loop.drain() == [3, 0]
+
+
+def test_steps_before_the_rule_are_counted(loop):
+    """Steps that were released before a rule was known have no spans, but the first that has is numbered after them."""
+    for part in (Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.STEP):
+        loop(part, part)
+    loop.segments._cycle.settle = list  # as where no rule can be guessed
+    loop.drain(settle=True)
+    del loop.segments._cycle.settle
+    loop.step(4).drain(settle=True)
+    steps = [number for segment, number, _ in loop.found() if segment is Segment.STEP]
+    assert steps[0] == 2
+
+
+def test_the_program_has_precedence(loop):
+    """Once it says where a step ends, nothing is learned or held; the first step began with its first phase."""
+    loop.step(1).drain()
+    loop.segments.program_steps()
+    loop.steps.boundary(Segment.STEP, 150, 0, 1)
+    assert loop.step(3).drain() == [5, 15]
+    assert loop.found() == [(Segment.STEP, 0, 100), (Segment.STEP, 1, 150)]
+    assert loop.segments.rule == "the program says where steps end"
+
+
+def test_a_step_ends_in_its_own_context(loop):
+    """A boundary in the next iteration's span leaves the step that ends where its own phases were."""
+    for context in (1, 2, 3):
+        loop.step(context=context)
+    loop.drain(settle=True)
+    assert [list(step.spans) for step in loop.steps.known()[:2]] == [[1], [2]]
+
+
+def test_evaluations_and_checkpoints_stand_between_steps(loop):
+    """They are segments without a number, from their first phase to what comes next."""
+    loop.step(3)(Part.NEXT, Part.EVALUATION, Part.NEXT, Part.EVALUATION)(Part.SAVE).step(2).drain(final=True)
+    kinds = [(segment, number) for segment, number, _ in loop.found()]
+    assert kinds == [
+        *((Segment.STEP, number) for number in range(3)),
+        (Segment.EVALUATION, -1),
+        (Segment.CHECKPOINT, -1),
+        (Segment.STEP, 3),
+        (Segment.STEP, 4),
+    ]
+
+
+def test_the_last_step_ends_with_its_last_phase(loop):
+    """The end of the recording is not that of the step."""
+    loop.step(3)
+    last = loop.now - 5
+    loop.now += 1000
+    loop.drain(final=True)
+    assert loop.steps.known()[-1].end == last
+
+
+@pytest.mark.parametrize(
+    ("steps", "error", "message"),
+    [
+        (
+            "often",
+            ValueError,
+            "steps is 'often'; it must be 'auto', 'program', an optimizer of torch's, or a DataLoader",
+        ),
+        (10, TypeError, "steps is 10; it must be"),
+    ],
+)
+def test_bad_rules_are_named(steps, error, message):
+    """What is no rule is an error that says what is."""
+    with pytest.raises(error, match=message):
+        StepRule.checked(steps)
+
+
+def test_given_rules():
+    """An optimizer and a loader are told apart; ``program`` learns nothing."""
+
+    class Optimizer:
+        param_groups = ()
+
+        def step(self):
+            """Does nothing."""
+
+    class Loader:
+        dataset = ()
+
+        def __iter__(self):
+            return iter(())
+
+    optimizer, loader = Optimizer(), Loader()
+    assert StepRule.checked(optimizer) == StepRule(optimizer=optimizer)
+    assert StepRule.checked(loader) == StepRule(loader=loader)
+    assert StepRule.checked("program").cycle() is None
+    assert StepRule.checked("auto").cycle() is not None
