@@ -49,7 +49,7 @@ def test_operators_in_a_request(simulated):
 
 
 def test_modules_over_many_drains(simulated):
-    """A module whose operators were sent before it ended has the time of its own marks; none comes too late or twice."""
+    """A module whose operators were sent before it ended has the time of its own marks, and so has its phase; none comes too late or twice."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to(DEVICE)
     x = tensor(2, 4)
     simulated.duration(5_000)
@@ -66,6 +66,7 @@ def test_modules_over_many_drains(simulated):
             with service.tracer.start_as_current_span("request"):
                 model(x)
         found = durations(service)
+    assert [time for name, time in found if name == "torch.phase.inference"] == [10.0] * 3
     assert [time for name, time in found if name == "Sequential"] == [10.0] * 3
     assert [time for name, time in found if name == "0"] == [5.0] * 3
 
