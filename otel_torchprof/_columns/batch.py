@@ -282,6 +282,8 @@ class Batch:
     """... and the ids of these parents."""
     opens: OpenEvents = field(default_factory=OpenEvents)
     """What was open when it was made."""
+    roots: Mapping[int, str] = field(default_factory=dict)
+    """Names of the modules that phases are of, by their ids."""
     frame_info: FrameInfo | None = None
     """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
 

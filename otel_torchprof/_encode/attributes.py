@@ -130,8 +130,8 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "torch.module",
         _NAME,
         "full name of the module, `encoder.layers.2.linear1`",
-        "on modules; on their calls where it is known",
-        frames.module,
+        "on modules; on their calls where it is known; on the [phase](#phases) of a model's call its class",
+        phases.module,
     ),
     Attribute(
         "code.function.name",

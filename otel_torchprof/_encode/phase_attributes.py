@@ -10,6 +10,8 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, P
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
 
+from . import frame_attributes as frames
+
 if TYPE_CHECKING:
     from .attribute_source import Source, Values
 
@@ -42,6 +44,23 @@ def name(source: Source) -> Values | None:
         of_part[part] = names[PHASES.index(part.phase)]
     values, present = np.zeros(len(source.table), dtype=np.uint32), np.zeros(len(source.table), dtype=np.bool_)
     values[spans], present[spans] = of_part[source.batch["fwd_thread"][source.table.row[spans]]], True
+    return values, present
+
+
+def module(source: Source) -> Values | None:
+    """Of a root module's phase the name of that, else of modules and calls theirs."""
+    found = frames.module(source)
+    if not source.batch.roots:
+        return found
+    spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
+    rows = source.table.row[spans]
+    of_roots = np.isin(source.batch["fwd_thread"][rows], (Part.FORWARD, Part.INFERENCE, Part.EVALUATION))
+    spans, rows = spans[of_roots], rows[of_roots]
+    used, which = np.unique(source.batch["sequence_nr"][rows], return_inverse=True)
+    names = [source.batch.roots.get(key, "") for key in used.tolist()]
+    values, present = found or (np.zeros(len(source.table), np.uint32), np.zeros(len(source.table), np.bool_))
+    values[spans] = source.add(names)[which]
+    present[spans] = np.array([bool(name) for name in names], dtype=np.bool_)[which]
     return values, present
 
 

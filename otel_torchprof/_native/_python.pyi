@@ -54,6 +54,7 @@ def leave_modules() -> None: ...
 # Phases of a training loop (see otel_torchprof._columns.phases.Part): what wraps a function begins and ends them; owner: the object that
 # it is of, or None; exc_type: of the exception that left it. names: of their events, by part. graph_task(): number of the backward pass
 # that the calling thread runs, -1 for none. running(): ids of the modules and optimizers in whose calls that is, innermost first.
+# found(module): called with each root module that was none before.
 def phase_begin(part: int, owner: object, /) -> None: ...
 def phase_end(part: int, owner: object, exc_type: type[BaseException] | None, /) -> None: ...
 def follow_phases(
@@ -61,6 +62,7 @@ def follow_phases(
     is_grad_enabled: Callable[[], bool],
     graph_task: Callable[[], int],
     running: Callable[[], list[int]],
+    found: Callable[[Any], object],
     /,
 ) -> None: ...
 

@@ -104,7 +104,7 @@ def _named(root: Any) -> Iterator[tuple[Any, Name]]:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        name = path or _class_name(root, wrappers)
+        name = path or root_name(root)
         yield module, (name, wrapper) if wrapper else name
         inner = _wrapped(module, wrappers)
         children = [
@@ -140,7 +140,9 @@ def _wrapped(module: Any, wrappers: list[tuple[type, str]]) -> Any:
     return None
 
 
-def _class_name(module: Any, wrappers: list[tuple[type, str]]) -> str:
+def root_name(module: Any) -> str:
+    """The name of a top-level module: its class, without wrappers of torch's around it."""
+    wrappers = _wrappers()
     while (inner := _wrapped(module, wrappers)) is not None:
         module = inner
     script = getattr(sys.modules.get("torch.jit"), "ScriptModule", None)

@@ -8,10 +8,12 @@ import itertools
 import os
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._native import python_sources
+from otel_torchprof._native.module_names import root_name
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
@@ -21,10 +23,14 @@ from .source import Source
 if TYPE_CHECKING:
     import types
 
+    from otel_torchprof._columns.batch import Batch
     from otel_torchprof._native.recorder import Session
 
 leave_out_of_graphs(python_sources.optimizer_begin, python_sources.optimizer_end)
 
+_MOST_NAMES = 1024
+_root_names: dict[int, str] = {}
+"""By id, of modules that were roots; some may have been freed since then."""
 _OPTIMIZERS = "torch.optim.optimizer"
 
 
@@ -51,6 +57,7 @@ class Phases(Source):
             core.is_grad_enabled,
             core._C._current_graph_task_id,  # noqa: SLF001 - what torch's own checkpointing asks
             _running,
+            _found,
         )
         phase_calls.shared.install(self)
         _hooks.install(self)
@@ -64,6 +71,10 @@ class Phases(Source):
         _hooks.remove(self)
         phase_calls.shared.remove(self)
         self._is_on = False
+
+    def decorate(self, batch: Batch) -> Batch:
+        """With the names of root modules."""
+        return replace(batch, roots=_root_names.copy())
 
     def states(self) -> dict[str, str]:
         """Under ``phases``."""
@@ -120,6 +131,12 @@ class _Hooks:
         self._lock = threading.RLock()
         for user in list(self._users):
             self.remove(user)
+
+
+def _found(module: Any) -> None:
+    if len(_root_names) >= _MOST_NAMES:
+        _root_names.clear()
+    _root_names[id(module)] = root_name(module)
 
 
 def _running() -> list[int]:

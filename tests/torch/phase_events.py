@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from recorded_tables import recorded_table
 from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._sources import phase_calls
 from otel_torchprof._sources.phases import Phases
@@ -25,14 +29,14 @@ if TYPE_CHECKING:
 class Recorded:
     """The phases of a block, of all threads, but for collections of garbage."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, source: Phases) -> None:
+        self._session, self._source = session, source
         self._batch: Any = None
 
     def end(self) -> None:
         """No more are recorded."""
         self._session.stop()
-        self._batch = self._session.final_batch()
+        self._batch = self._source.decorate(self._session.final_batch())
 
     def rows(self) -> list[tuple[int, str, int, str]]:
         """Of each its depth, part, object, and its end where that is not plain."""
@@ -53,6 +57,19 @@ class Recorded:
         """A line each, indented by depth, with error and ``...`` if unfinished."""
         return [f"{'  ' * depth}{part}{ending}" for depth, part, _, ending in self.rows()]
 
+    def modules(self) -> list[tuple[str, str | None]]:
+        """Parts, each with the attribute ``torch.module`` of its span."""
+        ids = itertools.count(1)
+        spans = recorded_table(self._batch, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
+        table = add_attributes(spans, self._batch)
+        columns = {column.key: column for column in table.attributes}
+        found = []
+        for span in np.flatnonzero((table.row >= 0) & columns["torch.phase.name"].present):
+            module, row = columns["torch.module"], table.row[span]
+            name = table.names[module.values[span]] if module.present[span] else None
+            found.append((Part(int(self._batch["fwd_thread"][row])).name, name))
+        return found
+
     def objects(self) -> dict[str, set[int]]:
         """By part, the objects that its phases were of."""
         found: dict[str, set[int]] = {}
@@ -67,7 +84,7 @@ def recorded(*, with_modules: bool = False) -> Iterator[Recorded]:
     session = Session(1 << 24, all_threads=True, kinds=[Kind.PHASE, Kind.MODULE, Kind.LABEL])
     source = Phases(with_modules=with_modules)
     session.start()
-    result = Recorded(session)
+    result = Recorded(session, source)
     try:
         source.start(session)
         yield result

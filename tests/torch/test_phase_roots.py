@@ -6,11 +6,13 @@ import copy
 import gc
 import pickle
 import threading
+from contextlib import nullcontext
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from module_events import installed  # noqa: E402
 from observed import succeeds  # noqa: E402
 from phase_events import model_and, recorded  # noqa: E402
 from torch import nn  # noqa: E402
@@ -146,6 +148,33 @@ def test_a_module_that_takes_no_hooks():
         closed(X)
         plain(X)
     assert found.objects()["FORWARD"] == {id(plain)}
+
+
+@pytest.mark.parametrize("with_modules", [False, True])
+def test_names(with_modules):
+    """Spans of a root's phases have its class, of a compiled or wrapped one that of what is in it."""
+    model, other = nn.Sequential(nn.Linear(4, 1)), nn.Linear(4, 1)
+    with installed() if with_modules else nullcontext(), recorded(with_modules=with_modules) as found:
+        model(X).sum().backward()
+        nn.DataParallel(other)(X)
+    assert found.modules() == [("FORWARD", "Sequential"), ("BACKWARD", None), ("FORWARD", "Linear")]
+
+
+def test_a_new_module_where_one_was():
+    """Nothing is known of a module that has the address of one that was trained and is no more."""
+    trained = nn.Linear(4, 1)
+    with recorded() as found:
+        trained(X)
+        for _ in range(1000):
+            key = id(trained)
+            del trained
+            trained = nn.Linear(4, 1)
+            if id(trained) == key:
+                break
+        assert id(trained) == key
+        with torch.no_grad():
+            trained.eval()(X)
+    assert found.lines() == ["FORWARD", "INFERENCE"]
 
 
 def test_lazy_modules():

@@ -32,7 +32,9 @@ PyObject* g_is_grad_enabled = nullptr;  // torch's
 PyObject* g_graph_task = nullptr;       // torch's: number of the backward pass that this thread runs, -1 for none
 PyObject* g_running = nullptr;     // ids of the modules and optimizers in whose calls the thread is, innermost first
 PyObject* g_after_root = nullptr;  // called when a root has ended, while more are searched
-PyObject* g_trained = nullptr;     // ids of the modules that were roots with gradients
+PyObject* g_found = nullptr;       // called with each root that was none before
+PyObject* g_roots = nullptr;       // weak references to the modules that were roots, by their ids
+PyObject* g_trained = nullptr;     // ids of those that were with gradients
 char g_keys[kParts];               // identities of phases that are of no object
 
 bool is_root(uint32_t part) { return part == kForward || part == kInference || part == kEvaluation; }
@@ -134,6 +136,19 @@ void end_hooked(PythonThread* thread, PyObject* object, uint8_t flags, const cha
   thread->phases.pop_back();
 }
 
+// A module that is no root yet may have the id of one that was.
+void note_root(PyObject* module, PyObject* id) {
+  PyObject* known = PyDict_GetItemWithError(g_roots, id);
+  if (known != nullptr && PyWeakref_GetObject(known) == module) return;
+  PyObject *reference = PyWeakref_NewRef(module, nullptr), *function = g_found;
+  if (reference != nullptr && PyDict_SetItem(g_roots, id, reference) == 0) PySet_Discard(g_trained, id);
+  Py_XDECREF(reference);
+  if (function == nullptr || PyErr_Occurred() != nullptr) return;
+  Py_INCREF(function);
+  Py_XDECREF(PyObject_CallFunctionObjArgs(function, module, nullptr));
+  Py_DECREF(function);
+}
+
 // With gradients; else an evaluation, where a module that is trained is in eval().
 uint32_t part_of_root(PyObject* module) {
   PyObject* enabled = PyObject_CallNoArgs(g_is_grad_enabled);
@@ -141,6 +156,7 @@ uint32_t part_of_root(PyObject* module) {
   Py_XDECREF(enabled);
   PyObject* id = PyLong_FromVoidPtr(module);
   if (id == nullptr) return kInference;
+  note_root(module, id);
   bool trained = PySet_Contains(g_trained, id) == 1;
   if (with_gradients && !trained) PySet_Add(g_trained, id);
   Py_DECREF(id);
@@ -268,16 +284,19 @@ void replace(PyObject** place, PyObject* value) {
   Py_XDECREF(before);
 }
 
-// follow_phases(names, is_grad_enabled, graph_task, running); see _python.pyi.
+// follow_phases(names, is_grad_enabled, graph_task, running, found); see _python.pyi.
 PyObject* follow_phases(PyObject*, PyObject* args) {
-  PyObject *names = nullptr, *is_grad_enabled = nullptr, *graph_task = nullptr, *running = nullptr;
-  if (!PyArg_ParseTuple(args, "O!OOO:follow_phases", &PyTuple_Type, &names, &is_grad_enabled, &graph_task, &running)) {
+  PyObject *names = nullptr, *is_grad_enabled = nullptr, *graph_task = nullptr, *running = nullptr, *found = nullptr;
+  if (!PyArg_ParseTuple(args, "O!OOOO:follow_phases", &PyTuple_Type, &names, &is_grad_enabled, &graph_task, &running,
+                        &found)) {
     return nullptr;
   }
+  if (g_roots == nullptr && (g_roots = PyDict_New()) == nullptr) return nullptr;
   if (g_trained == nullptr && (g_trained = PySet_New(nullptr)) == nullptr) return nullptr;
   replace(&g_is_grad_enabled, is_grad_enabled);
   replace(&g_graph_task, graph_task);
   replace(&g_running, running);
+  replace(&g_found, found);
   replace(&g_names, names);
   Py_RETURN_NONE;
 }
