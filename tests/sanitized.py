@@ -42,6 +42,8 @@ TESTS = [
         *("torch/test_memory_events", "torch/test_memory_slot", "torch/test_all_orders", "torch/test_coexistence"),
         *("torch/test_frames_parity", "torch/test_module_hooks", "torch/test_with_modules", "torch/test_ranges"),
         *("torch/test_label_traces", "torch/test_record_function_fast", "torch/test_torchrun_collectives"),
+        # Phases of training loops.
+        *("torch/test_phases", "torch/test_phase_hooks", "torch/test_phase_roots"),
     )
 ]
 DEVICE_TESTS = ["tests/torch/test_device_times.py", "tests/torch/test_device_trouble.py"]

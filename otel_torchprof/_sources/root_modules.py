@@ -33,7 +33,8 @@ class RootModules:
 
     Torch's hooks for all modules cost 1.2 us per module of the model, and code that torch compiles while they are there is
     compiled again without them. So the search has one only from one root's end to the next one's begin: that the first module
-    begins takes it out, until the call of that has ended. It ends for good before anything is compiled.
+    begins takes it out, until the call of that has ended; one that begins in another thread meanwhile is found at a later call.
+    It ends for good before anything is compiled.
 
     For any number of users in a process; any thread.
     """

@@ -171,7 +171,8 @@ def test_a_new_module_where_one_was():
             trained = nn.Linear(4, 1)
             if id(trained) == key:
                 break
-        assert id(trained) == key
+        if id(trained) != key:
+            pytest.skip("this allocator does not use an address again")
         with torch.no_grad():
             trained.eval()(X)
     assert found.lines() == ["FORWARD", "INFERENCE"]

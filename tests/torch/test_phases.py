@@ -74,6 +74,20 @@ def test_all_ways_into_the_autograd_engine():
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_waiting_for_other_ranks():
+    """Each wait for a collective is a phase, whether the program or torch calls it."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with recorded() as found:
+            torch.distributed.all_reduce(torch.ones(2))
+            torch.distributed.all_reduce(torch.ones(2), async_op=True).wait()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert found.lines() == ["COLLECTIVE"] * 2
+
+
 def test_a_module_that_is_never_trained_has_no_evaluation():
     """Teachers and averaged models in eval() are inference: nothing says that they are evaluated."""
     model, _ = model_and()
@@ -151,6 +165,66 @@ def test_an_interrupt_in_an_optimizers_step():
             model(X)
             optimizer.zero_grad()
         assert found.lines() == ["STEP ...", "FORWARD", "ZEROING"]
+
+
+def test_an_interrupt_in_a_step_that_the_scaler_calls():
+    """The scaler's step ends by its wrapper, and the optimizer's with it."""
+
+    class Stops(torch.optim.SGD):
+        def step(self, closure=None):
+            raise KeyboardInterrupt
+
+    model, optimizer = model_and(Stops)
+    scaler = torch.amp.GradScaler("cpu")
+    with recorded() as found:
+        scaler.scale(model(X).sum()).backward()
+        with pytest.raises(KeyboardInterrupt):
+            scaler.step(optimizer)
+        model(X)
+    assert found.lines()[2:] == ["SCALER_STEP !KeyboardInterrupt", "  UNSCALE", "  STEP ...", "FORWARD"]
+
+
+def test_a_loader_that_fails_and_one_that_is_left():
+    """A dataset's exception is an error; that there is no more, or that a loop is left, is none."""
+
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            raise KeyError
+
+    with recorded() as found:
+        for _ in DataLoader(TensorDataset(X), batch_size=1):
+            break
+        assert len(list(DataLoader(TensorDataset(X), batch_size=2))) == 1
+        with pytest.raises(KeyError):
+            next(iter(DataLoader(Broken())))
+    assert found.lines() == ["NEXT", "NEXT", "NEXT", "NEXT !KeyError"]
+
+
+class Odd(nn.Identity):
+    """Raises where it is compared, hashed, tested, or asked whether it trains."""
+
+    training = property(lambda _self: 1 // 0, lambda _self, _value: None)
+
+    def __eq__(self, other):
+        raise ValueError
+
+    __hash__ = None
+
+    def __bool__(self):
+        raise ValueError
+
+
+def test_a_module_that_cannot_be_asked():
+    """Nothing of the module is run for us, and where an attribute of it raises, its call is as any other."""
+    model = Odd()
+    with recorded() as found:
+        model(X)
+        with torch.no_grad():
+            model(X)
+    assert found.lines() == ["FORWARD", "INFERENCE"]
 
 
 def test_an_interrupt_inside_two_roots():

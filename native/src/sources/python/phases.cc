@@ -143,10 +143,12 @@ void note_root(PyObject* module, PyObject* id) {
   PyObject *reference = PyWeakref_NewRef(module, nullptr), *function = g_found;
   if (reference != nullptr && PyDict_SetItem(g_roots, id, reference) == 0) PySet_Discard(g_trained, id);
   Py_XDECREF(reference);
-  if (function == nullptr || PyErr_Occurred() != nullptr) return;
-  Py_INCREF(function);
-  Py_XDECREF(PyObject_CallFunctionObjArgs(function, module, nullptr));
-  Py_DECREF(function);
+  if (function != nullptr && PyErr_Occurred() == nullptr) {
+    Py_INCREF(function);
+    Py_XDECREF(PyObject_CallFunctionObjArgs(function, module, nullptr));
+    Py_DECREF(function);
+  }
+  if (PyErr_Occurred() != nullptr) forget_error();
 }
 
 // With gradients; else an evaluation, where a module that is trained is in eval().
@@ -162,6 +164,7 @@ uint32_t part_of_root(PyObject* module) {
   Py_DECREF(id);
   if (with_gradients || !trained) return with_gradients ? kForward : kInference;
   PyObject* training = PyObject_GetAttrString(module, "training");
+  if (training == nullptr) forget_error();
   Py_XDECREF(training);
   return training == Py_False ? kEvaluation : kInference;
 }
