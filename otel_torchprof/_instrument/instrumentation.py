@@ -329,6 +329,9 @@ class Instrumentation:
         elif segments.steps_without_forward > _SILENT_STEPS:
             segments.steps_without_forward = 0
             root_modules.search()
+            if not root_modules.searches:
+                for thread in tuple(self._recording.steps.threads):
+                    root_modules.look_in_frames(thread)
 
 
 def _states(detail: str) -> dict[str, str]:

@@ -83,11 +83,9 @@ class Phases(Source):
     def notes(self) -> list[str]:
         """Whether calls of root modules are seen."""
         roots = root_modules.shared
-        if self._with_modules or not self._is_on or roots.count or roots.searches:
+        if self._with_modules or not self._is_on or roots.has_found or roots.searches:
             return []
-        return [
-            "forward passes are not phases: code was compiled before the first module was called by the program itself"
-        ]
+        return ["forward passes are not phases yet: no module is known that the program calls itself"]
 
 
 class _Hooks:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._native import python_sources
 
 from .compiled_code import before_graphs, hide_hooks, leave_out_of_graphs, leave_uncompiled
+from .frame_modules import modules_of
 from .torch_hooks import enclosing_modules, without_warning
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ class RootModules:
         self._users: set[object] = set()
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
         self._roots: dict[int, weakref.ref[Any]] = {}
-        self._searches = False
+        self._searches = self._has_found = False
         self._key = 0
         """Under which torch has the hook of the search; as torch numbers hooks."""
         self._cleanup_warning: Callable[[], None] | None = None
 
     @property
-    def count(self) -> int:
-        """Roots that are known."""
-        return len(self._roots)
+    def has_found(self) -> bool:
+        """Whether any root was found since there are users, be it gone."""
+        return self._has_found
 
     @property
     def searches(self) -> bool:
@@ -73,6 +74,26 @@ class RootModules:
                 self._cleanup_warning = self._cleanup_warning or without_warning()
                 python_sources.after_roots(self._resume)
                 self._resume()
+
+    def look_in_frames(self, thread: int) -> None:
+        """Gives hooks to the modules that the functions of a thread have, outside of any module's call: where a search cannot be.
+
+        A module that it takes for a root without need costs the hooks of its calls. Some us per function on the stack; for any
+        thread.
+
+        Args:
+            thread: ``threading.get_ident()`` of the loop's.
+        """
+        with self._lock:
+            if not self._users:
+                return
+            for module in modules_of(sys._current_frames().get(thread)):  # noqa: SLF001 - there is no other way
+                if len(self._roots) < MOST_ROOTS and id(module) not in self._roots and _attach(module) is not None:
+                    self._remember(module)
+
+    def _remember(self, module: Any) -> None:
+        self._has_found = True
+        self._roots[id(module)] = weakref.ref(module, functools.partial(self._forget, id(module)))
 
     def end_search(self) -> None:
         """The roots that are known are all there are, until the next :meth:`search`."""
@@ -126,7 +147,7 @@ class RootModules:
             if begins is None:
                 return  # the next one may take hooks
             self._pause()
-            self._roots[id(module)] = weakref.ref(module, functools.partial(self._forget, id(module)))
+            self._remember(module)
             if len(self._roots) >= MOST_ROOTS:
                 self.end_search()
         if begins:
@@ -186,8 +207,8 @@ def _is_in_backward() -> bool:
 
 
 def _has_compiled() -> bool:
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return bool(counters.get("frames", {}).get("total", 0))
+    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    return bool(getattr(codes, "seen", ()))
 
 
 shared = RootModules()
