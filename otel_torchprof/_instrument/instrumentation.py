@@ -116,7 +116,7 @@ class Instrumentation:
 
     def step(self) -> None:
         """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
-        self._marks.note(None)
+        self._marks.note()
         if self._asks_at_once:
             self._take_marks()
 

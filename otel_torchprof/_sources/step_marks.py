@@ -23,10 +23,8 @@ _MOST = 100_000
 
 
 class StepMark(NamedTuple):
-    """One end of a step."""
+    """One end of a step, by the program's own word."""
 
-    optimizer: Any
-    """Whose step it was; None: the program's own word."""
     time_ns: int
     """Unix ns of the recorder's clock, which events are told by."""
     context: Context
@@ -44,19 +42,19 @@ class StepMarks:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[Any, int, Context, int]] = deque(maxlen=_MOST)
+        self._marks: deque[tuple[int, Context, int]] = deque(maxlen=_MOST)
         self.note = _noting(self._marks.append)
-        """``note(optimizer, args, kwargs)``, a post-hook of torch's optimizers; ``note(None)`` for the program's own steps."""
+        """``note()``: a step has ended."""
 
     def take(self) -> Iterator[StepMark]:
         """Those that wait now, in order."""
         ahead = _recorder_ahead_ns()
         while True:
             try:
-                optimizer, at, context, thread = self._marks.popleft()
+                at, context, thread = self._marks.popleft()
             except IndexError:  # not asked before: a signal handler may take some in between
                 return
-            yield StepMark(optimizer, at + ahead, context, thread)
+            yield StepMark(at + ahead, context, thread)
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -130,8 +128,8 @@ def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
     # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
     clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
 
-    def note(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
-        append((optimizer, clock(), current(), ident()))
+    def note() -> None:
+        append((clock(), current(), ident()))
 
     return note
 
