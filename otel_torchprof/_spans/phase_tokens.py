@@ -14,7 +14,7 @@ from .step_tokens import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Array, Batch
 
 _KNOWN = {int(part): part for part in Part}
 _MOST_THREADS = 1000
@@ -45,43 +45,66 @@ class PhaseTokens:
         A token begins with the calls, labels and spans that it is in, as far as these began after the phase before it had ended: a step
         begins with the call of the model, and not somewhere inside of it. Some us per phase, nothing per operator.
         """
-        if not (batch["kind"] == Kind.PHASE).any() and not (batch.opens.kind == Kind.PHASE).any():
+        is_phase = batch["kind"] == Kind.PHASE
+        if not is_phase.any() and not (batch.opens.kind == Kind.PHASE).any():
             return []
-        found = sorted(self._top_level(batch), key=lambda one: one.token.start)
+        above = _Above(batch)
+        found = sorted([*self._rows(batch, np.flatnonzero(is_phase), above), *self._opens(batch, above)])
         tokens = []
-        for token, starts in found:
-            last = self._ends.get(token.thread, token.start)  # what is around the first may be the whole program
-            of_span = self._began(token.context) if token.context else None
-            around = [*starts, of_span] if of_span is not None else starts
-            begin = min([start for start in around if start >= last], default=token.start)
-            tokens.append(token._replace(start=min(begin, token.start), holds_backward=token.id in self._holders))
-            self._ends[token.thread] = token.start if token.end == NEVER else token.end
+        for start, end, id_, part, key, thread, context, starts in found:
+            last = self._ends.get(thread, start)  # what is around the first may be the whole program
+            of_span = self._began(context) if context else None
+            around = starts if of_span is None else (*starts, of_span)
+            begin = min([start, *(time for time in around if time >= last)]) if around else start
+            tokens.append(Token(id_, part, key, begin, end, thread, context, id_ in self._holders))
+            self._ends[thread] = start if end == NEVER else end
         self._holders &= set(batch.opens.id.tolist())
         while len(self._ends) > _MOST_THREADS:
             del self._ends[next(iter(self._ends))]
         return tokens
 
-    def _top_level(self, batch: Batch) -> Iterator[_Found]:
-        above = _Above(batch)
-        for row in np.flatnonzero(batch["kind"] == Kind.PHASE).tolist():
-            part = _KNOWN.get(int(batch["fwd_thread"][row]))
-            enclosing = list(above.row(row))
+    def _rows(self, batch: Batch, rows: Array, above: _Above) -> Iterator[_Found]:
+        """The top-level phases among the rows; notes in which of them a backward pass runs."""
+        idents = [thread.ident for thread in batch.threads]
+        context = batch.columns.get("context")
+        columns = [batch[name][rows].tolist() for name in ("start", "end", "id", "fwd_thread", "sequence_nr", "thread")]
+        contexts = [0] * len(rows) if context is None else context[rows].tolist()
+        is_alone = above.has_nothing(rows)
+        for row, alone, of_span, *found in zip(rows.tolist(), is_alone, contexts, *columns, strict=True):
+            start, end, id_, number, key, thread = found
+            part = _KNOWN.get(number)
+            enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
-            if part is not None and holder is None:
-                yield _Found(_of_row(batch, row, part), [event.start for event in enclosing])
+            if holder is None and part is not None:
+                starts = tuple(event.start for event in enclosing)
+                yield start, end, id_, part, key, idents[thread], of_span, starts
             elif part is Part.BACKWARD and holder is not None:
                 self._holders.add(holder)
-        for at in np.flatnonzero(batch.opens.kind == Kind.PHASE).tolist():
-            part = _KNOWN.get(int(batch.opens.fwd_thread[at]))
-            enclosing = list(above.open(int(batch.opens.parent[at])))
-            if part is not None and not any(event.kind == Kind.PHASE for event in enclosing):
-                yield _Found(_of_open(batch, at, part), [event.start for event in enclosing])
+
+    def _opens(self, batch: Batch, above: _Above) -> Iterator[_Found]:
+        """The top-level phases among what is open."""
+        opens = batch.opens
+        for at in np.flatnonzero(opens.kind == Kind.PHASE).tolist():
+            part = _KNOWN.get(int(opens.fwd_thread[at]))
+            enclosing = tuple(above.open(int(opens.parent[at])))
+            if part is None or any(event.kind == Kind.PHASE for event in enclosing):
+                continue
+            starts = tuple(event.start for event in enclosing)
+            ident, context = batch.threads[opens.thread[at]].ident, int(opens.context[at])
+            yield (
+                int(opens.start[at]),
+                NEVER,
+                int(opens.id[at]),
+                part,
+                int(opens.sequence_nr[at]),
+                ident,
+                context,
+                starts,
+            )
 
 
-class _Found(NamedTuple):
-    token: Token
-    starts: list[int]
-    """Of what it is in, Unix ns."""
+_Found = tuple[int, int, int, Part, int, int, int, tuple[int, ...]]
+"""Of a phase: begin, end, id, part, key, thread's ident, context, and when what it is in began."""
 
 
 class _Event(NamedTuple):
@@ -92,33 +115,6 @@ class _Event(NamedTuple):
     start: int
 
 
-def _of_row(batch: Batch, row: int, part: Part) -> Token:
-    context = batch.columns.get("context")
-    return Token(
-        int(batch["id"][row]),
-        part,
-        int(batch["sequence_nr"][row]),
-        int(batch["start"][row]),
-        int(batch["end"][row]),
-        batch.threads[batch["thread"][row]].ident,
-        0 if context is None else int(context[row]),
-    )
-
-
-def _of_open(batch: Batch, at: int, part: Part) -> Token:
-    opens = batch.opens
-    ident = batch.threads[opens.thread[at]].ident
-    return Token(
-        int(opens.id[at]),
-        part,
-        int(opens.sequence_nr[at]),
-        int(opens.start[at]),
-        NEVER,
-        ident,
-        int(opens.context[at]),
-    )
-
-
 class _Above:
     """What an event is in, innermost first: rows of the batch, and what is open."""
 
@@ -126,6 +122,13 @@ class _Above:
         self._batch = batch
         self._outer = dict(zip(batch.outer_rows.tolist(), batch.outer_parents.tolist(), strict=True))
         self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
+
+    def has_nothing(self, rows: Array) -> list[bool]:
+        """Which of these rows are in nothing."""
+        alone = self._batch["parent"] < 0
+        alone[self._batch.outer_rows.astype(np.intp)] = False
+        found: list[bool] = alone[rows].tolist()
+        return found
 
     def row(self, row: int) -> Iterator[_Event]:
         """Of a row."""
