@@ -130,18 +130,20 @@ class StepSegments:
         """
         if self._cycle is not None:
             self._learn(self._cycle, batch, now, final=final)
+        is_known = self._cycle is None or self._cycle.is_settled or settle or final or self._is_full(now)
+        if not final and (self._waiting or not is_known):
+            # It is handed on later: what comes until then is not in it, though it was all there was.
+            batch = replace(batch, watermark=min(batch.watermark, now))
         self._waiting.append(Held(batch, final))
-        if self._cycle is None or self._cycle.is_settled or settle or final or self._is_full(now):
-            if self._cycle is not None and not self._cycle.is_settled:
-                self._apply(self._cycle.settle())
-            if self._cycle is not None and not self._cycle.revision:
-                self._passed.update(self._latest)
-            self._latest.clear()
-            self._ready, self._since, self._first = len(self._waiting), NEVER, None
-        else:
+        if not is_known:
             self._since = min(self._since, now)
-            # What comes later is not in it, though it was all there was.
-            self._waiting[-1] = Held(replace(batch, watermark=min(batch.watermark, now)), final)
+            return
+        if self._cycle is not None and not self._cycle.is_settled:
+            self._apply(self._cycle.settle())
+        if self._cycle is not None and not self._cycle.revision:
+            self._passed.update(self._latest)
+        self._latest.clear()
+        self._ready, self._since, self._first = len(self._waiting), NEVER, None
 
     def next(self) -> Held | None:
         """The oldest batch whose segments are known."""
@@ -156,6 +158,7 @@ class StepSegments:
     def _learn(self, cycle: StepCycle, batch: Batch, now: int, *, final: bool) -> None:
         tokens = self._tokens.of(batch)
         self._note(tokens)
+        # Where nothing is left there is no watermark: what comes after this drain is not known.
         self._apply(cycle.feed(tokens, min(batch.watermark, now)))
         if final:
             self._apply(cycle.finish(now))
