@@ -37,6 +37,7 @@ SUBJECTS = (
     "delivery",
     "instrumented",
     "always_on",
+    "phases",
     "tails",
     "soak",
     "outage",
