@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.phases import Part
-from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._columns.schema import NEVER, Flag, Kind
 
 from .step_tokens import Token
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array, Batch
 
 _KNOWN = {int(part): part for part in Part}
+_COLUMNS = ("start", "end", "id", "fwd_thread", "sequence_nr", "thread", "flags")
 _MOST_THREADS = 1000
 """Of which it is known when their last phase ended."""
 
@@ -51,12 +52,12 @@ class PhaseTokens:
         above = _Above(batch)
         found = sorted([*self._rows(batch, np.flatnonzero(is_phase), above), *self._opens(batch, above)])
         tokens = []
-        for start, end, id_, part, key, thread, context, starts in found:
+        for start, end, id_, part, key, thread, context, is_cut, starts in found:
             last = self._ends.get(thread, start)  # what is around the first may be the whole program
             of_span = self._began(context) if context else None
             around = starts if of_span is None else (*starts, of_span)
             begin = min([start, *(time for time in around if time >= last)]) if around else start
-            tokens.append(Token(id_, part, key, begin, end, thread, context, id_ in self._holders))
+            tokens.append(Token(id_, part, key, begin, end, thread, context, id_ in self._holders, is_cut))
             self._ends[thread] = start if end == NEVER else end
         self._holders &= set(batch.opens.id.tolist())
         while len(self._ends) > _MOST_THREADS:
@@ -67,17 +68,17 @@ class PhaseTokens:
         """The top-level phases among the rows; notes in which of them a backward pass runs."""
         idents = [thread.ident for thread in batch.threads]
         context = batch.columns.get("context")
-        columns = [batch[name][rows].tolist() for name in ("start", "end", "id", "fwd_thread", "sequence_nr", "thread")]
+        columns = [batch[name][rows].tolist() for name in _COLUMNS]
         contexts = [0] * len(rows) if context is None else context[rows].tolist()
         is_alone = above.has_nothing(rows)
         for row, alone, of_span, *found in zip(rows.tolist(), is_alone, contexts, *columns, strict=True):
-            start, end, id_, number, key, thread = found
+            start, end, id_, number, key, thread, flags = found
             part = _KNOWN.get(number)
             enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
             if holder is None and part is not None:
                 starts = tuple(event.start for event in enclosing)
-                yield start, end, id_, part, key, idents[thread], of_span, starts
+                yield start, end, id_, part, key, idents[thread], of_span, bool(flags & Flag.UNFINISHED), starts
             elif part is Part.BACKWARD and holder is not None:
                 self._holders.add(holder)
 
@@ -99,12 +100,13 @@ class PhaseTokens:
                 int(opens.sequence_nr[at]),
                 ident,
                 context,
+                False,
                 starts,
             )
 
 
-_Found = tuple[int, int, int, Part, int, int, int, tuple[int, ...]]
-"""Of a phase: begin, end, id, part, key, thread's ident, context, and when what it is in began."""
+_Found = tuple[int, int, int, Part, int, int, int, bool, tuple[int, ...]]
+"""Of a phase: begin, end, id, part, key, thread's ident, context, whether it was cut, and when what it is in began."""
 
 
 class _Event(NamedTuple):

@@ -42,6 +42,8 @@ class Token(NamedTuple):
     """Number of the OpenTelemetry span, 0 for none."""
     holds_backward: bool = False
     """A backward pass ran in it: an optimizer was given a closure."""
+    is_cut: bool = False
+    """It never ended by itself: an exception left it."""
 
 
 class Boundary(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ import torch
 from step_programs import adam, sgd
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import otel_torchprof as otp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +100,8 @@ def nested(own: Own, sizes: Sizes, *, is_new: bool = False) -> None:
             mine.grad = (mine - theirs).detach()
         own.step(outer)
         own.count()
+        if is_new:
+            otp.TorchInstrumentor().step()
 
 
 def nested_anew(own: Own, sizes: Sizes) -> None:
@@ -274,13 +279,14 @@ def micro_batches(own: Own, sizes: Sizes) -> None:
 def new_optimizers(own: Own, sizes: Sizes) -> None:
     """Each batch has an optimizer of its own, as where something is fitted to each."""
     model, alive = sizes.network(), []
-    for x, y in own.batches(sizes.loader()):
+    for x, y in itertools.islice(own.batches(sizes.loader()), sizes.iterations):
         optimizer = adam(model)
         alive.append(optimizer)  # so that none has the address of one before
         own.zero(optimizer)
         own.backward((own.call(model, x) - y).square().mean())
         own.step(optimizer)
         own.count()
+        otp.TorchInstrumentor().step()
 
 
 def new_data_sets(own: Own, sizes: Sizes) -> None:
