@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof.errors import TorchProfError
 
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help=", ".join(_KEYS))
     parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows, -1 for all (default: 50)")
     parser.add_argument(
-        "--steps", action="store_true", help="print the steps instead, in order, with how long each took"
+        "--steps", action="store_true", help="print the steps instead, in order, with how long each took, by phase"
     )
 
 
@@ -61,14 +62,20 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
     steps, limit = sorted(sums.steps, key=lambda step: (step.start, step.number)), options.rows
     if not steps:
         raise TorchProfError(f"{options.file!r} has no steps; without --steps its averages are shown")
-    lines = [f"{'Step':>8}  {'Started':>14}  {'Duration':>12}  {'Spans':>10}"]
+    phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
+    heads = "".join(f"  {phase:>{_width(phase)}}" for phase in phases)
+    lines = [f"{'Step':>8}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
     for step in steps if limit < 0 else steps[:limit]:
         spans = sums.spans_of(step)
         started = format_time((step.start - steps[0].start) / 1000)
         displayed = "" if spans is None else f"{spans:,}"
         mark = "  unfinished" if step.is_unfinished else ""
         took = format_time(step.duration / 1000)
-        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}  {displayed:>10}{mark}".rstrip())
+        times = ((phase, step.phases.get(phase)) for phase in phases)
+        columns = "".join(
+            f"  {'' if time is None else format_time(time * 1e6):>{_width(phase)}}" for phase, time in times
+        )
+        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
         lines.append(f"and {len(steps) - limit:,} more: --rows -1")
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
@@ -76,3 +83,8 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
         middle, longest = format_time(durations[len(durations) // 2]), format_time(durations[-1])
         lines.append(f"{len(durations):,} steps, median {middle}, longest {longest}")
     return "\n".join((*lines, ""))
+
+
+def _width(phase: str) -> int:
+    """Of its column."""
+    return max(len(phase), 9)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._tree.span_table import STEP_NAME
@@ -31,9 +32,13 @@ COLLAPSED = "(collapsed into others)"
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
-WANTED = frozenset((AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, STEP, UNFINISHED))
+PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
+"""By attribute of a step, the phase whose time it is."""
+WANTED = frozenset(
+    (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, STEP, UNFINISHED, *PHASE_OF)
+)
 """The attributes that are looked at."""
-DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION))
+DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, *PHASE_OF))
 """Those of them that are seconds."""
 _NS = 1e9
 
@@ -61,6 +66,8 @@ class StepRow:
     """What its events have in common; None where nothing tells which they are."""
     is_unfinished: bool = False
     """It had not ended when the recording did."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """What it spent in each phase, in seconds, in the order in which phases are listed; empty where the file does not tell."""
 
 
 class TraceSums:
@@ -113,7 +120,8 @@ class TraceSums:
             return
         if name == STEP_NAME and STEP in attributes:
             is_unfinished = bool(attributes.get(UNFINISHED))
-            self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished))
+            phases = {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes}
+            self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished, phases))
             if is_unfinished:
                 return
         if AGGREGATED_COUNT in attributes:

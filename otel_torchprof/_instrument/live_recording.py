@@ -421,10 +421,12 @@ class LiveRecording:
             # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
             if step.trace.recorded and step.thread is not None:
                 duration = step.end - step.start
-                self._averages.add_span(step.name, duration, max(duration - step.child_time, 0))
-                if step.phases is not None:
+                own = max(duration - step.child_time, 0)
+                if step.phases is not None:  # the row of what is in no phase has it
                     rest = step.phases.on_thread(step.thread, duration)[UNATTRIBUTED]
-                    self._averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, rest)
+                    self._averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, min(own, rest))
+                    own = 0
+                self._averages.add_span(step.name, duration, own)
 
     def _child_times(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         """Time that the spans of this process did not spend themselves, by span id."""

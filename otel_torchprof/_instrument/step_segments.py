@@ -91,6 +91,7 @@ class StepSegments:
         self._rule = "the program says where steps end"
         self._waiting: deque[Held] = deque()
         self._ready = 0
+        self._has_drained = False
         self._since = NEVER
         self._first: int | None = None
         self._latest: list[tuple[Part, int]] = []
@@ -102,7 +103,10 @@ class StepSegments:
     @property
     def rule(self) -> str:
         """The rule that is in force, and why."""
-        return self._rule if self._cycle is None else self._cycle.rule
+        if self._cycle is None:
+            return self._rule
+        is_unknown = not self._cycle.revision and (self._waiting or not self._has_drained)
+        return "not known yet, since too little was taken from the recorder so far" if is_unknown else self._cycle.rule
 
     @property
     def events(self) -> int:
@@ -135,6 +139,7 @@ class StepSegments:
             # It is handed on later: what comes until then is not in it, though it was all there was.
             batch = replace(batch, watermark=min(batch.watermark, now))
         self._waiting.append(Held(batch, final))
+        self._has_drained = True
         if not is_known:
             self._since = min(self._since, now)
             return

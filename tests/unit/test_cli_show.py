@@ -99,9 +99,27 @@ def test_what_it_prints(recorded, tmp_path, capsys):
     assert lines[-1].startswith("Self CPU time total: ")
     assert cli.main(["show", str(tmp_path / "t.json"), "--steps", "--rows", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["Step", "Started", "Duration", "Spans"]
+    assert lines[0].split() == ["Step", "Started", "Duration", "unattributed", "Spans"]
     assert (lines[1].split()[0], lines[1].split()[-1]) == ("0", "5")
     assert lines[2].endswith("more: --rows -1")
+
+
+def test_steps_with_phases(tmp_path, capsys):
+    """Steps are listed with what each phase took, as far as any has such a phase."""
+
+    def step(number, **phases):
+        attributes = {f"torch.phase.{phase}.duration": seconds for phase, seconds in phases.items()}
+        args = {"trace_id": "1", "span_id": f"{number + 1:x}", "attributes": {"torch.step": number, **attributes}}
+        slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": 10 * number, "dur": 9}
+        return {**slice_, "name": f"ProfilerStep#{number}", "args": args}
+
+    events = [step(0, data=0.001, unattributed=2e-6), step(1, data=0.002, backward=0.5, unattributed=0.0)]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    assert cli.main(["show", str(tmp_path / "t.json"), "--steps"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["Step", "Started", "Duration", "data", "backward", "unattributed", "Spans"]
+    assert lines[1] == ["0", "0.000us", "9.000us", "1.000ms", "2.000us", "2"]
+    assert lines[2][3:6] == ["2.000ms", "500.000ms", "0.000us"]
 
 
 def test_a_trace_of_torchs_profiler(tmp_path):

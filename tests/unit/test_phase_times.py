@@ -346,7 +346,9 @@ def test_averages_have_what_is_in_no_phase():
             streamed.step()
     rows = {row.key: row for row in streamed.key_averages()}
     outside, steps = rows["torch.phase.unattributed"], rows["torch.step"]
-    assert (outside.count, outside.self_cpu_time_total) == (2, steps.cpu_time_total)
+    assert (outside.count, outside.cpu_time_total) == (2, steps.cpu_time_total)
+    assert steps.self_cpu_time_total == 0  # the same time would be there twice
+    assert outside.self_cpu_time_total + rows["work"].self_cpu_time_total == pytest.approx(steps.cpu_time_total)
 
 
 def test_every_part_has_its_phase_as_attribute(service):

@@ -173,3 +173,16 @@ def test_given_rules():
     assert StepRule.checked(loader) == StepRule(loader=loader)
     assert StepRule.checked("program").cycle() is None
     assert StepRule.checked("auto").cycle() is not None
+
+
+def test_the_rule_is_not_known_at_first(loop):
+    """Before anything was drained, and while it waits, nothing is said of the loop; then why there are no steps."""
+    unknown = "not known yet, since too little was taken from the recorder so far"
+    assert loop.segments.rule == unknown
+    loop.step().drain()
+    assert loop.segments.rule == unknown
+    loop.step(3).drain(settle=True)
+    assert loop.segments.rule.startswith("a step ends with")
+    inference = Loop()
+    inference(Part.INFERENCE).drain(settle=True)
+    assert inference.segments.rule == "no steps: no backward pass was seen"
