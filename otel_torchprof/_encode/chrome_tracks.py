@@ -59,8 +59,7 @@ class _ThreadTrack:
         """Which intervals do not fit: they begin or end inside what is there."""
         if not len(self._start):
             return np.zeros(len(start), dtype=bool)
-        # One that begins together with another holds it, or ends inside of it: a step begins with its first phase.
-        began = np.searchsorted(self._start, start, side="left") - 1
+        began = np.searchsorted(self._start, start, side="right") - 1
         ended = np.searchsorted(self._start, end, side="left") - 1
         crossing: npt.NDArray[np.bool_] = (began >= 0) & (start < self._end[began])
         return crossing | ((ended >= 0) & (end < self._end[ended]))

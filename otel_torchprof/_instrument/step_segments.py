@@ -194,13 +194,16 @@ class StepSegments:
             self._passed.clear()
         for time, thread, _, segment in boundaries:
             context = self._context_before(time, thread)
+            # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first
+            # for the outer one, and a span that is sent while its step runs comes before it.
+            before = time - 1
             if segment is None:
                 self._steps.end(time, context, thread)
             elif not self._steps.active:
-                self._on_first(time)
-                self._steps.begin(time, segment)
+                self._on_first(before)
+                self._steps.begin(before, segment)
             else:
-                self._steps.boundary(segment, time, context, thread)
+                self._steps.boundary(segment, before, context, thread)
             self.steps_without_forward += segment is Segment.STEP
 
 

@@ -52,11 +52,16 @@ class PhaseTokens:
         above = _Above(batch)
         found = sorted([*self._rows(batch, np.flatnonzero(is_phase), above), *self._opens(batch, above)])
         tokens = []
-        for start, end, id_, part, key, thread, context, is_cut, starts in found:
-            last = self._ends.get(thread, start)  # what is around the first may be the whole program
-            of_span = self._began(context) if context else None
-            around = starts if of_span is None else (*starts, of_span)
-            begin = min([start, *(time for time in around if time >= last)]) if around else start
+        first_after = _begins_of_next(found) if any(one[5] not in self._ends for one in found) else {}
+        for start, end, id_, part, key, thread, context, is_cut, around in found:
+            last = self._ends.get(thread)
+            if last is None:  # what is around the first may be the whole program, unless it ends before the next begins
+                starts = [began for began, ended in around if ended <= first_after.get(thread, NEVER - 1)]
+            else:
+                of_span = self._began(context) if context else None
+                starts = [began for began, _ in around if began >= last]
+                starts += [of_span] if of_span is not None and of_span >= last else []
+            begin = min(start, *starts) if starts else start
             tokens.append(Token(id_, part, key, begin, end, thread, context, id_ in self._holders, is_cut))
             self._ends[thread] = start if end == NEVER else end
         self._holders &= set(batch.opens.id.tolist())
@@ -77,7 +82,7 @@ class PhaseTokens:
             enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
             if holder is None and part is not None:
-                starts = tuple(event.start for event in enclosing)
+                starts = tuple((event.start, event.end) for event in enclosing)
                 yield start, end, id_, part, key, idents[thread], of_span, bool(flags & Flag.UNFINISHED), starts
             elif part is Part.BACKWARD and holder is not None:
                 self._holders.add(holder)
@@ -90,7 +95,7 @@ class PhaseTokens:
             enclosing = tuple(above.open(int(opens.parent[at])))
             if part is None or any(event.kind == Kind.PHASE for event in enclosing):
                 continue
-            starts = tuple(event.start for event in enclosing)
+            starts = tuple((event.start, event.end) for event in enclosing)
             ident, context = batch.threads[opens.thread[at]].ident, int(opens.context[at])
             yield (
                 int(opens.start[at]),
@@ -105,8 +110,19 @@ class PhaseTokens:
             )
 
 
-_Found = tuple[int, int, int, Part, int, int, int, bool, tuple[int, ...]]
-"""Of a phase: begin, end, id, part, key, thread's ident, context, whether it was cut, and when what it is in began."""
+_Found = tuple[int, int, int, Part, int, int, int, bool, tuple[tuple[int, int], ...]]
+"""Of a phase: begin, end, id, part, key, thread's ident, context, whether it was cut, and begin and end of what it is in."""
+
+
+def _begins_of_next(found: list[_Found]) -> dict[int, int]:
+    """When the second phase of each thread began."""
+    seen: set[int] = set()
+    begins: dict[int, int] = {}
+    for start, _, _, _, _, thread, *_ in found:
+        if thread in seen:
+            begins.setdefault(thread, start)
+        seen.add(thread)
+    return begins
 
 
 class _Event(NamedTuple):
@@ -115,6 +131,8 @@ class _Event(NamedTuple):
     id: int
     kind: int
     start: int
+    end: int
+    """NEVER while it is open."""
 
 
 class _Above:
@@ -136,7 +154,7 @@ class _Above:
         """Of a row."""
         batch = self._batch
         while (parent := int(batch["parent"][row])) >= 0:
-            yield _Event(int(batch["id"][parent]), int(batch["kind"][parent]), int(batch["start"][parent]))
+            yield _Event(*(int(batch[name][parent]) for name in ("id", "kind", "start", "end")))
             row = parent
         yield from self.open(self._outer.get(row, 0))
 
@@ -144,5 +162,5 @@ class _Above:
         """An open event and what that is in, by its id; nothing of one that has ended."""
         opens = self._batch.opens
         while (at := self._opens.get(id_)) is not None:
-            yield _Event(id_, int(opens.kind[at]), int(opens.start[at]))
+            yield _Event(id_, int(opens.kind[at]), int(opens.start[at]), NEVER)
             id_ = int(opens.parent[at])

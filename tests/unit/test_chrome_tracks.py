@@ -50,13 +50,6 @@ def test_a_request_and_its_parts_share_a_lane():
     assert names_by_track(events) == {"spans 1": ["GET", "handler", "db", "next"]}
 
 
-def test_a_step_that_comes_after_its_first_phase_is_around_it():
-    """A span that begins together with one of an earlier export, and lasts longer, is drawn on the same thread; a shorter one is not."""
-    step = on_thread("step", 10, 50, number=1)
-    events = events_of([on_thread("phase", 10, 20, number=2, parent=1)], [step], [on_thread("other", 10, 15, number=3)])
-    assert names_by_track(events) == {"worker": ["step", "phase"], "spans 1": ["other"]}
-
-
 def test_what_overlaps_takes_another_lane():
     """Neither a request beside another, nor one that happens to lie inside it in time, is drawn as its part."""
     events = events_of([span("A", 0, 100, number=1), span("B", 50, 150, number=2), span("C", 60, 70, number=3)])

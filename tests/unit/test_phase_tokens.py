@@ -65,6 +65,19 @@ def test_a_token_begins_with_the_call_that_it_is_in(recorder):
     assert found == [(Part.STEP, 10, 20), (Part.FORWARD, 25, 55)]
 
 
+def test_the_first_token_begins_with_what_ends_before_the_second(recorder):
+    """Around the first phase of a thread there may be the whole program; the call of the model has ended when the next phase begins."""
+    found = tokens(
+        recorder,
+        PhaseTokens(),
+        around("program", 1, 90),
+        around("call", 10, 30, "program"),
+        phase("forward", 15, 25, Part.FORWARD, "call"),
+        phase("backward", 40, 50, Part.BACKWARD, "program"),
+    )
+    assert found == [(Part.FORWARD, 10, 25), (Part.BACKWARD, 40, 50)]
+
+
 def test_a_token_begins_with_the_span_that_it_is_in(recorder):
     """The same of a span of the application, which is known by its context."""
     found = PhaseTokens({5: 28, 6: 3}.get)
