@@ -202,6 +202,7 @@ class StepSegments:
             elif not self._steps.active:
                 self._on_first(before)
                 self._steps.begin(before, segment)
+                self._steps.threads.add(thread)
             else:
                 self._steps.boundary(segment, before, context, thread)
             self.steps_without_forward += segment is Segment.STEP

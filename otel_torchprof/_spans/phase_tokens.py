@@ -52,11 +52,13 @@ class PhaseTokens:
         above = _Above(batch)
         found = sorted([*self._rows(batch, np.flatnonzero(is_phase), above), *self._opens(batch, above)])
         tokens = []
-        first_after = _begins_of_next(found) if any(one[5] not in self._ends for one in found) else {}
+        again = _begins_again(found) if any(one[5] not in self._ends for one in found) else {}
         for start, end, id_, part, key, thread, context, is_cut, around in found:
             last = self._ends.get(thread)
-            if last is None:  # what is around the first may be the whole program, unless it ends before the next begins
-                starts = [began for began, ended in around if ended <= first_after.get(thread, NEVER - 1)]
+            if (
+                last is None
+            ):  # what is around the first may be the whole program, unless it ends before that comes again
+                starts = [began for began, ended in around if ended <= again.get(thread, NEVER - 1)]
             else:
                 of_span = self._began(context) if context else None
                 starts = [began for began, _ in around if began >= last]
@@ -114,14 +116,15 @@ _Found = tuple[int, int, int, Part, int, int, int, bool, tuple[tuple[int, int], 
 """Of a phase: begin, end, id, part, key, thread's ident, context, whether it was cut, and begin and end of what it is in."""
 
 
-def _begins_of_next(found: list[_Found]) -> dict[int, int]:
-    """When the second phase of each thread began."""
-    seen: set[int] = set()
+def _begins_again(found: list[_Found]) -> dict[int, int]:
+    """When what the first phase of each thread is began a second time."""
+    firsts: dict[int, tuple[Part, int]] = {}
     begins: dict[int, int] = {}
-    for start, _, _, _, _, thread, *_ in found:
-        if thread in seen:
+    for start, _, _, part, key, thread, *_ in found:
+        if thread not in firsts:
+            firsts[thread] = part, key
+        elif firsts[thread] == (part, key):
             begins.setdefault(thread, start)
-        seen.add(thread)
     return begins
 
 

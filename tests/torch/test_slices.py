@@ -83,6 +83,7 @@ def worked(tracer: Any, model: Any, x: Any) -> None:
 def trained(tracer: Any, model: Any, x: Any) -> None:
     """Steps, with a label around several of them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(x)  # outside of the labels: around the first phase of all, a slice may end in the middle of one
     for number in range(ROUNDS):
         with ExitStack() as stack:
             if number % 10 == 3:

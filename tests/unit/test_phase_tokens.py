@@ -61,21 +61,24 @@ def test_a_token_begins_with_the_call_that_it_is_in(recorder):
         around("iteration", 25, 80, "loop", Kind.LABEL),
         around("call", 30, 60, "iteration"),
         phase("forward", 35, 55, Part.FORWARD, "call"),
+        phase("again", 82, 88, Part.STEP, "loop"),
     )
-    assert found == [(Part.STEP, 10, 20), (Part.FORWARD, 25, 55)]
+    assert found == [(Part.STEP, 10, 20), (Part.FORWARD, 25, 55), (Part.STEP, 82, 88)]
 
 
-def test_the_first_token_begins_with_what_ends_before_the_second(recorder):
-    """Around the first phase of a thread there may be the whole program; the call of the model has ended when the next phase begins."""
+def test_the_first_token_begins_with_what_ends_before_it_comes_again(recorder):
+    """Around the first phase of a thread there may be the whole program; what is around one iteration has ended before the next."""
     found = tokens(
         recorder,
         PhaseTokens(),
         around("program", 1, 90),
-        around("call", 10, 30, "program"),
+        around("iteration", 8, 55, "program", Kind.LABEL),
+        around("call", 10, 30, "iteration"),
         phase("forward", 15, 25, Part.FORWARD, "call"),
-        phase("backward", 40, 50, Part.BACKWARD, "program"),
+        phase("backward", 40, 50, Part.BACKWARD, "iteration"),
+        phase("next", 60, 70, Part.FORWARD, "program"),
     )
-    assert found == [(Part.FORWARD, 10, 25), (Part.BACKWARD, 40, 50)]
+    assert found == [(Part.FORWARD, 8, 25), (Part.BACKWARD, 40, 50), (Part.FORWARD, 60, 70)]
 
 
 def test_a_token_begins_with_the_span_that_it_is_in(recorder):
