@@ -165,7 +165,7 @@ class Drainer:
             return
         self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
         grace = Deadline.after(_GIVE_UP_SECONDS)
-        if not self._is_handled(_Request(Deadline.after(0), ending.give_up), thread, grace):
+        if not self._is_handled(_Request(grace, ending.give_up), thread, grace):
             ending.abandon()
 
     def _is_handled(self, request: _Request, thread: _Thread | None, deadline: Deadline) -> bool:

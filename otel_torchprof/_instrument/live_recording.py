@@ -201,14 +201,15 @@ class LiveRecording:
     def drain(self, *, final: bool = False) -> Drained | None:
         """Takes the oldest :data:`SLICE_BYTES` of what has come since the last drain, or of what waited to be told its step.
 
-        None where all of it waits; nothing of what was recorded before :meth:`flush` or the stop does.
+        None where all that has come waits; nothing of what was recorded before :meth:`flush` or the stop does.
 
         ``final``: after the stop; the last one has the step that is not finished.
         """
         with self._lock:
             self._before_drain()
-            if (held := self.segments.next()) is None:
-                self._take(final=final)
+            held, has_more = self.segments.next(), True
+            while held is None and has_more:
+                has_more = self._take(final=final)
                 held = self.segments.next()
             if held is None:
                 return None
@@ -221,8 +222,8 @@ class LiveRecording:
                 self._buffer.dropped = self._undelivered = 0
                 raise
 
-    def _take(self, *, final: bool) -> None:
-        """Drains the recorder, and learns from that where steps begin."""
+    def _take(self, *, final: bool) -> bool:
+        """Drains the recorder, and learns from that where steps begin; whether there is more."""
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self.sources.drain(SLICE_BYTES)
@@ -240,6 +241,7 @@ class LiveRecording:
         if settle:
             self._flush_until = 0
         self.segments.add(batch, now, settle=settle, final=final and batch.is_last)
+        return not batch.is_last
 
     def _drained(self, ended: list[Step], batch: Batch, final: bool) -> Drained:
         now, watermark = self.now(), batch.watermark

@@ -403,3 +403,15 @@ def test_labels_of_an_exception_and_a_module_that_raises(monkeypatch):
         phase, span = bench.spans()
     for found, name in ((phase, "torch.phase.forward"), (span, "Broken")):
         assert (found.name, found.status.is_ok, found.attributes["error.type"]) == (name, False, "ArithmeticError")
+
+
+def test_a_flush_takes_all_slices_that_wait_to_be_told_their_step(monkeypatch):
+    """A pass that might become a step holds up what follows, slice by slice; a flush takes all of it."""
+    monkeypatch.setattr("otel_torchprof._instrument.live_recording.SLICE_BYTES", 1)
+    with Bench(detail="modules") as bench:
+        Model()(torch.ones(1, 4))
+        for _ in range(3000):
+            with otp.record_function("mine"):
+                pass
+        assert bench.provider.force_flush()
+        assert bench.processor.health.recorded >= 3000

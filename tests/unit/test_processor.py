@@ -242,6 +242,19 @@ def test_what_a_stop_has_no_time_for_is_counted(recording, exporter, caplog):
     assert names(exporter) == ["taken"]
 
 
+def test_what_a_stop_has_taken_already_is_handed_on(recording, exporter):
+    """A stop without time gives up what is in the recorder, and hands on all slices that had waited to be told their step."""
+    processor = attached(recording, exporter)
+    held = [Recording() for _ in range(3)]
+    for number, each in enumerate(held):
+        each.waiting, each.service, each.stopped = [(Event(f"held {number}", 0, 10),)], recording.service, True
+        each.watermarks = [1] if number < 2 else []
+    recording.finish = recording.give_up = lambda: held.pop(0).finish()
+    processor.detach(Deadline.after(0))
+    processor.shutdown()
+    assert names(exporter) == ["held 0", "held 1", "held 2"]
+
+
 def test_spans_of_the_application_wait_for_what_ran_inside(recording, exporter):
     """A span that ended behind a slice is added up with a later one, with the time of what ran in it as its children's."""
     provider = TracerProvider(shutdown_on_exit=False)

@@ -186,3 +186,13 @@ def test_the_rule_is_not_known_at_first(loop):
     inference = Loop()
     inference(Part.INFERENCE).drain(settle=True)
     assert inference.segments.rule == "no steps: no backward pass was seen"
+
+
+def test_only_what_comes_at_once_is_all_there_is(loop):
+    """A batch that is handed on by a later drain does not say that nothing came after it: a flush or a stop would end with it."""
+    loop.step().drain()
+    loop.step(2)
+    loop.segments.add(loop.recorder.drain(*loop.events), loop.now, settle=True, final=False)
+    assert [held.batch.watermark <= loop.now for held in iter(loop.segments.next, None)] == [True, True]
+    loop.segments.add(loop.recorder.drain(), loop.now, settle=True, final=False)
+    assert [held.batch.watermark for held in iter(loop.segments.next, None)] == [NEVER]
