@@ -160,8 +160,8 @@ def _phase(function: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any
         if is_none():
             return function(*arguments, **keywords)
         owner = None if object_of is None else object_of(arguments)
-        begin(part, owner)
-        try:
+        try:  # an interrupt may come as soon as it has begun
+            begin(part, owner)
             result = function(*arguments, **keywords)
         except BaseException as error:
             end(part, owner, None if isinstance(error, _NOT_ERRORS) else type(error))

@@ -15,6 +15,8 @@ from phase_events import model_and, recorded  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from otel_torchprof._sources import phase_calls  # noqa: E402
+
 X = torch.ones(2, 4)
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -225,6 +227,24 @@ def test_a_module_that_cannot_be_asked():
         with torch.no_grad():
             model(X)
     assert found.lines() == ["FORWARD", "INFERENCE"]
+
+
+def test_an_interrupt_as_soon_as_a_phase_has_begun(monkeypatch):
+    """It ends all the same: what comes later is in no phase."""
+    python_sources = phase_calls.python_sources
+    begin = python_sources.phase_begin
+
+    def interrupted(part, owner):
+        begin(part, owner)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(python_sources, "phase_begin", interrupted)
+    _, optimizer = model_and()
+    with recorded() as found:
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.zero_grad()
+    assert found.lines() == ["ZEROING !KeyboardInterrupt"] * 2
 
 
 def test_an_interrupt_inside_two_roots():
