@@ -23,6 +23,7 @@ __all__ = [
     "set_context_resolver",
     "show_labels",
     "traced",
+    "variables_of",
 ]
 
 after_roots = python_sources.after_roots
@@ -42,3 +43,4 @@ root_hooks = python_sources.root_hooks
 set_context_resolver = python_sources.set_context_resolver
 show_labels = python_sources.show_labels
 traced = python_sources.traced
+variables_of = python_sources.variables_of

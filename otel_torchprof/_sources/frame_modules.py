@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._native import python_sources
+
 if TYPE_CHECKING:
     import types
     from collections.abc import Iterable, Iterator
@@ -26,13 +28,13 @@ def modules_of(frame: types.FrameType | None) -> list[Any]:
         frame = frame.f_back
     if kind is None:
         return []
-    found = {id(module): module for frame in frames for module in _held(frame.f_locals, kind)}
+    found = {id(module): module for frame in frames for module in _held(python_sources.variables_of(frame), kind)}
     parts = {id(part) for module in found.values() for part in _parts(module)}
     return [module for key, module in found.items() if key not in parts]
 
 
-def _held(variables: dict[str, Any], kind: type) -> Iterator[Any]:
-    for value in list(variables.values())[:_MOST]:
+def _held(variables: list[Any], kind: type) -> Iterator[Any]:
+    for value in variables[:_MOST]:
         if issubclass(type(value), kind):  # isinstance asks the object for its class
             yield value
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_no_code_of_the_programs_runs():
     assert not any(isinstance(module, Hostile) for module in Trainer().found())
     assert number == 7
     assert type(hostile) is Hostile
+
+
+def test_what_a_function_deletes_is_freed():
+    """Nothing that was in its variables lives longer because these were looked at, but in a dictionary that the program has."""
+    model = nn.Linear(4, 4)
+    deleted = weakref.ref(model)
+    assert id(model) in {id(module) for module in modules_of(sys._getframe())}
+    del model
+    assert deleted() is None
+    model = nn.Linear(4, 4)
+    variables = locals()
+    modules_of(sys._getframe())
+    assert variables["model"] is model
 
 
 def test_a_stack_that_is_not_there():

@@ -324,6 +324,30 @@ PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// Of a function, and not of a module or a class, whose variables are in a dictionary anyhow.
+bool is_function(PyObject* frame) {
+  constexpr long kOptimized = 1;  // CO_OPTIMIZED
+  PyObject* code = PyObject_GetAttrString(frame, "f_code");
+  PyObject* flags = code == nullptr ? nullptr : PyObject_GetAttrString(code, "co_flags");
+  bool found = flags != nullptr && (PyLong_AsLong(flags) & kOptimized) != 0;
+  Py_XDECREF(flags);
+  Py_XDECREF(code);
+  return found;
+}
+
+// variables_of(frame); see _python.pyi. Up to Python 3.12 the interpreter keeps the dictionary that it makes for who
+// asks, and with it all that was in the variables, until the function returns: it is emptied where nobody else has it.
+PyObject* variables_of(PyObject*, PyObject* frame) {
+  PyObject* variables = PyObject_GetAttrString(frame, "f_locals");
+  if (variables == nullptr) return nullptr;
+  PyObject* values = PyMapping_Values(variables);
+  constexpr Py_ssize_t kFrameAndHere = 2;
+  if (PyDict_CheckExact(variables) && Py_REFCNT(variables) == kFrameAndHere && is_function(frame))
+    PyDict_Clear(variables);
+  Py_DECREF(variables);
+  return values;
+}
+
 // in_graph(): False; what dynamo reads in its place is True.
 PyObject* in_graph(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 
@@ -335,6 +359,7 @@ PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nul
                            {"after_roots", after_roots, METH_O, nullptr},
                            {"phase_collection", fast(phase_collection), METH_FASTCALL, nullptr},
                            {"follow_phases", follow_phases, METH_VARARGS, nullptr},
+                           {"variables_of", variables_of, METH_O, nullptr},
                            {"in_graph", in_graph, METH_NOARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
