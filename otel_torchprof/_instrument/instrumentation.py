@@ -46,6 +46,9 @@ _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every t
 _SILENT_STEPS = 3
 """Steps without a forward pass after which root modules are looked for again."""
 
+_STEPS_OF_SEARCH = 2
+"""Steps until a new search has seen a whole one: it begins in the middle of the first."""
+
 _logger = logging.getLogger("otel_torchprof")
 
 
@@ -113,6 +116,7 @@ class Instrumentation:
         self._marks.clear()
         self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
         self._recording = self._new_recording()
+        self._search_until = 1
 
     def step(self) -> None:
         """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
@@ -321,13 +325,14 @@ class Instrumentation:
 
     def _look_for_roots(self) -> None:
         """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""
-        segments = self._recording.segments
-        if not self._running or self._detail != "steps" or self._recording.steps.completed < 1:
+        segments, completed = self._recording.segments, self._recording.steps.completed
+        if not self._running or self._detail != "steps" or completed < self._search_until:
             return
         if root_modules.searches:
             root_modules.end_search()
         elif segments.steps_without_forward > _SILENT_STEPS:
             segments.steps_without_forward = 0
+            self._search_until = completed + _STEPS_OF_SEARCH
             root_modules.search()
             if not root_modules.searches:
                 for thread in tuple(self._recording.steps.threads):
