@@ -39,7 +39,7 @@ def measure(settings: Settings) -> list[Row]:
 
 
 def _programs() -> Iterator[tuple[str, Callable[..., None], dict[str, int]]]:
-    # What they count and time themselves is told in the tests.
+    # What they count and time themselves is shown in the tests.
     sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "torch"))
     import hard_programs
     import library_programs

@@ -187,6 +187,22 @@ void roots_can_be_muted() {
   CHECK_EQ(Batch(next.drain())->rows, 1u);
 }
 
+// Phases are recorded all the same, by which it is known when the next step begins; what is inside of them is not.
+void phases_are_roots_that_stay() {
+  Contexts contexts;
+  Session session(following());
+  CHECK_EQ(otp_session_mute_roots(session, 1), OTP_OK);
+  otp_begin_args phase = label("phase");
+  phase.kind = OTP_EVENT_PHASE;
+  CHECK(api().begin(&phase) != 0);
+  leaf("inside");
+  CHECK_EQ(end("phase"), 1);
+  session.stop();
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, 1u);
+  CHECK_EQ(batch->kind[0], OTP_EVENT_PHASE);
+}
+
 // Who does not follow contexts is not muted.
 void roots_of_others_stay() {
   Contexts contexts;
@@ -328,6 +344,7 @@ int main() {
   RUN_CLEAN(one_follows_and_one_does_not);
   RUN_CLEAN(muted_events_do_not_begin);
   RUN_CLEAN(roots_can_be_muted);
+  RUN_CLEAN(phases_are_roots_that_stay);
   RUN_CLEAN(roots_of_others_stay);
   RUN_CLEAN(who_joins_a_chunk_is_told_the_context);
   RUN_CLEAN(who_starts_inside_an_operator_waits_for_its_end);

@@ -23,6 +23,8 @@ void open_events_are_told_of() {
   enter(2);
   otp_begin_args inner = label("inner");
   inner.scope = 7;
+  inner.fwd_thread = 5;
+  inner.sequence_nr = 4711;
   api().begin(&inner);
   leaf("leaf");
   Batch first(session.drain());
@@ -36,6 +38,10 @@ void open_events_are_told_of() {
   CHECK_EQ(first->open_kind[0], OTP_EVENT_LABEL);
   CHECK_EQ(first->open_scope[0], 0);
   CHECK_EQ(first->open_scope[1], 7);
+  CHECK_EQ(first->open_fwd_thread[0], 0u);
+  CHECK_EQ(first->open_fwd_thread[1], 5u);
+  CHECK_EQ(first->open_sequence_nr[0], -1);
+  CHECK_EQ(first->open_sequence_nr[1], 4711);
   CHECK_EQ(first->open_thread[1], first->thread[0]);
   CHECK(first->open_start[0] <= first->open_start[1] && first->open_start[1] <= first->start[0]);
   end("inner");

@@ -89,7 +89,7 @@ inline void check_is_one_block(const otp_batch& b) {
   const char* free_from = block + sizeof b;
   uint32_t count = 0;
   const otp_column* columns = otp_batch_columns(&count);
-  CHECK_EQ(count, 36u);
+  CHECK_EQ(count, 38u);
   for (uint32_t i = 0; i < count; ++i) {
     char* data;
     uint64_t entries;

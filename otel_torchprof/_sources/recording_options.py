@@ -45,7 +45,7 @@ class RecordingOptions:
     modules: bool = False
     """Calls of modules."""
     phases: str = ""
-    """Phases of a training loop: ``"roots"``, or ``"modules"`` where the hooks of all modules tell of root modules; empty for none."""
+    """Phases of a training loop: ``"roots"``, or ``"modules"`` where the hooks of all modules report root modules; empty for none."""
     device: str | None = None
     """The type of device, as ``torch.device`` names it; None for none."""
     untimed: str = NO_DEVICE

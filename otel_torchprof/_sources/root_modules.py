@@ -1,4 +1,4 @@
-"""Root modules: those that a program calls itself, found once and told of by hooks of their own."""
+"""Root modules: those that a program calls itself, found once, and then reported by hooks of their own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RootModules:
 
     @property
     def has_found(self) -> bool:
-        """Whether any root was found since there are users, be it gone."""
+        """Whether any root was found since there are users, also one that was freed since."""
         return self._has_found
 
     @property

@@ -47,7 +47,7 @@ class _Loop:
     def take(self, token: Token) -> None:
         """The next token, or the latest once more with its end."""
         waiting, self._open = self._open, None
-        if token.is_cut and token.part in OPTIMIZERS:  # an iteration that has failed goes on in the next one's step
+        if token.is_cut and token.part in OPTIMIZERS:  # an iteration that has failed is part of the next one's step
             if waiting is not None and waiting.id != token.id:
                 self._take(waiting)
             self.latest = token.id

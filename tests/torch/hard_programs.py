@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def cut_by(error: type[BaseException], cut: dict[int, str]) -> Callable[[Own, Sizes], None]:
-    """A program that catches an exception in some iterations, does not count them and goes on with the next batch.
+    """A program that catches an exception in some iterations, does not count them and continues with the next batch.
 
     ``cut``: by iteration in which phase it comes.
     """

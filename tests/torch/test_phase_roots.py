@@ -94,7 +94,7 @@ def test_a_module_that_dies():
 
 
 def test_modules_are_found_later():
-    """The search goes on between the calls of roots; torch has no hook for all modules while one of them runs."""
+    """The search continues between the calls of roots; torch has no hook for all modules while one of them runs."""
     seen = []
 
     class Looks(nn.Module):
