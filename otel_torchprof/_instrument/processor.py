@@ -300,6 +300,8 @@ class TorchSpanProcessor(SpanProcessor):
             take = attached.recording.drain
         drained = None if take is None else take()
         if drained is None and take is not None:  # what ran inside of the application's spans waits, and so do they
+            if attached is not None and len(self._ended) >= _MAX_ENDED // 8:
+                attached.recording.flush()
             return NEVER
         watermark = NEVER if drained is None else drained.watermark
         self._lag = 0 if watermark == NEVER else max(now_ns() - watermark, 0)

@@ -255,6 +255,22 @@ def test_what_a_stop_has_taken_already_is_handed_on(recording, exporter):
     assert names(exporter) == ["held 0", "held 1", "held 2"]
 
 
+def test_spans_of_the_application_do_not_wait_by_the_thousand(recording, monkeypatch):
+    """Where many of them wait for events that wait to be told their step, these are not held any longer."""
+    monkeypatch.setattr("otel_torchprof._instrument.processor._MAX_ENDED", 16)
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = attached(recording)
+    provider.add_span_processor(processor)
+    flushes = []
+    monkeypatch.setattr(recording, "flush", lambda: flushes.append(len(processor._ended)))
+    monkeypatch.setattr(recording, "drain", lambda: None)
+    for _ in range(3):
+        with provider.get_tracer("test").start_as_current_span("request"):
+            processor._hand_on()
+    assert flushes == [2]
+    processor.shutdown()
+
+
 def test_spans_of_the_application_wait_for_what_ran_inside(recording, exporter):
     """A span that ended behind a slice is added up with a later one, with the time of what ran in it as its children's."""
     provider = TracerProvider(shutdown_on_exit=False)
