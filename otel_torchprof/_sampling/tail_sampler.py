@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Segment
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from .decisions import Rules
 
+_MOST_ASKED = 1 << 12
+"""Moments that are remembered until a segment has ended in which they are; where there are no segments, the latest."""
+
 
 class TailSampler:
     """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
@@ -23,14 +26,14 @@ class TailSampler:
     def __init__(self, rules: Rules) -> None:
         self._keeps_all = rules.keep_all
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
-        self._asked: set[int] = set()  # Unix ns
+        self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
         self.figures: Counter[str] = Counter()
         """Trace groups by decision: ``sampled``, ``root_only``."""
 
     def ask(self, now: int) -> None:
         """The segment that runs now (Unix ns) keeps its detail, whatever it turns out to be. Any thread."""
         if not self._keeps_all:  # else nobody would ever look at what was asked for
-            self._asked.add(now)
+            self._asked.append(now)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
         """Whether each ended segment, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
@@ -47,8 +50,8 @@ class TailSampler:
             has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
             sampled[_segment_of(span)] |= slow or has_to_be
         latest = max((span.end for span in segments), default=0)
-        # And not -=, which would lose what is asked for meanwhile.
-        self._asked.difference_update([time for time in asked if time <= latest])
+        while self._asked and self._asked[0] <= latest:
+            self._asked.popleft()
         for is_sampled in sampled.values():
             self.figures["sampled" if is_sampled else "root_only"] += 1
         found = {span.span_id: sampled[_segment_of(span)] for span in segments}

@@ -110,3 +110,14 @@ def test_segments_without_numbers_are_decided_on_apart():
     found = job.sampler.of_steps([*quick, *slow], ())
     assert [found[span.span_id] for span in (*quick, *slow)] == [False, False, True, True]
     assert job.sampler.figures == {"sampled": 1, "root_only": 1}
+
+
+def test_what_is_asked_for_where_nothing_has_segments():
+    """The latest moments are remembered, and not all of them for ever."""
+    job = Job()
+    for now in range(10_000):
+        job.sampler.ask(now)
+    assert len(job.sampler._asked) < 10_000
+    job.now = 9_990
+    assert job.keeps(Segment.STEP, 1)
+    assert not job.sampler._asked
