@@ -103,10 +103,11 @@ class StepSegments:
     @property
     def rule(self) -> str:
         """The rule that is in force, and why."""
-        if self._cycle is None:
+        cycle = self._cycle
+        if cycle is None:
             return self._rule
-        is_unknown = not self._cycle.revision and (self._waiting or not self._has_drained)
-        return "not known yet, since too little was taken from the recorder so far" if is_unknown else self._cycle.rule
+        is_unknown = not cycle.revision and (self._waiting or not self._has_drained)
+        return "not known yet, since too little was taken from the recorder so far" if is_unknown else cycle.rule
 
     @property
     def events(self) -> int:
@@ -132,9 +133,10 @@ class StepSegments:
             settle: whether nothing is to wait any longer, because somebody wants to see it.
             final: whether nothing more will come.
         """
-        if self._cycle is not None:
-            self._learn(self._cycle, batch, now, final=final)
-        is_known = self._cycle is None or self._cycle.is_settled or settle or final or self._is_full(now)
+        cycle = self._cycle  # the program may say in another thread that there is none
+        if cycle is not None:
+            self._learn(cycle, batch, now, final=final)
+        is_known = self._cycle is None or cycle is None or cycle.is_settled or settle or final or self._is_full(now)
         if not final and (self._waiting or not is_known):
             # It is handed on later: what comes until then is not in it, though it was all there was.
             batch = replace(batch, watermark=min(batch.watermark, now))
@@ -143,9 +145,9 @@ class StepSegments:
         if not is_known:
             self._since = min(self._since, now)
             return
-        if self._cycle is not None and not self._cycle.is_settled:
-            self._apply(self._cycle.settle())
-        if self._cycle is not None and not self._cycle.revision:
+        if cycle is not None and not cycle.is_settled:
+            self._apply(cycle, cycle.settle())
+        if cycle is not None and not cycle.revision:
             self._passed.update(self._latest)
         self._latest.clear()
         self._ready, self._since, self._first = len(self._waiting), NEVER, None
@@ -164,9 +166,9 @@ class StepSegments:
         tokens = self._tokens.of(batch)
         self._note(tokens)
         # Where nothing is left there is no watermark: what comes after this drain is not known.
-        self._apply(cycle.feed(tokens, min(batch.watermark, now)))
+        self._apply(cycle, cycle.feed(tokens, min(batch.watermark, now)))
         if final:
-            self._apply(cycle.finish(now))
+            self._apply(cycle, cycle.finish(now))
 
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
@@ -186,10 +188,11 @@ class StepSegments:
             before = context if ident == thread else before
         return before
 
-    def _apply(self, boundaries: Iterable[Boundary]) -> None:
-        cycle = self._cycle
-        self._steps.revision = 0 if cycle is None else cycle.revision
-        if self._passed and cycle is not None and cycle.anchor is not None:
+    def _apply(self, cycle: StepCycle, boundaries: Iterable[Boundary]) -> None:
+        if cycle is not self._cycle:
+            return
+        self._steps.revision = cycle.revision
+        if self._passed and cycle.anchor is not None:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
         for time, thread, _, segment in boundaries:

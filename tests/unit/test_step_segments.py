@@ -11,6 +11,7 @@ from test_phase_tokens import phase
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._instrument.step_segments import MAX_HELD_NS, StepRule, StepSegments
+from otel_torchprof._spans.step_cycle import StepCycle
 from otel_torchprof._spans.steps import Steps, Trace
 
 
@@ -196,3 +197,18 @@ def test_only_what_comes_at_once_is_all_there_is(loop):
     assert [held.batch.watermark <= loop.now for held in iter(loop.segments.next, None)] == [True, True]
     loop.segments.add(loop.recorder.drain(), loop.now, settle=True, final=False)
     assert [held.batch.watermark for held in iter(loop.segments.next, None)] == [NEVER]
+
+
+def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeypatch):
+    """Whenever it does, in another thread, nothing that was drained is lost."""
+    for moment in range(3):
+        asked = itertools.count()
+
+        def is_settled(_, asked=asked, moment=moment):
+            if next(asked) == moment:
+                loop.segments.program_steps()
+            return False
+
+        monkeypatch.setattr(StepCycle, "is_settled", property(is_settled))
+        assert loop.step(3).drain(settle=True) == [15]
+        loop = Loop()
