@@ -204,7 +204,7 @@ def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeyp
     for moment in range(3):
         asked = itertools.count()
 
-        def is_settled(_, asked=asked, moment=moment):
+        def is_settled(_, asked=asked, moment=moment, loop=loop):
             if next(asked) == moment:
                 loop.segments.program_steps()
             return False
