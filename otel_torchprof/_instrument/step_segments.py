@@ -206,7 +206,7 @@ class StepSegments:
                 self._on_first(before)
                 self._steps.begin(before, segment)
                 self._steps.threads.add(thread)
-            else:
+            elif segment is not Segment.SETUP:  # there is none but before all steps, and that has begun then
                 self._steps.boundary(segment, before, context, thread)
             self.steps_without_forward += segment is Segment.STEP
 

@@ -199,16 +199,22 @@ def test_only_what_comes_at_once_is_all_there_is(loop):
     assert [held.batch.watermark for held in iter(loop.segments.next, None)] == [NEVER]
 
 
-def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeypatch):
+@pytest.mark.parametrize("moment", range(3))
+def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeypatch, moment):
     """Whenever it does, in another thread, nothing that was drained is lost."""
-    for moment in range(3):
-        asked = itertools.count()
+    asked = itertools.count()
 
-        def is_settled(_, asked=asked, moment=moment, loop=loop):
-            if next(asked) == moment:
-                loop.segments.program_steps()
-            return False
+    def is_settled(_):
+        if next(asked) == moment:
+            loop.segments.program_steps()
+        return False
 
-        monkeypatch.setattr(StepCycle, "is_settled", property(is_settled))
-        assert loop.step(3).drain(settle=True) == [15]
-        loop = Loop()
+    monkeypatch.setattr(StepCycle, "is_settled", property(is_settled))
+    assert loop.step(3).drain(settle=True) == [15]
+
+
+def test_there_is_one_set_up(loop):
+    """What comes before the first step goes on with a pass before the loop, where set-up has begun before."""
+    loop.steps.begin(loop.now, Segment.SETUP)
+    loop(Part.FORWARD).step(3).drain(settle=True)
+    assert [segment for segment, _, _ in loop.found()] == [Segment.SETUP] + [Segment.STEP] * 3
