@@ -202,7 +202,7 @@ def test_exemplars_of_steps(step, detail):
     tracers = TracerProvider(shutdown_on_exit=False)
     tracers.add_span_processor(otp.TorchSpanProcessor(exporter))
     with instrumented(detail=detail, tracer_provider=tracers) as reader:
-        for _ in range(3):
+        for _ in range(4):  # the last has not ended
             step()
         assert tracers.force_flush()
         point = value(reader, "torch.step.duration")

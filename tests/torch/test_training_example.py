@@ -32,8 +32,9 @@ def trained(example, detail):
 
 
 def steps_of(spans):
-    """The roots of the traces that are steps, by number; the others are the job and its set-up."""
-    roots = [span for span in spans if span.parent is None and span.name not in {"torch.job", "torch.setup"}]
+    """The roots of the traces that are steps, by number; the others are the job, its set-up, and a collection before that."""
+    others = {"torch.job", "torch.setup", "torch.phase.gc"}
+    roots = [span for span in spans if span.parent is None and span.name not in others]
     assert {root.name for root in roots} <= {"torch.step", "torch.operators"}
     roots = [root for root in roots if root.name == "torch.step"]
     return sorted(roots, key=lambda root: root.attributes["torch.step"])
