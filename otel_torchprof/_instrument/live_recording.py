@@ -237,8 +237,9 @@ class LiveRecording:
                 self.steps.begin(self.segments.first_training(batch) or earliest, setup=earliest)
             else:
                 self.steps.begin(earliest, Segment.SETUP)
-        settle = batch.watermark >= self._flush_until > 0
-        if settle:
+        flush_until = self._flush_until
+        settle = batch.watermark >= flush_until > 0
+        if settle and self._flush_until == flush_until:  # and nobody has asked again meanwhile
             self._flush_until = 0
         self.segments.add(batch, now, settle=settle, final=final and batch.is_last)
         return not batch.is_last

@@ -111,8 +111,8 @@ class StepSegments:
 
     @property
     def events(self) -> int:
-        """Events that wait."""
-        return sum(len(held.batch) for held in self._waiting)
+        """Events that wait. Any thread."""
+        return sum(len(held.batch) for held in tuple(self._waiting))
 
     def first_training(self, batch: Batch) -> int | None:
         """When the first phase of training in a batch began, Unix ns; None where there is none."""
