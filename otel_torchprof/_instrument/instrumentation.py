@@ -335,8 +335,7 @@ class Instrumentation:
             self._search_until = completed + _STEPS_OF_SEARCH
             root_modules.search()
             if not root_modules.searches:
-                for thread in tuple(self._recording.steps.threads):
-                    root_modules.look_in_frames(thread)
+                root_modules.look_in_frames(frozenset(self._recording.steps.threads))
 
 
 def _states(detail: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from .ffi import Label, python_sources
 __all__ = [
     "Label",
     "after_roots",
+    "call_once",
     "errors",
     "follow_modules",
     "follow_phases",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 after_roots = python_sources.after_roots
+call_once = python_sources.call_once
 errors = python_sources.errors
 follow_modules = python_sources.follow_modules
 follow_phases = python_sources.follow_phases

@@ -75,19 +75,23 @@ class RootModules:
                 python_sources.after_roots(self._resume)
                 self._resume()
 
-    def look_in_frames(self, thread: int) -> None:
-        """Gives hooks to the modules that the functions of a thread have, outside of any module's call: where a search cannot be.
+    def look_in_frames(self, threads: frozenset[int]) -> None:
+        """Gives hooks to the modules that the functions of a loop have, outside of any module's call: where a search cannot be.
 
-        A module that it takes for a root without need costs the hooks of its calls. Some us per function on the stack; for any
-        thread.
+        One of these threads does it itself, once, when it begins its next phase: some us per function on its stack. A module that is
+        taken for a root without need costs the hooks of its calls.
 
         Args:
-            thread: ``threading.get_ident()`` of the loop's.
+            threads: ``threading.get_ident()`` of those of loops.
         """
+        python_sources.call_once(functools.partial(self._look_in_frames, threads))
+
+    def _look_in_frames(self, threads: frozenset[int]) -> None:
+        if threading.get_ident() not in threads:
+            self.look_in_frames(threads)
+            return
         with self._lock:
-            if not self._users:
-                return
-            for module in modules_of(sys._current_frames().get(thread)):  # noqa: SLF001 - there is no other way
+            for module in modules_of(sys._getframe()) if self._users else ():  # noqa: SLF001 - there is no other way
                 if len(self._roots) < MOST_ROOTS and id(module) not in self._roots and _attach(module) is not None:
                     self._remember(module)
 
@@ -100,6 +104,7 @@ class RootModules:
         with self._lock:
             self._searches = False
             python_sources.after_roots(None)
+            python_sources.call_once(None)
             self._pause()
             if self._cleanup_warning is not None:
                 self._cleanup_warning()

@@ -31,6 +31,7 @@ PyObject* g_names = nullptr;            // by part
 PyObject* g_is_grad_enabled = nullptr;  // torch's
 PyObject* g_graph_task = nullptr;       // torch's: number of the backward pass that this thread runs, -1 for none
 PyObject* g_running = nullptr;     // ids of the modules and optimizers in whose calls the thread is, innermost first
+PyObject* g_look = nullptr;        // called once, by a thread that begins a phase
 PyObject* g_after_root = nullptr;  // called when a root has ended, while more are searched
 PyObject* g_found = nullptr;       // called with each root that was none before
 PyObject* g_roots = nullptr;       // weak references to the modules that were roots, by their ids
@@ -182,6 +183,16 @@ PyObject* wrong_count(const char* name) {
   return PyErr_Format(PyExc_TypeError, "%s(): wrong number of arguments", name);
 }
 
+// On the thread itself: of another one it is not known whether a debugger or a profiler has the variables of its
+// functions in hand just now, which writes them back.
+void look_once() {
+  PyObject* look = g_look;
+  if (look == nullptr) return;
+  g_look = nullptr;
+  Py_XDECREF(PyObject_CallNoArgs(look));
+  Py_DECREF(look);
+}
+
 // phase_begin(part, object); see _python.pyi.
 PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) return wrong_count("phase_begin");
@@ -189,6 +200,7 @@ PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
   auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  look_once();
   if (!thread->phases.empty() && part <= kSave) close_left_behind(thread, false);
   if (part < kParts) record(part, args[1]);
   if (part == kCompilation) ++thread->compilations;
@@ -310,6 +322,12 @@ PyObject* after_roots(PyObject*, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+// call_once(function); see _python.pyi.
+PyObject* call_once(PyObject*, PyObject* function) {
+  replace(&g_look, function == Py_None ? nullptr : function);
+  Py_RETURN_NONE;
+}
+
 // phase_collection(phase, info): for gc.callbacks, of full collections: the others are shorter than they are many.
 PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
   bool begins = count == 2 && PyUnicode_Check(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "start") == 0;
@@ -357,6 +375,7 @@ PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nul
                            {"optimizer_end", fast(optimizer_end), METH_FASTCALL, nullptr},
                            {"root_hooks", root_hooks, METH_O, nullptr},
                            {"after_roots", after_roots, METH_O, nullptr},
+                           {"call_once", call_once, METH_O, nullptr},
                            {"phase_collection", fast(phase_collection), METH_FASTCALL, nullptr},
                            {"follow_phases", follow_phases, METH_VARARGS, nullptr},
                            {"variables_of", variables_of, METH_O, nullptr},
