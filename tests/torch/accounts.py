@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -326,10 +327,12 @@ def done(load: Load, protocol: str) -> tuple[Service, Any]:
     if not load.is_up:
         receiver.stop()
     service = Service(load, receiver, protocol)
+    gc.disable()  # a collection is an event too
     try:
         with patch.multiple(outage, _PATIENT=_SOON, _HURRIED=_SOON):
             service.run()
     finally:
+        gc.enable()
         if load.is_up or load.returns:
             receiver.stop()
     return service, receiver

@@ -134,7 +134,8 @@ def test_memory_does_not_grow(tmp_path, monkeypatch):
         with otp.stream(exporter) as streamed:
             before = held_after(streamed, 3)
             grown = held_after(streamed, 30) - before
-            assert streamed.health.recorded == 66_000
+            collections = sum(row.count for row in streamed.key_averages() if row.key == "torch.phase.gc")
+            assert streamed.health.recorded == 66_000 + collections
     finally:
         tracemalloc.stop()
     assert grown < 60_000  # a byte per event

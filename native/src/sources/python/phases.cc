@@ -252,6 +252,8 @@ PyObject* optimizer_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* root_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PythonThread* thread = count > 0 ? recording_thread() : nullptr;
   if (thread == nullptr) Py_RETURN_NONE;
+  // Where every module is an event, its phase began with that.
+  if (!thread->modules.empty() && thread->modules.back().key == args[0]) Py_RETURN_NONE;
   Unraising guard;
   begin_root(thread, args[0]);
   Py_RETURN_NONE;
