@@ -222,8 +222,6 @@ class Instrumentation:
         self._push_hooks()
         if self._ranks is not None:
             self._cleanup.push(self._ranks.stop)
-        if self._has_torch:
-            self._install_modules()  # which the parent's first step may have removed: the child's is still to come
         self._attach()
         if self._has_torch:
             self._add_sources(lambda entry: self._awaits_torch(entry) and not entry.survives_fork)

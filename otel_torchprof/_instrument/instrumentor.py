@@ -135,7 +135,7 @@ class TorchInstrumentor(BaseInstrumentor):
         return ("torch >= 2.6",)
 
     def step(self) -> None:
-        """Says that a step of the loop has ended, and the next begins; from then on optimizers no longer do.
+        """Says that a step of the loop has ended, and the next begins; from then on nothing else does.
 
         Does nothing where nothing is instrumented. Costs some 10 us.
         """

@@ -90,7 +90,7 @@ class LiveRecording:
         contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
-        before_drain: reports the steps that have ended, by :meth:`boundary`.
+        before_drain: reports the steps that have ended, by :meth:`step_ended`.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         calls: which calls of functions are left out.

@@ -284,7 +284,7 @@ class TorchSpanProcessor(SpanProcessor):
         return full or len(self._ended) >= _MAX_ENDED // 8
 
     def _flush(self, deadline: Deadline) -> bool:
-        """The same, and nothing of it waits to be told its step."""
+        """As :meth:`_drain`, and nothing that was recorded until now waits to be told its step."""
         if (attached := self._attached) is not None:
             attached.recording.flush()
         return self._drain(deadline)

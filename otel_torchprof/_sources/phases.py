@@ -38,7 +38,8 @@ class Phases(Source):
     """The phases of every thread; not in a forked child.
 
     A phase begins and ends where torch does: see :mod:`~otel_torchprof._sources.phase_calls`, torch's hooks of optimizers, and
-    the calls of root modules. Recording one costs 0.3 us, and 0.5 us for the call of a root module (measured).
+    the calls of root modules. Recording one costs 0.3 us; the call of a root module 3.0 us, of which 1.65 us are torch's way to
+    call hooks (measured).
 
     Args:
         with_modules: whether every module is recorded too: the hooks for that report root modules.

@@ -112,7 +112,8 @@ def live_table(
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
-    What a sampler refused is left out; so is what hangs under a step that is not traced in full. ``ended`` may hold other synthetic spans too, such as the job's. ``final``: nothing more will come.
+    What a sampler refused is left out; so is what hangs under a step that is not traced in full. ``ended`` may hold other
+    synthetic spans too, such as the job's. ``final``: nothing more will come.
     """
     batch, trace_groups = placed.batch, placed.trace_groups
     traced = traced_events(placed)

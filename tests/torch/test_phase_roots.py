@@ -136,7 +136,7 @@ def test_scripted_modules():
 
 
 def test_a_module_that_takes_no_hooks():
-    """It runs as ever, and the search goes on."""
+    """It runs as ever, and the search continues."""
 
     class Refuses(dict):
         def __setitem__(self, key, value):

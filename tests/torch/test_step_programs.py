@@ -118,7 +118,7 @@ def test_an_optimizer_that_fails_ends_no_step(recorded):
 
 @pytest.mark.parametrize("program", [hard_programs.nested, hard_programs.meta], ids=named)
 def test_a_loop_inside_of_a_loop_is_a_part_of_its_steps(program, recorded):
-    """Steps are those of the outer loop, once it is known: the first of it come when the inner one has gone round some times."""
+    """Steps are those of the outer loop, once it is known: the first ones come when the inner one has been repeated some times."""
     own, spans = recorded(program, iterations=12)
     check(own, spans, learned_for=5)
 

@@ -155,7 +155,7 @@ def test_a_loop_without_optimizer_that_gets_one_is_learned():
 
 
 def test_a_data_set_for_every_epoch():
-    """A loop without an optimizer whose loader is another one for each epoch goes on after few steps."""
+    """A loop without an optimizer whose loader is another one for each epoch continues after few steps."""
     program = Program()("[ N F B", 40)("[ N1 F B", 30)("|")
     found = boundaries(program.tokens, at_once)
     assert steps(found)[-20:] == steps(program.expected)[-20:]
@@ -220,7 +220,7 @@ def test_the_time_after_an_anchor_is_not_settled():
 
 
 def test_a_loop_that_is_silent_is_over():
-    """Long after its last token the step ends, where that is settled; another loop goes on with the next."""
+    """Long after its last token the step ends, where that is settled; another loop continues with the next."""
     program = Program()("[ N F B S", 4)
     cycle = cycle_of(program)
     cycle.feed([], program.time + SECOND)

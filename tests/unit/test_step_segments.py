@@ -214,7 +214,7 @@ def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeyp
 
 
 def test_there_is_one_set_up(loop):
-    """What comes before the first step goes on with a pass before the loop, where set-up has begun before."""
+    """What comes before the first step continues with a pass before the loop, where set-up has begun before."""
     loop.steps.begin(loop.now, Segment.SETUP)
     loop(Part.FORWARD).step(3).drain(settle=True)
     assert [segment for segment, _, _ in loop.found()] == [Segment.SETUP] + [Segment.STEP] * 3
