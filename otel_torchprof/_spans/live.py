@@ -172,13 +172,14 @@ class LiveTrees:
 
     def _note_stepping_contexts(self, batch: Batch) -> None:
         """A context that the loop's own thread was in belongs to the loop."""
-        contexts = distinct_values(batch["context"][self._is_loops(batch)])
-        self._steps.note_contexts(c for c in contexts.tolist() if c)
+        opened = batch.opens.context[self._is_loops(batch, batch.opens.thread)]
+        contexts = distinct_values(batch["context"][self._is_loops(batch, batch["thread"])])
+        self._steps.note_contexts(c for c in (*contexts.tolist(), *opened.tolist()) if c)
 
-    def _is_loops(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which rows began on a thread of the loop."""
-        own = [i for i, thread in enumerate(batch.threads) if thread.ident in self._steps.threads]
-        return np.isin(batch["thread"], own)
+    def _is_loops(self, batch: Batch, thread: Array) -> npt.NDArray[np.bool_]:
+        """Which of these indices into the batch's threads are threads of the loop."""
+        own = [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
+        return np.isin(thread, own)
 
     def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
         """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
@@ -190,7 +191,7 @@ class LiveTrees:
         ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
         own_ends, child_time, longest = np.zeros((3, count), dtype=np.int64)
         if self._steps.threads:
-            own = np.flatnonzero(self._is_loops(batch))
+            own = np.flatnonzero(self._is_loops(batch, batch["thread"]))
             _grouped(np.maximum, own_ends, placed.trace_group[own], batch["end"][own])
         below = np.flatnonzero(placed.is_root)
         durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]

@@ -100,6 +100,20 @@ def test_contexts_of_the_loops_thread_belong_to_steps(service):
     assert early["b"].parent == service.spans()["torch.step 1"].span_id
 
 
+def test_what_is_open_on_the_loops_thread_shows_its_context_too(service):
+    """An event that is still open when its span is first seen is under the step, and so is what runs in it."""
+    in_request(service, 5, began=110)
+    service.steps.begin(0)
+    service.boundary(1, 100, 0)
+    loop = Thread(1, threading.get_ident(), 1, "main")
+    service.spans(Event("outer", 120, context=5), threads=(loop,))
+    later = service.spans(Event("inner", 130, 140, "outer", 5), Event("outer", 120, 150, context=5), threads=(loop,))
+    service.boundary(2, 200, 5)
+    ended = service.spans()
+    assert later["outer"].parent == ended["torch.step 1"].span_id
+    assert ended["torch.step 1"].parent == 5000
+
+
 def test_a_request_that_is_served_beside_a_loop_is_none_of_its_steps(service):
     """An event in a request's span, on another thread than the loop's, is a child of that span."""
     in_request(service, 9)
