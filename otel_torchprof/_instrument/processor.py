@@ -185,7 +185,8 @@ class TorchSpanProcessor(SpanProcessor):
 
         The spans of the application are in it too, with the time that was neither in their children nor in torch as their
         own. Takes what has been recorded first (some 0.3 us per event since the last drain). Memory is constant: it grows
-        with the number of names only. Any thread, at any time, also after the shutdown.
+        with the number of names only. Any thread, at any time, also after the shutdown. An operator that only calls one of
+        its own name is one with it, as in torch's lists; where a drain comes between their ends, they count as two.
         """
         self._flush(Deadline.after(_SHUTDOWN_SECONDS))
         sums, device = self.averages.read(), self.averages.device_type

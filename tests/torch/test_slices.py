@@ -17,6 +17,8 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session  # noqa: E402
 
 ROUNDS = 150
+FORWARDING = {"aten::sum"}
+"""What only calls one of its own name, and is one operator with that in torch's lists: two where a slice ends between their ends."""
 
 
 class Streamed:
@@ -111,8 +113,8 @@ def test_slices_tell_what_one_drain_tells():
         for thread in threads:
             thread.join()
     finally:
-        sliced.stream.stop()
-        whole.stream.stop()
+        sliced.stream.stop(600)  # on a busy machine 40 drains take longer than the usual 30 s
+        whole.stream.stop(600)
     reported, expected = sliced.reported(), whole.reported()
     assert reported.keys() == expected.keys()
     assert {key: reported[key] for key in reported if reported[key] != expected[key]} == {
@@ -121,8 +123,11 @@ def test_slices_tell_what_one_drain_tells():
     averages, expected = sliced.averages(), whole.averages()
     assert averages.keys() == expected.keys()
     for name, (count, total, own) in averages.items():
-        assert (count, total, pytest.approx(own, rel=1e-3)) == expected[
-            name
-        ]  # torch's rule for what is inside looks at times
+        # torch's rule for what is inside looks at times
+        cut = count - expected[name][0]
+        assert (name, own) == (name, pytest.approx(expected[name][2], rel=1e-3))
+        assert (name, cut, total >= expected[name][1]) == (name, cut if name in FORWARDING else 0, True)
+        assert 0 <= cut <= sliced.slices
+        assert cut or total == expected[name][1]
     assert whole.slices == 0
     assert sliced.slices > 3
