@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,5 +94,5 @@ class OperatorSums:
         batch = view.batch
         outer = batch.outer_rows.astype(np.int64)
         durations = (batch["end"] - batch["start"])[outer]
-        child_time = self._child_times.settle(batch["id"][view.rows], batch.outer_parents, durations, batch.opens.id)
-        return view if child_time is None else replace(view, self_time=np.maximum(view.self_time - child_time, 0))
+        child_time = self._child_times.settle(batch["id"], batch.outer_parents, durations, batch.opens.id)
+        return view if child_time is None else view.without_child_time(child_time)

@@ -465,11 +465,7 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     view = torch_view(placed.batch, modules=True)
     devices = None if placed.devices is None else displayed_times(view, placed.devices)
     if placed.child_time is not None:
-        late = np.flatnonzero(placed.child_time)
-        own = view.self_time.copy()
-        at = np.flatnonzero(np.isin(view.rows, late))
-        own[at] = np.maximum(own[at] - placed.child_time[view.rows[at]], 0)
-        view = replace(view, self_time=own)
+        view = view.without_child_time(placed.child_time)
     recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
     if recorded.all():
         return view, devices

@@ -8,7 +8,7 @@ of its own name is merged with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,22 @@ class TreeView:
             found += (np.flatnonzero(self.parent[begin : begin + width] == event) + begin).tolist()
             begin, width = begin + width, width * 2
         return found
+
+    def without_child_time(self, child_time: npt.NDArray[np.int64]) -> TreeView:
+        """The same, with less self time: that of children that came with earlier batches. ``child_time``: by row of the batch, ns.
+
+        That of a row that is not displayed is its nearest displayed ancestor's.
+        """
+        position = np.full(len(child_time), -1, dtype=np.int64)
+        position[self.rows] = np.arange(len(self))
+        above, own = self.batch["parent"], self.self_time.copy()
+        for late in np.flatnonzero(child_time).tolist():
+            row = late
+            while row >= 0 and position[row] < 0:
+                row = int(above[row])
+            if row >= 0:
+                own[position[row]] -= child_time[late]
+        return replace(self, self_time=np.maximum(own, 0, out=own))
 
 
 def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:

@@ -75,6 +75,15 @@ def test_hidden_operators_disappear_and_their_children_move_up(hidden):
     assert _described(torch_view(as_batch(events))) == [(1, None, 6_000, 4_000), (3, 1, 2_000, 2_000)]
 
 
+def test_time_of_earlier_children_is_that_of_what_is_displayed():
+    """Children that came with an earlier batch are subtracted from the nearest displayed event: a merged one has no time of its own."""
+    view = torch_view(as_batch(_chain("a", "b", "b", HIDDEN_NAMES[-1])))
+    assert _described(view) == [(1, None, 8_000, 2_000), (2, 1, 6_000, 6_000)]
+    less = view.without_child_time(np.array([500, 1_000, 2_000, 300]))
+    assert _described(less) == [(1, None, 8_000, 1_500), (2, 1, 6_000, 2_700)]
+    assert view.self_time.tolist() == [2_000, 6_000]
+
+
 def test_name_that_only_contains_a_hidden_one_stays():
     """Names are compared whole: a longer one around a hidden name, or across two neighbours in the table, is no match."""
     events = _chain("my aten::is_leaf", "aten::is_leaf2", "aten::is", "_leaf")
