@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _DOUBLE, _NAME = AttributeType.DOUBLE, AttributeType.NAME
 _ON_SEGMENTS = "on steps and the other segments of a job"
+_ON_ASKED = f"{_ON_SEGMENTS} of at least a millisecond, on Linux, where both ends are on one thread"
 
 
 PLACES = {
@@ -94,6 +95,24 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         _DOUBLE,
         f"{_ON_SEGMENTS}, for each phase that other threads were in",
         "the same on other threads, all together; not part of that sum",
+    ),
+    (
+        "torch.step.runnable_duration",
+        _DOUBLE,
+        f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
+        "seconds that the loop's thread was ready to run while others had the processors",
+    ),
+    (
+        "torch.step.page_faults.minor`, `torch.step.page_faults.major",
+        AttributeType.INT64,
+        _ON_ASKED,
+        "page faults of that thread, without and with input (`getrusage`)",
+    ),
+    (
+        "torch.step.context_switches.voluntary`, `torch.step.context_switches.involuntary",
+        AttributeType.INT64,
+        _ON_ASKED,
+        "how often that thread waited for something, and how often the system took the processor from it",
     ),
     (
         "torch.recomputed_duration",

@@ -16,6 +16,7 @@ from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
 from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process.quiet import LimitedLog
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.steps import Step, StepSpan
+    from otel_torchprof._spans.steps import Step, StepSpan, Usage
     from otel_torchprof._tree.span_table import SpanTable
     from otel_torchprof._tree.tree import TreeView
 
@@ -136,7 +137,7 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
-        self.segments = StepSegments(self.steps, self._job.begin, step_rule, self._began)
+        self.segments = StepSegments(self.steps, self._job.begin, step_rule, self._began, usage_at)
         self._flush_until = 0
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -172,11 +173,11 @@ class LiveRecording:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
         return now_ns()
 
-    def step_ended(self, now: int, context: int, thread: int) -> None:
+    def step_ended(self, now: int, context: int, thread: int, usage: Usage | None) -> None:
         """The program says that a step has ended at ``now`` (Unix ns) in a context, on a thread. Any thread."""
         self.segments.program_steps()
         self._job.begin(now)
-        recorded = self.steps.boundary(Segment.STEP, now, context, thread)
+        recorded = self.steps.boundary(Segment.STEP, now, context, thread, usage)
         if recorded == self._roots_muted:
             self._roots_muted = not recorded
             self.session.mute_roots(not recorded)

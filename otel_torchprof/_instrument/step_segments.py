@@ -11,6 +11,7 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle
 from otel_torchprof._spans.step_tokens import OPTIMIZERS
+from otel_torchprof._spans.steps import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,14 +79,21 @@ class StepSegments:
         on_first: called with the time at which the first one begins, Unix ns.
         rule: what ends a step.
         began: when the span that a context stands for began, Unix ns, where that is known.
+        usage: what the system said of the thread when the phase with that id began, where it was asked.
     """
 
     def __init__(
-        self, steps: Steps, on_first: Callable[[int], None], rule: StepRule, began: Callable[[int], int | None]
+        self,
+        steps: Steps,
+        on_first: Callable[[int], None],
+        rule: StepRule,
+        began: Callable[[int], int | None],
+        usage: Callable[[int], Sequence[int] | None],
     ) -> None:
         self._steps = steps
         self._on_first = on_first
         self._began = began
+        self._usage = usage
         self._tokens = PhaseTokens(began)
         self._cycle: StepCycle | None = rule.cycle()
         self._rule = "the program says where steps end"
@@ -195,8 +203,9 @@ class StepSegments:
         if self._passed and cycle.anchor is not None:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
-        for time, thread, _, segment in boundaries:
-            context = self._context_before(time, thread)
+        for time, thread, token, segment in boundaries:
+            context, counts = self._context_before(time, thread), self._usage(token)
+            usage = None if counts is None else Usage(thread, counts)
             # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first
             # for the outer one, and a span that is sent while its step runs comes before it.
             before = time - 1
@@ -204,10 +213,10 @@ class StepSegments:
                 self._steps.end(time, context, thread)
             elif not self._steps.active:
                 self._on_first(before)
-                self._steps.begin(before, segment)
+                self._steps.begin(before, segment, usage=usage)
                 self._steps.threads.add(thread)
             elif segment is not Segment.SETUP:  # there is none but before all steps, and that has begun then
-                self._steps.boundary(segment, before, context, thread)
+                self._steps.boundary(segment, before, context, thread, usage)
             self.steps_without_forward += segment is Segment.STEP
 
 

@@ -24,6 +24,8 @@ __all__ = [
     "set_context_resolver",
     "show_labels",
     "traced",
+    "usage_at",
+    "usage_now",
     "variables_of",
 ]
 
@@ -45,4 +47,6 @@ root_hooks = python_sources.root_hooks
 set_context_resolver = python_sources.set_context_resolver
 show_labels = python_sources.show_labels
 traced = python_sources.traced
+usage_at = python_sources.usage_at
+usage_now = python_sources.usage_now
 variables_of = python_sources.variables_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context as otel_context
 
+from otel_torchprof._native.python_sources import usage_now
 from otel_torchprof._native.recorder import now_ns
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class StepMark(NamedTuple):
     """OpenTelemetry's, as the loop was in it."""
     thread: int
     """``threading.get_ident()`` of the loop."""
+    usage: tuple[int, ...] | None
+    """What the system says of that thread."""
 
 
 class StepMarks:
@@ -38,11 +41,11 @@ class StepMarks:
 
     Inside a model a line of Python costs ten times what it costs in a loop of its own, since a training step leaves no cache
     warm: asking the sampler, drawing ids and looking up the span took 170 us there, 9 us alone (measured, 2 cores). So the
-    loop's thread makes four calls into C and one tuple, and everything else is done when the recorder is drained.
+    loop's thread makes five calls into C and one tuple, and everything else is done when the recorder is drained.
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, Context, int]] = deque(maxlen=_MOST)
+        self._marks: deque[tuple[int, Context, int, tuple[int, ...] | None]] = deque(maxlen=_MOST)
         self.note = _noting(self._marks.append)
         """``note()``: a step has ended."""
 
@@ -51,10 +54,10 @@ class StepMarks:
         ahead = _recorder_ahead_ns()
         while True:
             try:
-                at, context, thread = self._marks.popleft()
+                at, context, thread, usage = self._marks.popleft()
             except IndexError:  # not asked before: a signal handler may take some in between
                 return
-            yield StepMark(at + ahead, context, thread)
+            yield StepMark(at + ahead, context, thread, usage)
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -126,10 +129,10 @@ def _recorder_ahead_ns() -> int:
 
 def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
     # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
-    clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
+    clock, ident, current, usage = time.monotonic_ns, threading.get_ident, _current_context(), usage_now
 
     def note() -> None:
-        append((clock(), current(), ident()))
+        append((clock(), current(), ident(), usage()))
 
     return note
 

@@ -218,8 +218,8 @@ def _own_attributes(
         names |= {thread.ident: thread.name for thread in placed.batch.threads}
     running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
     for i, step in enumerate(steps):
-        found[i] = {**step.trace.attributes, **step.attributes}
-        found[i] |= _of_segment(step, is_whole=step.is_whole or step is running)
+        of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
+        found[i] = {**step.trace.attributes, **of_segment, **step.attributes}
         if step.thread is not None:
             found[i]["thread.id"] = step.thread
             if name := names.get(step.thread):

@@ -52,6 +52,7 @@ class Boundary(NamedTuple):
     time: int
     """Unix ns."""
     thread: int
-    context: int
+    token: int
+    """Id of the phase that begins it."""
     segment: Segment | None
     """None: nothing follows."""

@@ -266,12 +266,12 @@ class Walk:
     def _emit(self, time: int, token: Token, segment: Segment | None) -> None:
         if self._segment is None and self._segment_start == 0 and self._first is not None and self._first.start < time:
             first = self._first
-            self.boundaries.append(Boundary(first.start, first.thread, first.context, Segment.SETUP))
+            self.boundaries.append(Boundary(first.start, first.thread, first.id, Segment.SETUP))
         if self._segment is Segment.STEP:
             self._period = time - self._segment_start
         self._segment_start = time
         self._segment = segment
-        self.boundaries.append(Boundary(time, token.thread, token.context, segment))
+        self.boundaries.append(Boundary(time, token.thread, token.id, segment))
 
 
 def _add(keys: dict[int, None], key: int) -> None:

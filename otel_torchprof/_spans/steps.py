@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
     from otel_torchprof._tree.compiled import Shares
 
+_USAGE = (
+    "torch.step.runnable_duration",
+    "torch.step.page_faults.minor",
+    "torch.step.page_faults.major",
+    "torch.step.context_switches.voluntary",
+    "torch.step.context_switches.involuntary",
+)
 _MOST = 100_000
 """Steps that are remembered for a drain; the oldest of more are forgotten."""
 
@@ -126,6 +133,23 @@ class RecordedStep(NamedTuple):
     """Of its span."""
 
 
+class Usage(NamedTuple):
+    """What the system says of a thread at one moment."""
+
+    thread: int
+    """``threading.get_ident()``."""
+    counts: Sequence[int]
+    """Of :data:`_USAGE` since the thread began; the first in ns, -1 where it is unknown."""
+
+    def since(self, before: Usage | None) -> dict[str, Any]:
+        """Attributes of what came in between; none where that is not known."""
+        if before is None or before.thread != self.thread:
+            return {}
+        used = {key: now - then for key, now, then in zip(_USAGE, self.counts, before.counts, strict=True)}
+        runnable = used.pop(_USAGE[0])
+        return used if min(self.counts[0], before.counts[0]) < 0 else {_USAGE[0]: runnable / 1e9, **used}
+
+
 @dataclass(eq=False, slots=True)
 class Step:
     number: int
@@ -135,6 +159,8 @@ class Step:
     segment: Segment | None = Segment.STEP
     revision: int = 0
     """Of the rule that it began by."""
+    usage: Usage | None = None
+    """When it began."""
     starts_earlier: bool = False
     """It is the first: only its end is known, and what is placed next shows when it began."""
     trace: Trace | None = None
@@ -218,11 +244,13 @@ class Steps:
         """Whether it is known when the first segment began."""
         return self._origin is not None
 
-    def begin(self, start: int, segment: Segment = Segment.STEP, *, setup: int | None = None) -> None:
+    def begin(
+        self, start: int, segment: Segment = Segment.STEP, *, setup: int | None = None, usage: Usage | None = None
+    ) -> None:
         """The first segment began then, whether it has ended yet or not; ``setup``: when the set-up before it did."""
         with self._lock:
             if not self._steps:
-                self._steps.append(self._new(segment, start, None))
+                self._steps.append(replace(self._new(segment, start, None), usage=usage))
             first, self._origin = self._steps[0], start
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, start), False
@@ -255,16 +283,18 @@ class Steps:
                 for span in running.spans.values():
                     span.segment, span.number, span.name = running.segment, running.number, running.name
 
-    def boundary(self, segment: Segment, now: int, context: int, thread: int | None) -> bool:
+    def boundary(
+        self, segment: Segment, now: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> bool:
         """Ends the current segment, on a thread (its ident) that was in a context (0: none), and begins another.
 
         Returns whether what comes outside of contexts is to be recorded.
         """
         with self._lock:
-            self.end(now, context, thread)
+            self.end(now, context, thread, usage)
             if context:
                 self._contexts.add(context)
-            following = self._new(segment, max(now, self._steps[-1].start), self._link)
+            following = replace(self._new(segment, max(now, self._steps[-1].start), self._link), usage=usage)
             self._steps.append(following)
             del self._steps[:-_MOST], self._ended[:-_MOST]
             if context:
@@ -272,7 +302,7 @@ class Steps:
             trace = self._trace_of(following)
             return trace.recorded and self._selects(following.number, trace.trace_id)
 
-    def end(self, now: int, context: int, thread: int | None) -> None:
+    def end(self, now: int, context: int, thread: int | None, usage: Usage | None = None) -> None:
         """Ends the current segment; where there is none yet, a first step, of which nothing but the end is known."""
         with self._lock:
             if thread is not None:
@@ -282,7 +312,7 @@ class Steps:
             step = self._steps[-1]
             if step.end is None:
                 # Of several threads, one may read the clock first and tell last.
-                self._link = self._end(step, max(now, step.start), context, thread)
+                self._link = self._end(step, max(now, step.start), context, thread, usage)
 
     def skip(self, steps: int) -> None:
         """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
@@ -367,12 +397,15 @@ class Steps:
         with self._lock:
             self._contexts = {context for context in self._contexts if known(context)}
 
-    def _end(self, step: Step, end: int, context: int, thread: int | None) -> tuple[int, int] | None:
+    def _end(
+        self, step: Step, end: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> tuple[int, int] | None:
         """Ends a step; returns what the next one links to."""
         step.end = end
         main = self._span(step, context)
         main.end = max(main.end, end)
         main.thread, main.is_whole = thread, True
+        main.attributes |= {} if usage is None else usage.since(step.usage)
         self._ended.append(step)
         return (main.trace.trace_id, main.span_id) if main.trace.exported else None
 

@@ -109,7 +109,8 @@ def boundaries(tokens, times, **given):
     cycle = StepCycle(**given)
     found = [*fed(cycle, tokens, times(tokens)), *cycle.finish(max(token.end for token in tokens) + 10**9)]
     assert [boundary.time for boundary in found] == sorted(boundary.time for boundary in found)
-    assert {boundary.context for boundary in found} <= {7}
+    threads = {token.id: token.thread for token in tokens}
+    assert all(threads[boundary.token] == boundary.thread for boundary in found)
     return [(boundary.time, boundary.segment) for boundary in found]
 
 

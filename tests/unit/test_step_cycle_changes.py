@@ -234,7 +234,7 @@ def test_a_loop_that_is_silent_is_over():
     program.tokens = [token._replace(id=token.id + 100) for token in program.tokens]
     found = cycle.feed(program.tokens, program.time)
     assert [one.time for one in found] == steps(program.expected)
-    assert cycle.finish(program.time + 9)[-1] == (program.time, 1, 7, None)
+    assert cycle.finish(program.time + 9)[-1] == (program.time, 1, program.tokens[-1].id, None)
 
 
 def both(*programs):

@@ -22,8 +22,9 @@ class Loop:
         self.ids = itertools.count(1)
         self.steps = Steps(lambda *_: Trace(next(self.ids), True, True), lambda: next(self.ids), {}.get)
         self.began = []
-        self.segments = StepSegments(self.steps, self.began.append, rule, lambda _: None)
         self.recorder = Recorder()
+        self.usage = {}
+        self.segments = StepSegments(self.steps, self.began.append, rule, lambda _: None, self.usage.get)
         self.now = 100
         self.events = []
 
@@ -53,6 +54,27 @@ class Loop:
 @pytest.fixture
 def loop():
     return Loop()
+
+
+def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
+    """Of a step both of whose ends were asked for, what its thread waited, its page faults and switches; of the others nothing."""
+    loop.step(4)
+    names = [event.name for event in loop.events if event.name.startswith("NEXT")]
+    loop.usage |= {loop.recorder.id_of(names[1]): (100, 1, 2, 3, 4), loop.recorder.id_of(names[2]): (350, 11, 2, 4, 4)}
+    loop.usage[loop.recorder.id_of(names[3])] = -1, 12, 2, 4, 9
+    loop.drain(final=True)
+    used = [
+        {key.removeprefix("torch.step."): value for key, value in span.attributes.items() if "rule" not in key}
+        for step in loop.steps.known()
+        for span in step.spans.values()
+    ]
+    faults = ("page_faults.minor", "page_faults.major", "context_switches.voluntary", "context_switches.involuntary")
+    assert used == [
+        {},
+        {"runnable_duration": 2.5e-07, **dict(zip(faults, (10, 0, 1, 0), strict=True))},
+        dict(zip(faults, (1, 0, 0, 5), strict=True)),
+        {},
+    ]
 
 
 def test_events_wait_until_a_rule_is_known(loop):

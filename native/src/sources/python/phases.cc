@@ -17,10 +17,15 @@ namespace {
 
 // Parts of phases, see Part in otel_torchprof/_columns/phases.py; those of which something is known here.
 enum Part : uint32_t {
+  kNext = 1,
   kForward = 2,
   kInference = 3,
   kEvaluation = 4,
+  kBackward = 5,
   kStep = 7,
+  kScalerStep = 8,
+  kScalerUpdate = 9,
+  kZeroing = 12,
   kSave = 13,
   kCompilation = 15,
   kCollection = 16,
@@ -109,6 +114,25 @@ PythonThread* recording_thread() {
   return thread == nullptr || thread->compilations != 0 ? nullptr : thread;
 }
 
+// A phase has begun with which a step of training may begin. Where there is a loader a step begins with its batch, and
+// the zeroing before that with none: it is not asked for, and stays for the batch.
+void step_may_begin(PythonThread* thread, uint32_t part) {
+  if (part == kNext) thread->has_loader = true;
+  if (!thread->may_begin_step) return;
+  if (part == kZeroing && thread->has_loader) {
+    thread->has_loader = false;
+    return;
+  }
+  thread->may_begin_step = false;
+  note_usage(thread);
+}
+
+// A phase has ended after which a step of training may begin.
+void step_may_end(PythonThread* thread, uint32_t part) {
+  thread->trains |= part == kBackward || (part >= kStep && part <= kScalerUpdate);
+  thread->may_begin_step |= thread->trains && part != kForward;
+}
+
 void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool is_event) {
   bool recorded = is_event && record(part, object);
   try {
@@ -134,6 +158,7 @@ void end_hooked(PythonThread* thread, PyObject* object, uint8_t flags, const cha
     thread->phases.pop_back();
   }
   close(thread->phases.back(), flags, error, error_size);
+  if (thread->phases.back().recorded) step_may_end(thread, thread->phases.back().part);
   thread->phases.pop_back();
 }
 
@@ -202,7 +227,8 @@ PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
   look_once();
   if (!thread->phases.empty() && part <= kSave) close_left_behind(thread, false);
-  if (part < kParts) record(part, args[1]);
+  bool recorded = part < kParts && record(part, args[1]);
+  if (recorded && (part == kNext || part == kZeroing || part == kSave)) step_may_begin(thread, part);
   if (part == kCompilation) ++thread->compilations;
   Py_RETURN_NONE;
 }
@@ -223,8 +249,10 @@ PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return wrong_count("phase_end");
   Unraising guard;
   auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
-  PythonThread* thread = part == kCompilation ? python_thread() : nullptr;
-  if (thread != nullptr && thread->compilations != 0) --thread->compilations;
+  PythonThread* thread = python_thread();
+  if (thread != nullptr && part == kCompilation && thread->compilations != 0) --thread->compilations;
+  if (thread != nullptr && (part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave))
+    step_may_end(thread, part);
   if (part < kParts) end_phase(part, args[1], args[2]);
   Py_RETURN_NONE;
 }
@@ -390,7 +418,9 @@ void begin_root(PythonThread* thread, PyObject* module) {
   if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return;
   if (!thread->phases.empty()) close_left_behind(thread, true);
   bool inside = is_part(thread);
-  begin_hooked(thread, inside ? static_cast<uint32_t>(kForward) : part_of_root(module), module, !inside);
+  uint32_t part = inside ? static_cast<uint32_t>(kForward) : part_of_root(module);
+  begin_hooked(thread, part, module, !inside);
+  if (!inside && !thread->phases.empty() && thread->phases.back().recorded) step_may_begin(thread, part);
 }
 
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size) {

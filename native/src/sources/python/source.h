@@ -94,7 +94,11 @@ struct PythonThread {
   PyObject* variables = nullptr;  // see context.cc; owned
   std::vector<OpenModule> modules;
   std::vector<OpenPhase> phases;
-  uint32_t compilations = 0;  // phases inside of them are torch's own
+  uint32_t compilations = 0;    // phases inside of them are torch's own
+  bool trains = false;          // it has run a backward pass or an optimizer
+  bool may_begin_step = false;  // what can end a step has come since the latest phase that was asked for its usage
+  bool has_loader = false;      // a loader was asked since gradients were zeroed
+  int64_t usage_asked = 0;      // Unix ns
 };
 
 // The calling thread's, made where there is none. Null when there is no memory.
@@ -124,10 +128,14 @@ class Leaving {
 void begin_root(PythonThread* thread, PyObject* module);
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size);
 
+// Asks the system about the calling thread, for the phase that has just begun on it.
+void note_usage(PythonThread* thread);
+
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
 int add_phases(PyObject* module);
+int add_usage(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);
 int add_collections(PyObject* module);

@@ -1,0 +1,104 @@
+// What the system says of a thread where a step of training may begin: how long it was ready to run and did not, page
+// faults and context switches, all since the thread began.
+//
+// Which phase begins a step is known later, so it is asked where one may: once per step as a rule, and only of threads
+// that train. It costs 5 us, nearly all of it opening the file. A descriptor that is kept would save 4 of them, and may
+// be closed by the program, and another file have its number.
+//
+// Python's lock is held in all of this.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <cinttypes>
+#include <cstdio>
+
+#include "source.h"
+
+namespace otp_python {
+
+namespace {
+
+struct Usage {
+  uint64_t event;    // of the phase at whose begin this was; 0: none
+  int64_t runnable;  // ns; -1: the system does not say
+  int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
+};
+
+constexpr size_t kMost = 1 << 14;     // steps that may wait for a drain
+constexpr int64_t kSeldom = 1000000;  // ns between two of a thread: 0.5 % of its time
+std::array<Usage, kMost> g_latest;    // of all threads
+size_t g_count = 0;
+
+int64_t runnable() {
+  char text[64];
+  int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return -1;
+  ssize_t size = read(file, text, sizeof text - 1);
+  close(file);
+  if (size <= 0) return -1;
+  text[size] = '\0';
+  int64_t running = 0, waiting = 0;
+  return std::sscanf(text, "%" SCNd64 " %" SCNd64, &running, &waiting) == 2 ? waiting : -1;
+}
+
+bool asked_seldom(PythonThread* thread) {
+  int64_t now = g_api->unix_ns(0);
+  if (now - thread->usage_asked < kSeldom) return false;
+  thread->usage_asked = now;
+  return true;
+}
+
+bool ask(Usage* usage) {
+#ifdef RUSAGE_THREAD
+  struct rusage found;
+  if (getrusage(RUSAGE_THREAD, &found) != 0) return false;
+  *usage = {0, runnable(), found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
+  return true;
+#else
+  (void)usage;
+  return false;
+#endif
+}
+
+PyObject* as_tuple(const Usage& usage) {
+  return Py_BuildValue("LLLLL", static_cast<long long>(usage.runnable), static_cast<long long>(usage.minor_faults),
+                       static_cast<long long>(usage.major_faults), static_cast<long long>(usage.voluntary_switches),
+                       static_cast<long long>(usage.involuntary_switches));
+}
+
+// usage_at(event); see _python.pyi.
+PyObject* usage_at(PyObject*, PyObject* number) {
+  uint64_t event = PyLong_AsUnsignedLongLong(number);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  for (size_t i = g_count; event != 0 && i-- > 0 && g_count - i <= kMost;) {
+    if (g_latest[i % kMost].event == event) return as_tuple(g_latest[i % kMost]);
+  }
+  Py_RETURN_NONE;
+}
+
+// usage_now(); see _python.pyi.
+PyObject* usage_now(PyObject*, PyObject*) {
+  Usage usage;
+  if (!ask(&usage)) Py_RETURN_NONE;
+  return as_tuple(usage);
+}
+
+PyMethodDef g_methods[] = {{"usage_at", usage_at, METH_O, nullptr},
+                           {"usage_now", usage_now, METH_NOARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void note_usage(PythonThread* thread) {
+  Usage usage;
+  uint32_t consumers = 0;
+  if (!asked_seldom(thread) || !ask(&usage)) return;
+  usage.event = g_api->innermost(&consumers);
+  g_latest[g_count++ % kMost] = usage;
+}
+
+int add_usage(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }
+
+}  // namespace otp_python
