@@ -44,6 +44,7 @@ TESTS = [
         *("torch/test_label_traces", "torch/test_record_function_fast", "torch/test_torchrun_collectives"),
         # Phases of training loops.
         *("torch/test_phases", "torch/test_phase_hooks", "torch/test_phase_roots", "torch/test_frame_modules"),
+        "torch/test_thread_usage",
     )
 ]
 DEVICE_TESTS = ["tests/torch/test_device_times.py", "tests/torch/test_device_trouble.py"]

@@ -19,7 +19,6 @@ from otel_torchprof._sources.step_counter import optimizers_were_made
 from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._sources.torch_hooks import ModuleHooks
 from otel_torchprof._spans.live_frames import CallRules
-from otel_torchprof._spans.steps import Usage
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 
@@ -321,8 +320,8 @@ class Instrumentation:
         """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
         with self._steps_lock:
             for mark in self._marks.take():
-                usage = None if mark.usage is None else Usage(mark.thread, mark.usage)
-                self._recording.step_ended(mark.time_ns, self._contexts.number_of(mark.context), mark.thread, usage)
+                context = self._contexts.number_of(mark.context)
+                self._recording.step_ended(mark.time_ns, context, mark.thread, mark.usage)
 
     def _look_for_roots(self) -> None:
         """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""

@@ -11,14 +11,13 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle
 from otel_torchprof._spans.step_tokens import OPTIMIZERS
-from otel_torchprof._spans.steps import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._spans.step_cycle import Boundary, Token
-    from otel_torchprof._spans.steps import Steps
+    from otel_torchprof._spans.steps import Steps, Usage
 
 MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""
@@ -88,7 +87,7 @@ class StepSegments:
         on_first: Callable[[int], None],
         rule: StepRule,
         began: Callable[[int], int | None],
-        usage: Callable[[int], Sequence[int] | None],
+        usage: Callable[[int], Usage | None],
     ) -> None:
         self._steps = steps
         self._on_first = on_first
@@ -211,8 +210,7 @@ class StepSegments:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
         for time, thread, token, segment in boundaries:
-            context, counts = self._context_before(time, thread), self._usage(token)
-            usage = None if counts is None else Usage(thread, counts)
+            context, usage = self._context_before(time, thread), self._usage(token)
             # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first
             # for the outer one, and a span that is sent while its step runs comes before it.
             before = time - 1

@@ -23,6 +23,9 @@ _MOST = 100_000
 """Marks that may wait; of more, the oldest are forgotten: their steps become one with the next."""
 
 
+_Usage = tuple[int, int, int, int, int, int]
+
+
 class StepMark(NamedTuple):
     """One end of a step, by the program's own word."""
 
@@ -32,7 +35,7 @@ class StepMark(NamedTuple):
     """OpenTelemetry's, as the loop was in it."""
     thread: int
     """``threading.get_ident()`` of the loop."""
-    usage: tuple[int, ...] | None
+    usage: _Usage | None
     """What the system says of that thread."""
 
 
@@ -45,7 +48,7 @@ class StepMarks:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, Context, int, tuple[int, ...] | None]] = deque(maxlen=_MOST)
+        self._marks: deque[tuple[int, Context, int, _Usage | None]] = deque(maxlen=_MOST)
         self.note = _noting(self._marks.append)
         """``note()``: a step has ended."""
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from otel_torchprof._tree.compiled import Shares
 
+Usage = tuple[int, int, int, int, int, int]
+"""What the system says of a thread: its number there, and since it began the counts of :data:`_USAGE`; of these the first in ns, -1 where it is unknown."""
 _USAGE = (
     "torch.step.runnable_duration",
     "torch.step.page_faults.minor",
@@ -131,23 +133,6 @@ class RecordedStep(NamedTuple):
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     name: str = STEP_NAME
     """Of its span."""
-
-
-class Usage(NamedTuple):
-    """What the system says of a thread at one moment."""
-
-    thread: int
-    """``threading.get_ident()``."""
-    counts: Sequence[int]
-    """Of :data:`_USAGE` since the thread began; the first in ns, -1 where it is unknown."""
-
-    def since(self, before: Usage | None) -> dict[str, Any]:
-        """Attributes of what came in between; none where that is not known."""
-        if before is None or before.thread != self.thread:
-            return {}
-        used = {key: now - then for key, now, then in zip(_USAGE, self.counts, before.counts, strict=True)}
-        runnable = used.pop(_USAGE[0])
-        return used if min(self.counts[0], before.counts[0]) < 0 else {_USAGE[0]: runnable / 1e9, **used}
 
 
 @dataclass(eq=False, slots=True)
@@ -405,7 +390,7 @@ class Steps:
         main = self._span(step, context)
         main.end = max(main.end, end)
         main.thread, main.is_whole = thread, True
-        main.attributes |= {} if usage is None else usage.since(step.usage)
+        main.attributes |= _used(step.usage, usage)
         self._ended.append(step)
         return (main.trace.trace_id, main.span_id) if main.trace.exported else None
 
@@ -442,6 +427,15 @@ class Steps:
 
     def _enclosing(self, context: int) -> tuple[SpanContext, int | None] | None:
         return None if context in {0, CONTEXT_MUTED} else self._current_span(context)
+
+
+def _used(before: Usage | None, after: Usage | None) -> dict[str, Any]:
+    """Attributes of what a thread used in between; none where that is not known, or these are two threads."""
+    if before is None or after is None or before[0] != after[0]:
+        return {}
+    used = {key: now - then for key, then, now in zip(_USAGE, before[1:], after[1:], strict=True)}
+    runnable = used.pop(_USAGE[0])
+    return used if min(before[1], after[1]) < 0 else {_USAGE[0]: runnable / 1e9, **used}
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:

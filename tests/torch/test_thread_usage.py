@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from instrumented import Collecting  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._native.python_sources import usage_at  # noqa: E402
 
 PAGES = 1000
 STEPS = 8
@@ -24,13 +25,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def trained(work, *, says_steps=False):
-    """Steps of a loop with a loader that does its work in each; their spans, without the first and the last."""
+def trained(work, *, says_steps=False, asked=None):
+    """Steps of a loop with a loader that does its work in each; their spans, without the first and the last.
+
+    ``asked``: gets the events whose usage was looked up.
+    """
     model = torch.nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = torch.utils.data.DataLoader(torch.ones(STEPS * 256, 256), batch_size=256)
     exporter = Collecting()
-    with otp.stream(exporter, detail="steps") as stream:
+    stream = otp.stream(exporter, detail="steps")
+    if asked is not None:
+        stream._instrumentation._recording.segments._usage = lambda event: asked.append(event) or usage_at(event)
+    with stream:
         for x in data:
             model(x).sum().backward()
             work()
@@ -83,3 +90,14 @@ def test_time_that_a_thread_was_ready_to_run_and_did_not():
     waited = sum(span.attributes["torch.step.runnable_duration"] for span in steps)
     assert 0 < waited < sum(span.end_time - span.start_time for span in steps) / 1e9
     assert sum(span.attributes["torch.step.context_switches.involuntary"] for span in steps) > 0
+
+
+def test_a_forked_child_has_nothing_of_its_parents():
+    """The child counts events from the beginning: what its parent was told of events with those numbers is not taken for its own."""
+    asked: list[int] = []
+    trained(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000), asked=asked)
+    assert any(usage_at(event) for event in asked)
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(usage_at(event) is not None for event in asked))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -8,6 +8,7 @@
 // Python's lock is held in all of this.
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -22,6 +23,7 @@ namespace {
 
 struct Usage {
   uint64_t event;    // of the phase at whose begin this was; 0: none
+  int64_t thread;    // the system's number
   int64_t runnable;  // ns; -1: the system does not say
   int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
 };
@@ -30,6 +32,7 @@ constexpr size_t kMost = 1 << 14;     // steps that may wait for a drain
 constexpr int64_t kSeldom = 1000000;  // ns between two of a thread: 0.5 % of its time
 std::array<Usage, kMost> g_latest;    // of all threads
 size_t g_count = 0;
+pid_t g_process = 0;  // that these are of: a forked child counts its events anew
 
 int64_t runnable() {
   char text[64];
@@ -54,7 +57,7 @@ bool ask(Usage* usage) {
 #ifdef RUSAGE_THREAD
   struct rusage found;
   if (getrusage(RUSAGE_THREAD, &found) != 0) return false;
-  *usage = {0, runnable(), found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
+  *usage = {0, syscall(SYS_gettid), runnable(), found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
   return true;
 #else
   (void)usage;
@@ -63,17 +66,28 @@ bool ask(Usage* usage) {
 }
 
 PyObject* as_tuple(const Usage& usage) {
-  return Py_BuildValue("LLLLL", static_cast<long long>(usage.runnable), static_cast<long long>(usage.minor_faults),
-                       static_cast<long long>(usage.major_faults), static_cast<long long>(usage.voluntary_switches),
+  return Py_BuildValue("LLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
+                       static_cast<long long>(usage.minor_faults), static_cast<long long>(usage.major_faults),
+                       static_cast<long long>(usage.voluntary_switches),
                        static_cast<long long>(usage.involuntary_switches));
+}
+
+void forget_in_child() {
+  if (g_process == getpid()) return;
+  g_process = getpid();
+  g_count = 0;
 }
 
 // usage_at(event); see _python.pyi.
 PyObject* usage_at(PyObject*, PyObject* number) {
   uint64_t event = PyLong_AsUnsignedLongLong(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  for (size_t i = g_count; event != 0 && i-- > 0 && g_count - i <= kMost;) {
-    if (g_latest[i % kMost].event == event) return as_tuple(g_latest[i % kMost]);
+  forget_in_child();
+  for (size_t i = g_count; i-- > 0 && g_count - i <= kMost;) {
+    const Usage& usage = g_latest[i % kMost];
+    if (usage.event == event) return as_tuple(usage);
+    // A thread's ids rise, so that of an event that was not asked for only what came after it is looked through.
+    if (usage.event >> OTP_INDEX_BITS == event >> OTP_INDEX_BITS && usage.event < event) break;
   }
   Py_RETURN_NONE;
 }
@@ -95,6 +109,7 @@ void note_usage(PythonThread* thread) {
   Usage usage;
   uint32_t consumers = 0;
   if (!asked_seldom(thread) || !ask(&usage)) return;
+  forget_in_child();
   usage.event = g_api->innermost(&consumers);
   g_latest[g_count++ % kMost] = usage;
 }
