@@ -45,6 +45,8 @@ class Part(enum.IntEnum):
     """Python's garbage collector ran."""
     DEVICE_WAIT = 17
     """The thread waited for a device."""
+    AVERAGING = 18
+    """An averaged model took in the weights of the one that is trained."""
 
     @property
     def phase(self) -> str:
@@ -88,6 +90,7 @@ _PHASE_OF = {
     Part.UNSCALE: "optimizer",
     Part.CLIPPING: "optimizer",
     Part.ZEROING: "optimizer",
+    Part.AVERAGING: "optimizer",
     Part.SAVE: "checkpoint",
     Part.COLLECTIVE: "collective",
     Part.COMPILATION: "compile",

@@ -59,6 +59,7 @@ _CALLS = (
     # Programs have clip_grad_norm_ by its name; these two do its work.
     _Call("torch.nn.utils.clip_grad", "_get_total_norm", Part.CLIPPING),
     _Call("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", Part.CLIPPING),
+    _Call("torch.optim.swa_utils", "AveragedModel.update_parameters", Part.AVERAGING),
     _Call("torch.serialization", "_save", Part.SAVE),
     _Call("torch.serialization", "_legacy_save", Part.SAVE),
     _Call("torch.serialization", "_open_zipfile_writer_file.__exit__", Part.SAVE),

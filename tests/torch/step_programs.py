@@ -232,7 +232,8 @@ def diffusion(own: Own, sizes: Sizes) -> None:
         own.zero(optimizer)
         own.backward(loss)
         own.step(optimizer)
-        averaged.update_parameters(model)
+        with own.phase("optimizer"):
+            averaged.update_parameters(model)
         own.count()
         if iteration % 3 == 0:
             with torch.no_grad():
