@@ -46,16 +46,6 @@ def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | 
     raise ValueError(f"the store holds {_MOST_GENERATIONS} earlier processes of rank {rank}")
 
 
-def first_rule(store: Any, run: Run, rank: int, revision: int, rule: str) -> str:
-    """The rule of that revision by which steps end on the first rank; empty where that has not said it yet.
-
-    Raises:
-        Exception: whatever the store does.
-    """
-    key = f"otel_torchprof/rule/{run.run_id}/{run.restart}/{run.attempt}/{revision}"
-    return _held(store, key, rule if rank == 0 else "")
-
-
 def _held(store: Any, key: str, offered: str) -> str:
     held: bytes = store.compare_set(key, "", offered)
     return held.decode()

@@ -3,7 +3,7 @@
 What launchers say is known from the start. The ids need more: that all ranks mean the same run, also where a run id is used
 a second time, a launcher began some processes anew, or nobody gave an id. That is agreed on when torch's process group is
 made, by one entry in the store by which the ranks have found each other: the first to offer one has given it. Nothing waits for
-another rank. Later the store is asked for one thing only: whether steps end by the same rule as on the first rank.
+another rank, and nothing is asked of the store later.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ class Ranks:
         self._link: _Link | None = None
         self._unlinked = "no process group of torch.distributed was made yet"
         self._has_asked = self._in_child = False
-        self._compared = 0
-        self._own_steps = ""
         self._groups = Groups()
         self._merged: tuple[Resource, Mapping[str, Any], Resource] | None = None
         self._call_off: Callable[[], None] = _nothing
@@ -110,7 +108,6 @@ class Ranks:
         """A forked child is no rank, until it makes a process group of its own: its steps would have the parent's ids."""
         self._lock = threading.RLock()
         self._link, self._in_child = None, True
-        self._compared, self._own_steps = 0, ""
         self._unlinked = "this is a forked child of a rank"
         self._groups = Groups()
         self._merged = None
@@ -156,7 +153,7 @@ class Ranks:
     def state(self) -> dict[str, str]:
         """For health: ``ranks`` is on where ids are derived; nothing where there is one rank only."""
         if self._link is not None:
-            return {_SOURCE: f"off: {self._own_steps}" if self._own_steps else ON}
+            return {_SOURCE: ON}
         place = self.place
         return {} if place is None or place.world_size <= 1 else {_SOURCE: f"off: {self._unlinked}"}
 
@@ -164,12 +161,12 @@ class Ranks:
 
     def step_ids(self, step: int) -> StepIds | None:
         """The ids of a step of this rank; None where they are the provider's affair."""
-        link = self._linked
+        link = self._link
         return None if link is None else self._ids(link, step, link.place.rank)
 
     def step_context(self, rank: int, step: int) -> SpanContext | None:
         """The span of any rank's step; None as long as the ranks have not agreed on their run."""
-        link = self._linked
+        link = self._link
         if link is None or not 0 <= rank < link.place.world_size:
             return None
         ids = self._ids(link, step, rank)
@@ -179,47 +176,20 @@ class Ranks:
         self, group: str, sequence: int, rank: int, step: int, operation: str = ""
     ) -> tuple[int, int] | None:
         """Trace and span id of any rank's part in a collective, the ``sequence``-th of its group; None as for steps."""
-        link = self._linked
+        link = self._link
         if link is None:
             return None
         return self._ids(link, step, rank).trace_id, collective_span_id(link.run, rank, group, sequence, operation)
 
     def linked_ranks(self, ranks: Sequence[int], most: int = MOST_LINKED) -> tuple[int, ...]:
         """To which of a group's ranks this one's part in a collective links: to those that export, and not to itself."""
-        link = self._linked
+        link = self._link
         if link is None:
             return ()
         chosen = linked_peers(ranks, link.place.rank, most)
         if self._choice == "all":
             return chosen
         return tuple(rank for rank in chosen if self._exports(link.place, rank))
-
-    def other_rule(self, revision: int, rule: str) -> str | None:
-        """The rule by which steps end on the first rank, where that is known to be another one: from then on ids are not derived.
-
-        A round trip to the store for each revision, again until the first rank has said its own. Not from the loop's thread: a
-        store that does not answer is waited for.
-        """
-        link, c10d = self._linked, sys.modules.get(_C10D)
-        if link is None or c10d is None or revision <= self._compared:
-            return None
-        try:
-            first = rank_store.first_rule(c10d._get_default_store(), link.run, link.place.rank, revision, rule)  # noqa: SLF001
-        except Exception as error:  # noqa: BLE001 - the process group may be gone; nothing depends on it
-            _logger.info("the rules of steps cannot be compared: %s: %s", type(error).__name__, error)
-            self._compared = sys.maxsize
-            return None
-        self._compared = revision if first else self._compared
-        if first in {"", rule}:
-            return None
-        self._own_steps = f"a step ends with {rule} here and with {first} on rank 0: the ids of steps are not derived"
-        _logger.warning("ranks are not linked: %s", self._own_steps)
-        return first
-
-    @property
-    def _linked(self) -> _Link | None:
-        """What ids are derived from."""
-        return None if self._own_steps else self._link
 
     def _ids(self, link: _Link, step: int, rank: int) -> StepIds:
         found = self.exporting

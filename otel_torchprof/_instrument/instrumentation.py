@@ -312,7 +312,6 @@ class Instrumentation:
             label_by_environment(is_early=True)
         if self._ranks is not None:
             self._ranks.look()
-            self._recording.segments.compare(self._ranks.other_rule)
         self._take_marks()
         self._look_for_roots()
 

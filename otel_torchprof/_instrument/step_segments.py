@@ -116,13 +116,6 @@ class StepSegments:
         is_unknown = not cycle.revision and (self._waiting or not self._has_drained)
         return "not known yet, since too little was taken from the recorder so far" if is_unknown else cycle.rule
 
-    def compare(self, other_rule: Callable[[int, str], str | None]) -> None:
-        """Asks for another rule than the learned one, by its revision and its name, and goes by that where there is one."""
-        cycle = self._cycle
-        name = None if cycle is None else cycle.rule_name
-        if cycle is not None and name is not None and (other := other_rule(cycle.revision, name)) is not None:
-            cycle.adopt(other, "as on rank 0")
-
     @property
     def events(self) -> int:
         """Events that wait. Any thread."""

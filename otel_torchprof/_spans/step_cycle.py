@@ -9,18 +9,18 @@ from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._spans.step_held import Held
 from otel_torchprof._spans.step_learner import Learner
-from otel_torchprof._spans.step_rules import Fit, Rule
+from otel_torchprof._spans.step_rules import Fit
 from otel_torchprof._spans.step_tokens import OPTIMIZERS, RELEVANT, Boundary, Token
 from otel_torchprof._spans.step_walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from otel_torchprof._spans.step_rules import Rule
+
 __all__ = ["Boundary", "StepCycle", "Token"]
 
 _MOST_THREADS = 64
-_MOST_KEYS = 256
-"""Optimizers, scalers and loaders of which the order is remembered."""
 _QUIET_PERIODS = 3
 """Periods of another thread's loop after which a loop that says nothing is over."""
 
@@ -43,36 +43,9 @@ class _Loop:
         """Id of its latest token."""
         self._open: Token | None = None
         self._has_closures = False
-        self._order: dict[tuple[Part, int], None] = {}
-
-    def rule_name(self) -> str | None:
-        """The rule in other processes' terms: the part, and which of its objects it is, in the order in which they came first."""
-        if self.walk is None:
-            return None
-        anchor = self.walk.rule[:2]
-        if anchor[1] == 0:
-            return anchor[0].name
-        same = [known for known in self._order if known[0] is anchor[0]]
-        return f"{anchor[0].name} {same.index(anchor)}" if anchor in same else None
-
-    def adopt(self, name: str, why: str) -> None:
-        """Goes by the rule of that name from now on, where there is such an object."""
-        walk, known = self.walk, (*self._order, (Part.FORWARD, 0))
-        if walk is None or walk.rule.is_given:
-            return
-        for part, key in known:
-            number = "" if key == 0 else f" {[one for one in known if one[0] is part].index((part, key))}"
-            if name == part.name + number:
-                text = f"a step {'ends' if part in OPTIMIZERS else 'begins'} with {name} ({why})"
-                walk.rule = Rule(part, key, walk.rule.optimizers, text)
-                self._fit, self.learner = Fit(walk.rule), None
-                self.adopted += 1
-                return
 
     def take(self, token: Token) -> None:
         """The next token, or the latest once more with its end."""
-        if (token.part in OPTIMIZERS or token.part is Part.NEXT) and len(self._order) < _MOST_KEYS:
-            self._order[token.part, token.key] = None
         waiting, self._open = self._open, None
         if token.is_cut and token.part in OPTIMIZERS:  # an iteration that has failed is part of the next one's step
             if waiting is not None and waiting.id != token.id:
@@ -249,16 +222,6 @@ class StepCycle:
     def anchor(self) -> tuple[Part, int] | None:
         """The part and the key of what the rule in force goes by; None where there is none."""
         return None if self._active is None or self._active.walk is None else self._active.walk.rule[:2]
-
-    @property
-    def rule_name(self) -> str | None:
-        """The rule in force, as the same program has it in another process; None where there is none, or no such name."""
-        return None if self._active is None else self._active.rule_name()
-
-    def adopt(self, name: str, why: str) -> None:
-        """Goes by the rule of that name from now on, if there is what it goes by; not where the program gave another."""
-        if self._active is not None:
-            self._active.adopt(name, why)
 
     @property
     def rule(self) -> str:

@@ -29,7 +29,6 @@ PHASES = {
     "together": {"detail": "modules", "ranks": "together"},
     "sampled": {"detail": "steps", "ranks": "together"},
     "one": {"detail": "ops", "export_ranks": "one"},
-    "rules": {"detail": "steps"},
 }
 SAMPLED_STEPS = 20
 
@@ -42,36 +41,15 @@ def train(model: torch.nn.Module, steps: int) -> None:
         optimizer.zero_grad()
 
 
-def diverge(model: torch.nn.Module, provider: TracerProvider) -> None:
-    """On the last rank another optimizer steps first in each round; drains come before and after rank 0's."""
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
-    if dist.get_rank() == dist.get_world_size() - 1:
-        optimizers.append(torch.optim.SGD(model.parameters(), lr=0.01))
-
-    def rounds() -> None:
-        for _ in range(4):
-            model(torch.ones(2, 4)).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-
-    rounds()
-    for _ in range(2):  # the rule is learned in the first, and compared in the next
-        provider.force_flush()
-    dist.barrier()
-    provider.force_flush()
-    rounds()
-
-
 def recorded(folder: Path, phase: str, work) -> dict[str, object]:
-    """Runs ``work(provider)`` instrumented; what the rank knows of itself then."""
+    """Runs ``work`` instrumented; what the rank knows of itself then."""
     (folder / phase).mkdir(exist_ok=True)
     resource = Resource({"service.name": "ranks"} | ({"torch.run.id": "mine"} if phase == "sampled" else {}))
     sampler = TraceIdRatioBased(0.5) if phase == "sampled" else None
     provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(otp.TorchSpanProcessor(JsonLinesExporter(folder / phase)))
     otp.TorchInstrumentor().instrument(tracer_provider=provider, **PHASES[phase])
-    work(provider)
-    provider.force_flush()
+    work()
     context = otp.step_context(2, 1)
     found = {
         "sources": dict(otp.TorchInstrumentor().health.sources),
@@ -91,7 +69,7 @@ def main() -> None:
     model = torch.nn.Linear(4, 2)
     info: dict[str, object] = {}
 
-    def join(_provider: TracerProvider) -> None:
+    def join() -> None:
         dist.init_process_group("gloo")
         train(DistributedDataParallel(model), STEPS)
 
@@ -99,9 +77,8 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallel = DistributedDataParallel(model)
     for phase in ("apart", "together", "one"):
-        info[phase] = recorded(folder, phase, lambda _: train(parallel, STEPS))
-    info["sampled"] = recorded(folder, "sampled", lambda _: train(parallel, SAMPLED_STEPS))
-    info["rules"] = recorded(folder, "rules", lambda provider: diverge(parallel, provider))
+        info[phase] = recorded(folder, phase, lambda: train(parallel, STEPS))
+    info["sampled"] = recorded(folder, "sampled", lambda: train(parallel, SAMPLED_STEPS))
     info["after"] = dist.distributed_c10d._update_default_pg.__module__
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(info))
     assert mesh is not None

@@ -148,21 +148,6 @@ def test_a_sampler_by_trace_id_decides_alike_on_all_ranks(folder):
     assert {resource["torch.run.id"] for resource in resources} == {"mine"}
 
 
-def test_a_rank_whose_loop_is_another_takes_the_first_ones_rule(folder):
-    """The last rank learned that its second optimizer ends a step; from rank 0 it knows better, says so, and its ids are its own."""
-    *same, other = [info["rules"] for info in info_of(folder)]
-    assert {info["sources"]["ranks"] for info in same} == {"on"}
-    assert other["sources"]["ranks"] == (
-        "off: a step ends with STEP 1 here and with STEP 0 on rank 0: the ids of steps are not derived"
-    )
-    assert other["sources"]["steps"] == "on: a step ends with STEP 0 (as on rank 0)"
-    assert [bool(info["context"]) for info in (*same, other)] == [True, True, True, False]
-    for rank, spans in spans_of(folder, "rules").items():
-        steps, run = steps_of(spans), run_of(spans[0])
-        assert len(steps) >= 6
-        assert (steps[max(steps)]["trace"] == step_trace_id(run, max(steps), rank)) == (rank != max(RANKS))
-
-
 def test_nothing_is_left_in_torch(folder):
     """After uninstrument() the function that sets the process group is torch's own again."""
     for info in info_of(folder):

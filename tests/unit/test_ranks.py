@@ -64,44 +64,6 @@ def test_what_a_launcher_says_is_known_before_there_is_a_process_group():
     assert ranks.state() == {"ranks": "off: no process group of torch.distributed was made yet"}
 
 
-def test_a_rank_with_other_steps_than_the_first_derives_no_ids(caplog):
-    """Until rank 0 has said its rule nothing is known; the same one changes nothing; another one is told once, and ids end."""
-    store, process = Store(), C10d()
-    process.init(1, 3, store)
-    first, second, third = (joined(rank, 3, store) for rank in range(3))
-    ids = second.step_ids(4)
-    with torch_of(process):
-        assert second.other_rule(1, "STEP 0") is None
-        assert first.other_rule(1, "STEP 0") is None
-        assert second.other_rule(1, "STEP 0") is None
-        assert second.step_ids(4) == ids
-        assert third.other_rule(1, "STEP 1") == "STEP 0"
-        assert third.other_rule(2, "STEP 1") is None
-    own = "a step ends with STEP 1 here and with STEP 0 on rank 0: the ids of steps are not derived"
-    assert third.state() == {"ranks": f"off: {own}"}
-    assert [record.getMessage() for record in caplog.records] == [f"ranks are not linked: {own}"]
-    assert (third.step_ids(4), third.step_context(0, 4), third.collective_span("0", 1, 0, 4)) == (None, None, None)
-    assert third.linked_ranks([0, 1]) == ()
-    assert third.attributes() == {
-        **first.attributes(),
-        "torch.distributed.rank": 2,
-        "service.instance.id": f"{third.run.run_id}/2",
-    }
-    assert second.state() == {"ranks": "on"}
-
-
-def test_a_store_that_fails_ends_the_comparison():
-    """Of a process group that is gone nothing is asked again, and ids stay derived."""
-    process, ranks = C10d(), joined(1, 2, Store())
-    process.init(1, 2, NoStore())
-    with torch_of(process):
-        assert ranks.other_rule(1, "STEP 0") is None
-        process.store = Store()
-        process.store.values["otel_torchprof/rule/" + "/".join(map(str, ranks.run)) + "/2"] = "STEP 1"
-        assert ranks.other_rule(2, "STEP 0") is None
-    assert ranks.state() == {"ranks": "on"}
-
-
 def test_ranks_agree_on_a_run_by_their_store():
     """Nobody gave an id: the first makes one, and all derive the same ids, of each other's steps and collectives too."""
     store = Store()

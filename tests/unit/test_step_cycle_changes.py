@@ -237,25 +237,6 @@ def test_a_loop_that_is_silent_is_over():
     assert cycle.finish(program.time + 9)[-1] == (program.time, 1, program.tokens[-1].id, None)
 
 
-def test_another_processs_rule_is_taken_by_its_name():
-    """The name counts optimizers in the order in which they came; one that is not here changes nothing, nor anything where one was given."""
-    program = Program()("[ N F B S1 N F B S", 4)
-    cycle = cycle_of(program)
-    assert (cycle.rule_name, cycle.revision) == ("STEP 1", 1)
-    cycle.adopt("STEP 2", "as on rank 0")
-    assert (cycle.rule_name, cycle.rule) == ("STEP 1", cycle_of(program).rule)
-    cycle.adopt("STEP 0", "as on rank 0")
-    assert (cycle.rule_name, cycle.rule) == ("STEP 0", "a step ends with STEP 0 (as on rank 0)")
-    after = Program(time=program.time)("N F B S1")("[ N F B S N F B S1", 3)
-    after.tokens = [token._replace(id=token.id + 100) for token in after.tokens]
-    found = cycle.feed(after.tokens, after.time)
-    assert cycle.revision == 2
-    assert [one.time for one in found if one.segment is Segment.STEP][1:] == steps(after.expected)
-    given = cycle_of(program, optimizer=OPTIMIZER)
-    given.adopt("STEP 0", "as on rank 0")
-    assert given.rule == "a step ends with the step of the given optimizer"
-
-
 def both(*programs):
     """Their tokens, as they come."""
     return sorted((token for program in programs for token in program.tokens), key=lambda token: token.start)
