@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DOUBLE, _NAME = AttributeType.DOUBLE, AttributeType.NAME
 _ON_SEGMENTS = "on steps and the other segments of a job"
-_ON_ASKED = f"{_ON_SEGMENTS} of at least a millisecond, on Linux, where both ends are on one thread"
+_ON_ASKED = f"{_ON_SEGMENTS}, on Linux, where both ends are on one thread that trains"
 
 
 PLACES = {

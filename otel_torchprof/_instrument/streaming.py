@@ -167,7 +167,7 @@ class stream:  # noqa: N801 - beside profile
         self._processor.shutdown_within(deadline.remaining())
 
     def step(self) -> None:
-        """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs a microsecond."""
+        """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds."""
         if not self._state and not self._off:
             self._instrumentation.step()
 

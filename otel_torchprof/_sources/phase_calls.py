@@ -17,9 +17,6 @@ from .compiled_code import leave_uncompiled, read_as_true
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_NOT_ERRORS = (StopIteration, GeneratorExit)
-"""By which a function says that there is no more."""
-
 
 class _Call(NamedTuple):
     """A function that is a phase."""
@@ -165,7 +162,7 @@ def _phase(function: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any
             begin(part, owner)
             result = function(*arguments, **keywords)
         except BaseException as error:
-            end(part, owner, None if isinstance(error, _NOT_ERRORS) else type(error))
+            end(part, owner, type(error))
             raise
         end(part, owner, None)
         return result

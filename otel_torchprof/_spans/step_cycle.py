@@ -266,7 +266,9 @@ class StepCycle:
                     self._has_segments = True
                     earliest = self._settled if end is None or boundary.segment is not None else end
                     self._latest = max(boundary.time, self._latest, earliest)
-                    found.append(boundary._replace(time=self._latest))
+                    # What is known of the token is of when that began.
+                    token = boundary.token if boundary.time == self._latest else 0
+                    found.append(boundary._replace(time=self._latest, token=token))
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0

@@ -53,6 +53,6 @@ class Boundary(NamedTuple):
     """Unix ns."""
     thread: int
     token: int
-    """Id of the phase that begins it."""
+    """Id of the phase that begins it; 0 where it begins with none."""
     segment: Segment | None
     """None: nothing follows."""

@@ -114,23 +114,20 @@ PythonThread* recording_thread() {
   return thread == nullptr || thread->compilations != 0 ? nullptr : thread;
 }
 
-// A phase has begun with which a step of training may begin. Where there is a loader a step begins with its batch, and
-// the zeroing before that with none: it is not asked for, and stays for the batch.
+// A phase has begun with which a step of training may begin: an optimizer, or a backward pass, where nothing of the
+// step has come before it. After zeroing a batch may come, with which the step begins then.
 void step_may_begin(PythonThread* thread, uint32_t part) {
-  if (part == kNext) thread->has_loader = true;
-  if (!thread->may_begin_step) return;
-  if (part == kZeroing && thread->has_loader) {
-    thread->has_loader = false;
-    return;
-  }
-  thread->may_begin_step = false;
+  uint8_t least = part == kStep || part == kBackward ? 2 : 1;
+  if (thread->may_begin_step < least) return;
+  if (part != kZeroing) thread->may_begin_step = 0;
   note_usage(thread);
 }
 
 // A phase has ended after which a step of training may begin.
 void step_may_end(PythonThread* thread, uint32_t part) {
-  thread->trains |= part == kBackward || (part >= kStep && part <= kScalerUpdate);
-  thread->may_begin_step |= thread->trains && part != kForward;
+  if (part == kBackward || part == kStep || part == kScalerStep || part == kScalerUpdate) thread->trains = true;
+  if (!thread->trains || part == kForward || part == kZeroing) return;
+  thread->may_begin_step = part == kBackward && thread->may_begin_step == 0 ? 1 : 2;
 }
 
 void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool is_event) {
@@ -228,12 +225,20 @@ PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   look_once();
   if (!thread->phases.empty() && part <= kSave) close_left_behind(thread, false);
   bool recorded = part < kParts && record(part, args[1]);
-  if (recorded && (part == kNext || part == kZeroing || part == kSave)) step_may_begin(thread, part);
+  if (recorded && (part == kNext || part == kBackward || part == kZeroing || part == kSave))
+    step_may_begin(thread, part);
   if (part == kCompilation) ++thread->compilations;
   Py_RETURN_NONE;
 }
 
+// By which a function says that there is no more.
+bool is_end(PyObject* type) {
+  return PyErr_GivenExceptionMatches(type, PyExc_StopIteration) != 0 ||
+         PyErr_GivenExceptionMatches(type, PyExc_GeneratorExit) != 0;
+}
+
 void end_phase(uint32_t part, PyObject* object, PyObject* type) {
+  if (is_end(type)) type = Py_None;
   PyObject *name = type == Py_None ? nullptr : class_name(type), *owner = nullptr;
   Py_ssize_t size = 0;
   const char* error = name == nullptr ? nullptr : utf8(name, &size, &owner);
@@ -251,8 +256,9 @@ PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
   PythonThread* thread = python_thread();
   if (thread != nullptr && part == kCompilation && thread->compilations != 0) --thread->compilations;
-  if (thread != nullptr && (part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave))
-    step_may_end(thread, part);
+  bool has_no_more = part == kNext && args[2] != Py_None;  // and what comes next begins with another loader
+  bool may_end = part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave || has_no_more;
+  if (thread != nullptr && may_end) step_may_end(thread, part);
   if (part < kParts) end_phase(part, args[1], args[2]);
   Py_RETURN_NONE;
 }
@@ -264,6 +270,7 @@ PyObject* optimizer_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Unraising guard;
   if (!thread->phases.empty()) close_left_behind(thread, true);
   begin_hooked(thread, kStep, args[0], true);
+  if (!thread->phases.empty() && thread->phases.back().recorded) step_may_begin(thread, kStep);
   Py_RETURN_NONE;
 }
 

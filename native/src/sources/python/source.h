@@ -94,11 +94,12 @@ struct PythonThread {
   PyObject* variables = nullptr;  // see context.cc; owned
   std::vector<OpenModule> modules;
   std::vector<OpenPhase> phases;
-  uint32_t compilations = 0;    // phases inside of them are torch's own
-  bool trains = false;          // it has run a backward pass or an optimizer
-  bool may_begin_step = false;  // what can end a step has come since the latest phase that was asked for its usage
-  bool has_loader = false;      // a loader was asked since gradients were zeroed
-  int64_t usage_asked = 0;      // Unix ns
+  uint32_t compilations = 0;  // phases inside of them are torch's own
+  bool trains = false;        // it has run a backward pass or an optimizer
+  // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
+  uint8_t may_begin_step = 0;
+  // What the system has said of it, see thread_usage.cc.
+  int64_t usage_of = 0, switches = 0, runnable = -1;
 };
 
 // The calling thread's, made where there is none. Null when there is no memory.

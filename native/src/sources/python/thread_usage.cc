@@ -1,9 +1,10 @@
 // What the system says of a thread where a step of training may begin: how long it was ready to run and did not, page
 // faults and context switches, all since the thread began.
 //
-// Which phase begins a step is known later, so it is asked where one may: once per step as a rule, and only of threads
-// that train. It costs 5 us, nearly all of it opening the file. A descriptor that is kept would save 4 of them, and may
-// be closed by the program, and another file have its number.
+// Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
+// step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
+// it is read only where the thread has been switched out since, without which it has not waited. A descriptor that is
+// kept would save most of that, and may be closed by the program, and another file have its number.
 //
 // Python's lock is held in all of this.
 #include <fcntl.h>
@@ -28,9 +29,8 @@ struct Usage {
   int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
 };
 
-constexpr size_t kMost = 1 << 14;     // steps that may wait for a drain
-constexpr int64_t kSeldom = 1000000;  // ns between two of a thread: 0.5 % of its time
-std::array<Usage, kMost> g_latest;    // of all threads
+constexpr size_t kMost = 1 << 14;   // that may wait for a drain
+std::array<Usage, kMost> g_latest;  // of all threads
 size_t g_count = 0;
 pid_t g_process = 0;  // that these are of: a forked child counts its events anew
 
@@ -46,20 +46,20 @@ int64_t runnable() {
   return std::sscanf(text, "%" SCNd64 " %" SCNd64, &running, &waiting) == 2 ? waiting : -1;
 }
 
-bool asked_seldom(PythonThread* thread) {
-  int64_t now = g_api->unix_ns(0);
-  if (now - thread->usage_asked < kSeldom) return false;
-  thread->usage_asked = now;
-  return true;
-}
-
-bool ask(Usage* usage) {
+bool ask(PythonThread* thread, Usage* usage) {
 #ifdef RUSAGE_THREAD
   struct rusage found;
   if (getrusage(RUSAGE_THREAD, &found) != 0) return false;
-  *usage = {0, syscall(SYS_gettid), runnable(), found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
+  int64_t switches = found.ru_nvcsw + found.ru_nivcsw, id = syscall(SYS_gettid);
+  if (thread->usage_of != id || thread->switches != switches) {
+    thread->usage_of = id;
+    thread->switches = switches;
+    thread->runnable = runnable();
+  }
+  *usage = {0, id, thread->runnable, found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
   return true;
 #else
+  (void)thread;
   (void)usage;
   return false;
 #endif
@@ -83,7 +83,7 @@ PyObject* usage_at(PyObject*, PyObject* number) {
   uint64_t event = PyLong_AsUnsignedLongLong(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
   forget_in_child();
-  for (size_t i = g_count; i-- > 0 && g_count - i <= kMost;) {
+  for (size_t i = g_count; event != 0 && i-- > 0 && g_count - i <= kMost;) {
     const Usage& usage = g_latest[i % kMost];
     if (usage.event == event) return as_tuple(usage);
     // A thread's ids rise, so that of an event that was not asked for only what came after it is looked through.
@@ -94,8 +94,9 @@ PyObject* usage_at(PyObject*, PyObject* number) {
 
 // usage_now(); see _python.pyi.
 PyObject* usage_now(PyObject*, PyObject*) {
+  PythonThread* thread = python_thread();
   Usage usage;
-  if (!ask(&usage)) Py_RETURN_NONE;
+  if (thread == nullptr || !ask(thread, &usage)) Py_RETURN_NONE;
   return as_tuple(usage);
 }
 
@@ -108,7 +109,7 @@ PyMethodDef g_methods[] = {{"usage_at", usage_at, METH_O, nullptr},
 void note_usage(PythonThread* thread) {
   Usage usage;
   uint32_t consumers = 0;
-  if (!asked_seldom(thread) || !ask(&usage)) return;
+  if (!ask(thread, &usage)) return;
   forget_in_child();
   usage.event = g_api->innermost(&consumers);
   g_latest[g_count++ % kMost] = usage;
