@@ -29,6 +29,7 @@ ORDER = (
     "_encode",
     "_distributed",
     "_export",
+    "_trace_files",
     "_events",
     "_profile",
     "_metrics",
