@@ -30,6 +30,7 @@ ORDER = (
     "_distributed",
     "_export",
     "_trace_files",
+    "_explain",
     "_events",
     "_profile",
     "_metrics",

@@ -14,6 +14,7 @@ VOLUNTARY, INVOLUNTARY = "torch.step.context_switches.voluntary", "torch.step.co
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
+RANK_IN_GROUP, ASYNC = "torch.collective.rank", "torch.collective.async"
 RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
 """Of resources."""
 

@@ -1,0 +1,110 @@
+"""An explanation as text for a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_torchprof._process.printable import printable
+
+from .findings import time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .explanation import Explanation
+    from .findings import Finding
+
+_WIDTH = 30
+"""Of the bar of a whole step."""
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_PLAIN = " #"
+
+
+def as_text(found: Explanation, *, is_plain: bool = False) -> str:
+    """For a terminal; plain: bars are of ASCII."""
+    lines = [found.headline, ""]
+    for each in found.findings:
+        lines += [*_finding_lines(each), ""]
+    lines += [f"note: {each.sentence}; {'; '.join(each.evidence)}" for each in found.notes]
+    lines += [f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}" for each in found.abstentions]
+    lines += ["", _steps_line(found), "", *_phase_lines(found, is_plain=is_plain)]
+    if found.slow_steps:
+        lines += ["", "Slowest steps"]
+        lines += [
+            f"{_numbered(each.rank, each.number, found):>16}  {time(each.seconds):>10}  {', '.join(each.differences) or 'nothing that others had not'}"
+            for each in found.slow_steps
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown(found: Explanation) -> str:
+    """For a pull request."""
+    lines = [f"**{_escaped(found.headline)}**", ""]
+    for each in found.findings:
+        lines += [f"- **{_escaped(each.sentence)}** ({each.severity}, {each.confidence}{_on_ranks(each)})"]
+        lines += [f"  - {_escaped(text)}" for text in each.evidence]
+        lines += [f"  - Next: {_escaped(each.next_action)}", f"  - Check: {_escaped(each.check)}"]
+    lines += [f"- Note: {_escaped(each.sentence)}" for each in found.notes]
+    lines += [f"- No verdict{_escaped(_of(each.rank, found))}: {_escaped(each.reason)}" for each in found.abstentions]
+    lines += ["", _escaped(_steps_line(found)), ""]
+    if found.phases:
+        lines += ["| Phase | Median | p95 | Share |", "| --- | ---: | ---: | ---: |"]
+        lines += [f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in found.phases]
+    if found.slow_steps:
+        lines += ["", "| Slowest step | Duration | What others had not |", "| --- | ---: | --- |"]
+        lines += [
+            f"| {_escaped(_numbered(each.rank, each.number, found))} | {time(each.seconds)} | {_escaped(', '.join(each.differences))} |"
+            for each in found.slow_steps
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _finding_lines(each: Finding) -> Iterator[str]:
+    yield f"{each.sentence}  [severity {each.severity}, {each.confidence}{_on_ranks(each)}]"
+    for text in each.evidence:
+        yield f"  evidence  {text}"
+    if each.recoverable_seconds:
+        yield f"  at stake  at most {time(each.recoverable_seconds)} of the recording"
+    yield f"  next      {each.next_action}"
+    yield f"  check     {each.check}"
+
+
+def _phase_lines(found: Explanation, *, is_plain: bool) -> Iterator[str]:
+    if found.phases:
+        yield f"{'Phase':<14}{'Median':>12}{'p95':>12}{'Share':>8}"
+    for row in found.phases:
+        bar = _bar(row.share, _PLAIN if is_plain else _BLOCKS)
+        yield f"{row.phase:<14}{time(row.median):>12}{time(row.p95):>12}{row.share:>8.0%}  {bar}".rstrip()
+
+
+def _bar(share: float, blocks: str) -> str:
+    """As long as the share, to an eighth of a character."""
+    steps = len(blocks) - 1
+    eighths = round(min(max(share, 0.0), 1.0) * _WIDTH * steps)
+    return blocks[-1] * (eighths // steps) + blocks[eighths % steps].strip()
+
+
+def _steps_line(found: Explanation) -> str:
+    ranks = f"{len(found.ranks)} ranks, " if len(found.ranks) > 1 else ""
+    return f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}"
+
+
+def _on_ranks(each: Finding) -> str:
+    names = ", ".join(each.ranks[:4]) + (f" and {len(each.ranks) - 4} more" if len(each.ranks) > 4 else "")  # noqa: PLR2004 - fit on a line
+    return f", on {names}" if names else ""
+
+
+def _of(rank: str, found: Explanation) -> str:
+    return f" for {rank}" if len(found.ranks) > 1 else ""
+
+
+def _numbered(rank: str, number: int, found: Explanation) -> str:
+    return f"{rank} step {number}" if len(found.ranks) > 1 else f"step {number}"
+
+
+def _escaped(text: str) -> str:
+    """Names come from the file: none of them is Markdown, or HTML."""
+    text = printable(text)
+    for char in "\\`*_[]<>|#":
+        text = text.replace(char, f"\\{char}")
+    return text

@@ -1,0 +1,141 @@
+"""Steps, and pauses between them, that are far longer than the others; apart from what all steps are bound by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .advice import BY_PHASE
+from .findings import finding, time, trained
+from .rules import RULES
+from .steps import PLACE_OF
+
+if TYPE_CHECKING:
+    from .findings import Finding
+    from .steps import Floats, Integers, Rank
+
+_SHOWN = 5
+"""Numbers of steps that are listed."""
+_MOST_SPIKES = 500
+"""The longest are looked at one by one."""
+_MOST_COMPARED = 2000
+"""Steps that a spike is compared with: of more, every so many-th."""
+
+
+def spikes(rank: Rank) -> list[Finding]:
+    """What makes single steps slow; without a cause it is a note."""
+    places = np.flatnonzero(trained(rank))
+    if len(places) < RULES.fewest_steps:
+        return []
+    seconds = rank.seconds[places]
+    median, high = float(np.median(seconds)), float(np.percentile(seconds, 99))
+    slow = places[seconds > RULES.spike_ratio * median]
+    if high <= RULES.spike_ratio * median or not len(slow):
+        return []
+    causes = _causes(rank, places, slow)
+    found = []
+    for cause, steps in causes.items():
+        if len(steps) >= RULES.fewest_spikes:
+            what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
+            of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
+            found.append(_finding(rank, places, np.array(sorted(steps)), of_phase, what))
+    explained = {step for steps in causes.values() if len(steps) >= RULES.fewest_spikes for step in steps}
+    rest = np.array([step for step in slow.tolist() if step not in explained], np.int64)
+    if len(rest):
+        found.append(_finding(rank, places, rest, "spikes", "cause unknown")._replace(is_note=True))
+    return found
+
+
+_RUNNABLE = "time runnable but not running"
+
+
+def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, list[int]]:
+    """By cause, the slow steps whose excess it covers; a step has one, the first that does."""
+    columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items()}
+    if not np.isnan(rank.runnable[places]).any():
+        columns[_RUNNABLE] = rank.runnable
+    usual = {name: float(np.median(column[places])) for name, column in columns.items()}
+    median = float(np.median(rank.seconds[places]))
+    of_operators = _UsualTimes(rank, places)
+    found: dict[str, list[int]] = {}
+    for step in slow[np.argsort(-rank.seconds[slow], kind="stable")][:_MOST_SPIKES].tolist():
+        excess = float(rank.seconds[step]) - median
+        covers = (name for name, column in columns.items() if _covers(column, step, usual[name], excess))
+        cause = next(covers, None) or _slow_operator(rank, step, of_operators, excess)
+        if cause:
+            found.setdefault(cause, []).append(step)
+    return found
+
+
+def _covers(column: Floats, step: int, usual: float, excess: float) -> bool:
+    return float(column[step]) - usual >= RULES.spike_cause_share * excess
+
+
+class _UsualTimes:
+    """The median self time of operators over steps, each looked up once."""
+
+    def __init__(self, rank: Rank, places: Integers) -> None:
+        self._operators = [rank.operators[step] for step in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
+        self._found: dict[str, float] = {}
+
+    def of(self, name: str) -> float:
+        """In seconds."""
+        if name not in self._found:
+            times = [sum(each.seconds for each in step if each.name == name) for step in self._operators]
+            self._found[name] = float(np.median(times))
+        return self._found[name]
+
+
+def _slow_operator(rank: Rank, step: int, usual: _UsualTimes, excess: float) -> str | None:
+    """An operator whose self time covers the excess."""
+    of_step: dict[str, float] = defaultdict(float)
+    for each in rank.operators[step]:
+        of_step[each.name] += each.seconds
+    name = max(of_step, key=lambda each: of_step[each], default="")
+    return name if name and of_step[name] - usual.of(name) >= RULES.spike_cause_share * excess else None
+
+
+def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: str) -> Finding:
+    median = float(np.median(rank.seconds[places]))
+    excess = float(rank.seconds[slow].sum()) - median * len(slow)
+    evidence = (
+        f"{len(slow)} of {len(places)} steps took more than {RULES.spike_ratio:g} x the median of {time(median)}: {what}",
+        f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
+    )
+    share = excess / float(rank.seconds[places].sum())
+    return finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
+
+
+def pauses(rank: Rank) -> list[Finding]:
+    """What the loop does between steps, checkpoints and evaluations: how much of the time that is."""
+    places = np.flatnonzero(trained(rank))
+    if len(places) < RULES.fewest_steps:
+        return []
+    first = int(rank.start[places[0]])
+    median, total = float(np.median(rank.seconds[places])), float(rank.seconds[places].sum())
+    inside = [pause for pause in rank.pauses if pause.start >= first]
+    total += sum(pause.duration for pause in inside) / 1e9
+    found = []
+    for kind in dict.fromkeys(pause.kind for pause in inside):
+        mine = np.array([pause.duration for pause in inside if pause.kind == kind]) / 1e9
+        after = np.searchsorted(rank.start, [pause.start for pause in inside if pause.kind == kind]) - 1
+        share = float(mine.sum()) / total
+        if share < RULES.note_share:
+            continue
+        is_note = share < RULES.bound_share or len(mine) < RULES.fewest_spikes
+        evidence = (
+            f"{len(mine)} {kind}s between {len(places)} steps",
+            f"each takes {time(float(np.median(mine)))} as a median, a step {time(median)}",
+            f"after steps {_listed(rank.number[after])}",
+        )
+        found.append(finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note))
+    return found
+
+
+def _listed(numbers: Integers) -> str:
+    """Some numbers of steps, and their distance where that is always the same."""
+    text = ", ".join(map(str, numbers[:_SHOWN].tolist())) + (" ..." if len(numbers) > _SHOWN else "")
+    distances = set(np.diff(numbers).tolist())
+    return text + (f" (every {distances.pop()})" if len(distances) == 1 and len(numbers) > 2 else "")  # noqa: PLR2004 - two make no rhythm
