@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from .steps import Integers
+    from .arrays import Integers
 
 MOST_COLLECTIVES = 50_000
 """Of a process: the first of them."""

@@ -22,8 +22,8 @@ from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from .arrays import Floats, Integers
     from .step_list import Process, StepList
-    from .steps import Floats, Integers
 
 _MOST_NAMES = 10_000
 _LONGEST_NAME = 500

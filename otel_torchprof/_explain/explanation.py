@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
+from otel_torchprof.errors import TorchProfError
 
 from .abstentions import Abstention, abstentions
 from .findings import steady, trained
-from .levels import ALWAYS_JUDGED, levels
+from .levels import levels
 from .rank_reading import read_ranks
 from .rules import RULES
 from .slow_steps import SlowStep, slowest
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
+_OF_THE_REST = frozenset(("machine-busy", "python-gap"))
+"""Verdicts on what is in no phase."""
 NOT_KNOWN = "not known"
 """What is in no phase where phases come from names of operators."""
 
@@ -108,9 +111,12 @@ def explain(
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
     """
+    if not paths:
+        raise TorchProfError("there is no file to explain: name one, or one for each rank")
     ranks, problems = read_ranks([os.fspath(path) for path in paths], watch)
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
-    late, cannot_tell = straggler(ranks)
+    is_doubtful = any(not reason.of_levels_only for reason in reasons)
+    late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
     found = [*_of_ranks(ranks), *late]
     found.sort(key=lambda each: -each.recoverable_seconds)
     chosen = [steady(rank) for rank in ranks]
@@ -120,7 +126,7 @@ def explain(
         steps=sum(len(rank.number) for rank in ranks),
         steady_steps=len(steps),
         findings=tuple(each for each in found if not each.is_note),
-        notes=tuple(each for each in found if each.is_note),
+        notes=tuple(each for each in found if each.is_note and each.severity != "none"),
         abstentions=(*reasons, *cannot_tell),
         phases=_phases(ranks),
         step_median=float(np.median(steps)) if len(steps) else 0.0,
@@ -145,13 +151,14 @@ def _of_ranks(ranks: list[Rank]) -> list[Finding]:
 
 
 def _judged(rank: Rank) -> list[Finding]:
+    """What may be said of a rank, whatever it abstains from."""
     reasons = abstentions(rank)
-    on_levels = levels(rank)
-    is_busy = any(each.verdict == "machine-busy" and not each.is_note for each in on_levels)
-    if reasons:
-        on_levels = [each for each in on_levels if each.verdict in ALWAYS_JUDGED and (is_busy or not each.is_note)]
-    singles = [] if any(not each.of_levels_only for each in reasons) else [*spikes(rank), *pauses(rank)]
-    return [*on_levels, *singles]
+    if not reasons:
+        return [*levels(rank), *spikes(rank), *pauses(rank)]
+    if all(each.of_levels_only for each in reasons):
+        gaps = (each for each in levels(rank) if each.verdict in _OF_THE_REST and not each.is_note)
+        return [*gaps, *spikes(rank), *pauses(rank)]
+    return [each for each in levels(rank) if each.verdict == "machine-busy" and not each.is_note]
 
 
 def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:

@@ -10,9 +10,11 @@ from otel_torchprof._encode.table import format_time
 
 from .advice import ADVICE, HARMLESS
 from .rules import RULES
+from .steps import PLACE_OF
 
 if TYPE_CHECKING:
-    from .steps import Flags, Floats, Rank
+    from .arrays import Flags, Floats
+    from .steps import Rank
 
 _HIGH, _MEDIUM = 0.4, 0.2
 _MOST_RESAMPLED = 2000
@@ -72,8 +74,6 @@ def trained(rank: Rank) -> Flags:
 
 def steady(rank: Rank) -> Flags:
     """Those of them that did not compile."""
-    from .steps import PLACE_OF
-
     return trained(rank) & (rank.phases[:, PLACE_OF["compile"]] <= RULES.recompiling_share * rank.seconds)
 
 

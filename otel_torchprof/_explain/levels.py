@@ -16,8 +16,9 @@ from .steps import PLACE_OF
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .arrays import Flags, Floats
     from .findings import Finding
-    from .steps import Flags, Floats, Rank
+    from .steps import Rank
 
 _SHOWN = 3
 """Operators that are named as evidence,"""
@@ -25,8 +26,6 @@ _SMALL = 0.01
 """with more than this share."""
 _LOOKED_AT = 10
 """Operators that may bind a step: those with a share of 10 % are no more."""
-ALWAYS_JUDGED = frozenset(("machine-busy", "python-gap"))
-"""Whether or not the rest of a step is known."""
 
 
 class _Candidate(NamedTuple):
@@ -83,8 +82,10 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
     known = [phase for phase in COMPUTING if not rank.is_derived or phase in DERIVED]
     shares = {phase: float(np.median(rank.share(rank.phases[:, PLACE_OF[phase]])[chosen])) for phase in known}
     parts = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share)
-    unknown = ("what the forward pass takes is not known",) if rank.is_derived else ()
-    unknown += ("waits for other ranks in the backward pass are part of it",) if rank.communicates else ()
+    unknown = [
+        *(["what the forward pass takes is not known"] if rank.is_derived else []),
+        *(["waits for other ranks in the backward pass are part of it"] if rank.communicates else []),
+    ]
     seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
     return _Candidate("compute-bound", seconds, (parts, *unknown, *_longest(rank, chosen, in_data=False)))
 

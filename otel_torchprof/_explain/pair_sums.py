@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .steps import Integers
+    from .arrays import Integers
 
 _BITS = 24
 _MOST_PAIRS = 1 << 19

@@ -13,8 +13,9 @@ from .rules import RULES
 from .steps import PLACE_OF
 
 if TYPE_CHECKING:
+    from .arrays import Floats, Integers
     from .findings import Finding
-    from .steps import Floats, Integers, Rank
+    from .steps import Rank
 
 _SHOWN = 5
 """Numbers of steps that are listed."""

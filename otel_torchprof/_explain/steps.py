@@ -6,16 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASES, Segment
 
 if TYPE_CHECKING:
+    from .arrays import Flags, Floats, Integers
     from .collectives import Collectives
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 PLACE_OF = {phase: place for place, phase in enumerate(PHASES)}
 """Of each phase, its column."""
