@@ -89,7 +89,7 @@ class Details:
         self._lacks_phases = [not each.has_phases for each in self._processes.values()]
         self._threads = [each.thread for each in self._processes.values()]
         self._events = 0
-        self._operator_counts = [0] * len(self._steps)
+        self._operator_threads: list[set[bool]] = [set() for _ in self._steps]
 
     def __len__(self) -> int:
         return self._events
@@ -116,8 +116,9 @@ class Details:
             duration = round(float(attributes.get(w.AGGREGATED_DURATION, duration / 1e9)) * 1e9)
         own = duration - round(float(attributes.get(w.COLLAPSED_DURATION, 0)) * 1e9)
         is_step = name == STEP_NAME and w.STEP in attributes
-        self._self_times.append(self._key(number, name, is_step), (start, duration, own, -1, *ids[:2]))
-        self._add_phase(number, name, start, duration, attributes.get(w.THREAD))
+        thread = attributes.get(w.THREAD)
+        self._self_times.append(self._key(number, name, is_step, thread), (start, duration, own, -1, *ids[:2]))
+        self._add_phase(number, name, start, duration, thread)
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
         """An event whose parent is around it on its track."""
@@ -128,7 +129,7 @@ class Details:
         number = self._numbers.get(track[0])
         if number is None:
             return
-        key = self._key(number, name, name.startswith(STEP_PREFIX))
+        key = self._key(number, name, name.startswith(STEP_PREFIX), track[1])
         self._self_times.append(key, (start, duration, duration, self._track(track), 0, 0))
         self._add_phase(number, name, start, duration, track[1])
 
@@ -147,9 +148,9 @@ class Details:
         """Of the process with that number."""
         return self._steps[number]
 
-    def has_operators(self, number: int) -> bool:
-        """Whether operators of that process were recorded: else nothing is known of what is between them."""
-        return self._operator_counts[number] > 0
+    def knows_gaps(self, number: int) -> bool:
+        """Whether all operators of that process ran on the loop's thread: else it may have waited for those on others."""
+        return self._operator_threads[number] == {True}
 
     def longest_operators(self) -> list[list[OperatorTime]]:
         """By step, of all processes one after the other."""
@@ -170,7 +171,7 @@ class Details:
 
     # ---- on the way ----
 
-    def _key(self, process: int, name: str, is_step: bool) -> int:
+    def _key(self, process: int, name: str, is_step: bool, thread: Any) -> int:
         name = name[:_LONGEST_NAME]
         if is_step or name in _OF_OPERATORS:
             return process << _PROCESS_BITS | _BETWEEN
@@ -180,7 +181,8 @@ class Details:
         if number is None:
             name = name if len(self._names) < _MOST_NAMES else OTHER_NAMES
             number = self._names.setdefault(name, len(self._names))
-        self._operator_counts[process] += is_operator(name)
+        if is_operator(name):
+            self._operator_threads[process].add(thread in {None, self._threads[process]})
         return process << _PROCESS_BITS | number
 
     def _track(self, track: Hashable) -> int:

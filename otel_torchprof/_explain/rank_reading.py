@@ -70,7 +70,7 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tup
     for place, process in enumerate(listed.processes.values()):
         steps = details.steps(place)
         of_steps = operators[steps.first : steps.first + len(process.steps)]
-        rank = _rank(Path(path).name, process, steps, of_steps, details.has_operators(place))
+        rank = _rank(Path(path).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
         if len(listed.processes) == 1:
             rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
             if listed.device_slices:
@@ -80,13 +80,13 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tup
 
 
 def _rank(
-    name: str, process: Process, steps: StepsOfProcess, operators: list[list[OperatorTime]], has_operators: bool
+    name: str, process: Process, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
 ) -> Rank:
     rows = process.steps
     seconds = np.array([row.duration for row in rows]) / 1e9
     phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
     numbers = [row.number for row in rows]
-    gap = np.minimum(steps.gap, seconds) if has_operators else np.full(len(rows), NAN)
+    gap = np.minimum(steps.gap, seconds) if knows_gaps else np.full(len(rows), NAN)
     return Rank(
         name=name,
         number=np.array(numbers, np.int64),

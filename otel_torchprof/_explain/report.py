@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 30
 """Of the bar of a whole step."""
+_LISTED = 8
+"""Reasons for no verdict: each rank may have one."""
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _PLAIN = " #"
 
@@ -26,7 +28,11 @@ def as_text(found: Explanation, *, is_plain: bool = False) -> str:
     for each in found.findings:
         lines += [*_finding_lines(each), ""]
     lines += [f"note: {each.sentence}; {'; '.join(each.evidence)}" for each in found.notes]
-    lines += [f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}" for each in found.abstentions]
+    lines += [
+        f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}" for each in found.abstentions[:_LISTED]
+    ]
+    if len(found.abstentions) > _LISTED:
+        lines += [f"and {len(found.abstentions) - _LISTED} more reasons: --json"]
     lines += ["", _steps_line(found), "", *_phase_lines(found, is_plain=is_plain)]
     if found.slow_steps:
         lines += ["", "Slowest steps"]
@@ -45,7 +51,10 @@ def as_markdown(found: Explanation) -> str:
         lines += [f"  - {_escaped(text)}" for text in each.evidence]
         lines += [f"  - Next: {_escaped(each.next_action)}", f"  - Check: {_escaped(each.check)}"]
     lines += [f"- Note: {_escaped(each.sentence)}" for each in found.notes]
-    lines += [f"- No verdict{_escaped(_of(each.rank, found))}: {_escaped(each.reason)}" for each in found.abstentions]
+    lines += [
+        f"- No verdict{_escaped(_of(each.rank, found))}: {_escaped(each.reason)}"
+        for each in found.abstentions[:_LISTED]
+    ]
     lines += ["", _escaped(_steps_line(found)), ""]
     if found.phases:
         lines += ["| Phase | Median | p95 | Share |", "| --- | ---: | ---: | ---: |"]
