@@ -16,6 +16,7 @@ _PREFIXES = (
     ("_compile.compile_inner (dynamo_timed)", "compile"),
     ("Python GC", "gc"),
 )
+_ANY = (PHASE_PREFIX, *(prefix for prefix, _ in _PREFIXES))
 _OF_ANY_THREAD = frozenset(("backward",))
 _DERIVED = frozenset(phase for _, phase in _PREFIXES)
 DERIVED = tuple(phase for phase in PLACE_OF if phase in _DERIVED)
@@ -27,6 +28,8 @@ _AROUND_OTHERS = "autograd::engine::"
 
 def phase_of(name: str) -> str | None:
     """The phase that a slice of this name is a part of."""
+    if not name.startswith(_ANY):
+        return None
     if name.startswith(PHASE_PREFIX):
         phase = name.removeprefix(PHASE_PREFIX)
         return phase if phase in PLACE_OF else None

@@ -24,23 +24,16 @@ _PLAIN = " #"
 
 def as_text(found: Explanation, *, is_plain: bool = False) -> str:
     """For a terminal; plain: bars are of ASCII."""
-    lines = [found.headline, ""]
-    for each in found.findings:
-        lines += [*_finding_lines(each), ""]
-    lines += [f"note: {each.sentence}; {'; '.join(each.evidence)}" for each in found.notes]
-    lines += [
-        f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}" for each in found.abstentions[:_LISTED]
+    blocks = [
+        [found.headline],
+        *(_finding_lines(each) for each in found.findings),
+        _doubts(found),
+        [_steps_line(found)],
+        _phase_lines(found, is_plain=is_plain),
+        _slow_lines(found),
     ]
-    if len(found.abstentions) > _LISTED:
-        lines += [f"and {len(found.abstentions) - _LISTED} more reasons: --json"]
-    lines += ["", _steps_line(found), "", *_phase_lines(found, is_plain=is_plain)]
-    if found.slow_steps:
-        lines += ["", "Slowest steps"]
-        lines += [
-            f"{_numbered(each.rank, each.number, found):>16}  {time(each.seconds):>10}  {', '.join(each.differences) or 'nothing that others had not'}"
-            for each in found.slow_steps
-        ]
-    return "\n".join(lines) + "\n"
+    texts = ("\n".join(lines) for lines in blocks)
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
 def as_markdown(found: Explanation) -> str:
@@ -66,6 +59,24 @@ def as_markdown(found: Explanation) -> str:
             for each in found.slow_steps
         ]
     return "\n".join(lines) + "\n"
+
+
+def _doubts(found: Explanation) -> Iterator[str]:
+    """Notes, and reasons for no verdict."""
+    for note in found.notes:
+        yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
+    for each in found.abstentions[:_LISTED]:
+        yield f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}"
+    if len(found.abstentions) > _LISTED:
+        yield f"and {len(found.abstentions) - _LISTED} more reasons: --json"
+
+
+def _slow_lines(found: Explanation) -> Iterator[str]:
+    if found.slow_steps:
+        yield "Slowest steps, and what others had not"
+    for each in found.slow_steps:
+        name = _numbered(each.rank, each.number, found)
+        yield f"{name:>16}  {time(each.seconds):>10}  {', '.join(each.differences)}".rstrip()
 
 
 def _finding_lines(each: Finding) -> Iterator[str]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -10,6 +15,7 @@ import faulty_programs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
+HERE = Path(__file__).parent
 VERDICTS = {
     faulty_programs.control: (),
     faulty_programs.slow_loader: ("input-bound",),
@@ -71,6 +77,18 @@ def test_what_torchs_profiler_recorded(program, tmp_path):
     prof.export_chrome_trace(str(tmp_path / "t.json"))
     found = otp.explain(tmp_path / "t.json")
     assert verdicts(found) == OF_TORCH[program], found.headline
+
+
+def test_what_run_says_at_the_end(tmp_path):
+    """``run --explain`` gives the verdict on stderr, and leaves the program's output and exit status alone."""
+    program = "import pathlib, faulty_programs\nfaulty_programs.slow_loader(lambda: None, pathlib.Path())\nraise SystemExit(3)"
+    (tmp_path / "p.py").write_text(program)
+    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.otlp", "p.py"]
+    paths = os.pathsep.join((str(HERE), str(HERE.parents[1])))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("input-bound: ")
 
 
 def test_what_a_profile_recorded(tmp_path):

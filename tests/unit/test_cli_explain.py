@@ -95,6 +95,20 @@ def test_several_files(tmp_path, waiting, capsys):
     assert "on t.json]" in out
 
 
+def test_run_and_explain(tmp_path, capsys, monkeypatch):
+    """``run --explain`` explains what it wrote, or says why it cannot; without a file it does not begin."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text("import otel_torchprof as otp\nfor _ in range(9):\n  with otp.record_function('a'): pass\n")
+    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.json", "p.py"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "has no steps: record them with" in done.stderr
+    assert cli.main(["run", "--explain", "-o", "none", "p.py"]) == 1
+    assert "there is none: add -o FILE" in capsys.readouterr().err
+
+
 # ---- files that are not to be trusted ----
 
 
