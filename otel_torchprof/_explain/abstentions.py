@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 
+STRAGGLERS = "stragglers"
+
+
 class Abstention(NamedTuple):
     """A reason."""
 
-    rank: str
+    subject: str
+    """Of what there is none: a rank, or stragglers."""
     reason: str
     way_out: str
     of_levels_only: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof.errors import TorchProfError
 
-from .abstentions import Abstention, abstentions
+from .abstentions import STRAGGLERS, Abstention, abstentions
 from .findings import steady, trained
 from .levels import levels
 from .rank_reading import read_ranks
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_OF_THE_REST = frozenset(("machine-busy", "python-gap"))
-"""Verdicts on what is in no phase."""
+_OF_THE_REST = frozenset(("machine-busy", "operator-bound", "python-gap"))
+"""Verdicts that hold whatever is in no phase, and may be on just that."""
 NOT_KNOWN = "not known"
 """What is in no phase where phases come from names of operators."""
 
@@ -75,8 +75,9 @@ class Explanation:
             first = self.faults[0]
             more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
             return first.sentence + ("" if first.confidence == "firm" else ", tentative") + more
-        if self.abstentions:
-            return f"no verdict: {self.abstentions[0].reason}"
+        of_ranks = [each for each in self.abstentions if each.subject != STRAGGLERS]
+        if of_ranks:
+            return f"no verdict: {of_ranks[0].reason}"
         if self.findings:
             return f"no fault found; {self.findings[0].sentence}"
         return "no fault found"

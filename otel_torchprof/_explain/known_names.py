@@ -23,7 +23,8 @@ DERIVED = tuple(phase for phase in PLACE_OF if phase in _DERIVED)
 """The phases that names prove."""
 _MATRIX = re.compile(r"(mm|conv|attention|linear|matmul|einsum|lstm|gru|rnn|embedding)", re.IGNORECASE)
 _BACKWARD = re.compile(r"Backward\d*$")
-_AROUND_OTHERS = "autograd::engine::"
+_NOT_COUNTED = ("autograd::engine::", "c10d::")
+"""What is around other operators, and what waits for other ranks."""
 
 
 def phase_of(name: str) -> str | None:
@@ -42,8 +43,8 @@ def is_of_any_thread(phase: str) -> bool:
 
 
 def is_operator(name: str) -> bool:
-    """Whether it is one, and not a label, a module, a call or the engine around others."""
-    return not name.startswith(_AROUND_OTHERS) and ("::" in name or bool(_BACKWARD.search(name)))
+    """Whether it is one that computes, and not a label, a module, a call, a collective or the engine around others."""
+    return not name.startswith(_NOT_COUNTED) and ("::" in name or bool(_BACKWARD.search(name)))
 
 
 def is_what_models_do(name: str) -> bool:

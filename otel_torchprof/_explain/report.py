@@ -45,7 +45,7 @@ def as_markdown(found: Explanation) -> str:
         lines += [f"  - Next: {_escaped(each.next_action)}", f"  - Check: {_escaped(each.check)}"]
     lines += [f"- Note: {_escaped(each.sentence)}" for each in found.notes]
     lines += [
-        f"- No verdict{_escaped(_of(each.rank, found))}: {_escaped(each.reason)}"
+        f"- No verdict{_escaped(_of(each.subject, found))}: {_escaped(each.reason)}"
         for each in found.abstentions[:_LISTED]
     ]
     lines += ["", _escaped(_steps_line(found)), ""]
@@ -66,7 +66,7 @@ def _doubts(found: Explanation) -> Iterator[str]:
     for note in found.notes:
         yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
     for each in found.abstentions[:_LISTED]:
-        yield f"no verdict{_of(each.rank, found)}: {each.reason}; {each.way_out}"
+        yield f"no verdict{_of(each.subject, found)}: {each.reason}; {each.way_out}"
     if len(found.abstentions) > _LISTED:
         yield f"and {len(found.abstentions) - _LISTED} more reasons: --json"
 
@@ -114,8 +114,8 @@ def _on_ranks(each: Finding) -> str:
     return f", on {names}" if names else ""
 
 
-def _of(rank: str, found: Explanation) -> str:
-    return f" for {rank}" if len(found.ranks) > 1 else ""
+def _of(subject: str, found: Explanation) -> str:
+    return f" for {subject}" if len(found.ranks) > 1 else ""
 
 
 def _numbered(rank: str, number: int, found: Explanation) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_torchprof._columns.phases import PHASES
 
-from .abstentions import Abstention
+from .abstentions import STRAGGLERS, Abstention
 from .findings import finding, steady, time, trained
 from .rules import RULES
 from .steps import PLACE_OF
@@ -31,7 +31,7 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
             f"{len(common)} collectives with the same number on all ranks, and {RULES.fewest_collectives} are needed"
         )
         way_out = "record all ranks with this package, detail ops; Kineto's traces do not number collectives"
-        return [], [Abstention("all ranks", f"no rank can be called late: {reason}", way_out, of_levels_only=True)]
+        return [], [Abstention(STRAGGLERS, reason, way_out, of_levels_only=True)]
     starts, error = _aligned(ranks, common)
     last = starts.argmax(axis=1)
     late = int(np.bincount(last, minlength=len(ranks)).argmax())

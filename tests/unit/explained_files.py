@@ -53,14 +53,22 @@ class Trace:
         self.span(f"torch.{kind}", self.now, duration, torch__step__kind=kind)
         self.now += duration
 
+    def _parent(self, number: int) -> str:
+        """The id of the step that a span of an operator is in: it comes before its step."""
+        if self.spans[number]["name"].startswith("torch."):
+            return "0"
+        return next(f"{n + 1:x}" for n in range(number, len(self.spans)) if self.spans[n]["name"] == "torch.step")
+
     def chrome(self, path: Path) -> Path:
         """As a Chrome trace of this package."""
         events = [
             {"ph": "X", "cat": "x", "name": span["name"], "pid": PID, "tid": TID}
             | {"ts": span["start"] * US, "dur": span["duration"] * US}
-            | {"args": {"trace_id": "1", "span_id": f"{number + 1:x}", "attributes": span["attributes"]}}
+            | {"args": {"trace_id": "1", "span_id": f"{number + 1:x}", "parent_id": self._parent(number)}}
             for number, span in enumerate(self.spans)
         ]
+        for event, span in zip(events, self.spans, strict=True):
+            event["args"]["attributes"] = span["attributes"]
         resource = {} if self.rank is None else {"torch.distributed.rank": self.rank}
         path.write_text(json.dumps({"otherData": {"resource": resource}, "traceEvents": events}))
         return path
@@ -74,7 +82,9 @@ class Trace:
             | {"attributes": [{"key": key, "value": _value(value)} for key, value in span["attributes"].items()]}
             for number, span in enumerate(self.spans)
         ]
-        path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) + "\n")
+        rank = [] if self.rank is None else [{"key": "torch.distributed.rank", "value": _value(self.rank)}]
+        spans_of_rank = {"resource": {"attributes": rank}, "scopeSpans": [{"spans": spans}]}
+        path.write_text(json.dumps({"resourceSpans": [spans_of_rank]}) + "\n")
         return path
 
 

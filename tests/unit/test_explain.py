@@ -205,7 +205,9 @@ def test_no_straggler(explained, late):
 def test_too_few_collectives(explained):
     """Without 20 that all ranks have, no rank is called late, and that is said."""
     found = explained(with_collectives(0), Trace(1).steps(60))
-    assert "no rank can be called late: 0 collectives" in found.abstentions[0].reason
+    [reason] = found.abstentions
+    assert (reason.subject, reason.reason[:13]) == ("stragglers", "0 collectives")
+    assert not found.headline.startswith("no verdict")
 
 
 def test_ranks_of_one_verdict(explained):
@@ -216,6 +218,15 @@ def test_ranks_of_one_verdict(explained):
 
 
 # ---- files ----
+
+
+def test_ranks_in_one_file(tmp_path):
+    """A Collector's file has the spans of several processes, told apart by their resources, in any order."""
+    parts = [Trace(rank).steps(60, data=0.1 + 0.4 * rank).lines(tmp_path / str(rank)).read_text() for rank in (1, 0)]
+    (tmp_path / "all.jsonl").write_text("".join(parts))
+    found = otp.explain(tmp_path / "all.jsonl")
+    assert found.ranks == ("rank 0", "rank 1")
+    assert [(each.verdict, each.ranks) for each in found.faults] == [("input-bound", ("rank 1",))]
 
 
 def test_formats_say_the_same(tmp_path):
@@ -268,13 +279,26 @@ def test_a_device_without_times(tmp_path):
     assert found.headline.startswith("no verdict: work was launched on a device")
 
 
-@pytest.mark.parametrize(("name", "said"), [("aten::sort", ["operator-bound"]), ("aten::addmm", []), ("my label", [])])
+@pytest.mark.parametrize(
+    ("name", "said"), [("aten::sort", ["operator-bound"]), ("aten::addmm", []), ("my label", []), ("c10d::barrier", [])]
+)
 def test_one_operator(tmp_path, name, said):
     """An operator that takes most of the step is named, but products of matrices, and labels, which are no operators."""
     found = otp.explain(
         kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 9), piece("aten::x", begin, 1)])
     )
     assert verdicts(found) == said
+
+
+def test_an_operator_in_no_phase(explained):
+    """Where most of a step is in no phase, an operator that takes it is a verdict all the same."""
+    trace = Trace()
+    for _ in range(60):
+        trace.span("aten::fill_", trace.now, 0.9 * STEP_MS)
+        trace.step(rest=0.5)
+    found = explained(trace)
+    assert [(each.verdict, round(each.share, 3)) for each in found.faults] == [("operator-bound", 0.9)]
+    assert found.abstentions
 
 
 def test_a_gap(tmp_path):
