@@ -46,11 +46,11 @@ def levels(rank: Rank) -> list[Finding]:
 
 
 def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
-    seconds = candidate.seconds[chosen]
-    median, low, high = interval(rank.share(candidate.seconds)[chosen])
-    is_bound = median >= RULES.bound_share and low >= RULES.bound_lower
-    if not is_bound and not median >= RULES.note_share:
+    seconds, shares = candidate.seconds[chosen], rank.share(candidate.seconds)[chosen]
+    if not np.median(shares) >= RULES.note_share:
         return None
+    median, low, high = interval(shares)
+    is_bound = median >= RULES.bound_share and low >= RULES.bound_lower
     count = int(chosen.sum())
     evidence = (
         f"median {median:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",

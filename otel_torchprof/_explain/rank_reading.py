@@ -50,8 +50,10 @@ def read_ranks(
 
 
 def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
-    if Path(path).exists() and not Path(path).is_file():
-        raise TorchProfError(f"cannot read {path!r}: it is no regular file, and is read twice; write it to one first")
+    if Path(path).is_fifo() or Path(path).is_char_device():
+        raise TorchProfError(
+            f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
+        )
     listed = StepList()
     problems = read_events(path, listed, lambda stream: watch(path, stream))
     listed.settle()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 _TWO = 2
+_NORMAL = 1.4826
+"""A median deviation as a standard deviation: a few ends that a busy machine delayed do not count."""
 
 
 def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
@@ -90,7 +92,7 @@ def _aligned(ranks: list[Rank], common: list[list[int]]) -> tuple[Floats, float]
     ends = np.stack([(each.end[at[:, r]] - begin) / 1e9 for r, each in enumerate(columns) if each], axis=1)
     differences = ends - np.median(ends, axis=1)[:, None]
     offsets = np.median(differences, axis=0)
-    return starts - offsets, float(np.percentile(np.abs(differences - offsets), 95))
+    return starts - offsets, _NORMAL * float(np.median(np.abs(differences - offsets)))
 
 
 def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:

@@ -138,9 +138,11 @@ def test_a_file_that_can_be_read_once(tmp_path, capsys):
     """A pipe is refused, and what to do is said; so is a file that is not there."""
     os.mkfifo(tmp_path / "pipe")
     assert cli.main(["explain", str(tmp_path / "pipe")]) == 1
-    assert "it is no regular file, and is read twice; write it to one first" in capsys.readouterr().err
+    assert "it is a pipe or a device, and is read twice; write it to a file first" in capsys.readouterr().err
     assert cli.main(["explain", str(tmp_path / "none")]) == 1
     assert "check the name" in capsys.readouterr().err
+    assert cli.main(["explain", str(tmp_path)]) == 1
+    assert "give the name of a file in it" in capsys.readouterr().err
     with pytest.raises(otp.TorchProfError, match="no file to explain"):
         otp.explain()
 
