@@ -145,6 +145,26 @@ def test_causes_of_spikes(explained, count, share, named):
     assert found.slow_steps[0].differences[0] == f"{10 * share * STEP_MS:.3f}ms more in gc"
 
 
+def test_what_slow_steps_had(explained):
+    """What the system counts of a step is told where it is far more than usual."""
+    trace = Trace().steps(59, torch__step__page_faults__major=1)
+    trace.step(10 * STEP_MS, data=0.95, torch__step__page_faults__major=500)
+    [slow] = explained(trace).slow_steps
+    assert (slow.number, slow.differences) == (59, ("95.000ms more in data", "500 major page faults"))
+
+
+def test_parts_of_steps_are_no_steps(explained):
+    """Roots of parts repeat the number, and what a step does inside a span of the application has the kind only."""
+    trace = Trace()
+    for number in range(60):
+        trace.span("torch.step", trace.now, 0.1, torch__step=number, torch__part=1)
+        trace.span("torch.step", trace.now, 0.2, torch__step=number, torch__step__kind="training")
+        trace.step(data=0.5)
+    found = explained(trace)
+    assert (found.steps, found.abstentions) == (60, ())
+    assert verdicts(found) == ["input-bound"]
+
+
 def test_recompiling_steps_are_not_steady(explained):
     """They are left out of the levels, and are spikes with a cause."""
     found = explained(with_slow_steps(5, compile=0.95))
