@@ -39,7 +39,9 @@ class Rules(NamedTuple):
     spike_cause_share: float = 0.80
     """A cause of a spike covers at least this of what the step took beyond the median,"""
     fewest_spikes: int = 3
-    """in at least so many of them."""
+    """in at least so many of them,"""
+    spike_chance_ratio: float = 3.0
+    """and in so many times as many as its usual share of a step would make it cover by chance."""
     last_share: float = 0.60
     """A straggler comes last to at least this fraction of the collectives,"""
     fewest_collectives: int = 20

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .advice import BY_PHASE
+from .advice import BY_PHASE, COMPUTING
 from .findings import finding, time, trained
+from .known_names import is_what_models_do
 from .rules import RULES
 from .steps import PLACE_OF
 
 if TYPE_CHECKING:
-    from .arrays import Floats, Integers
+    from .arrays import Integers
     from .findings import Finding
     from .steps import Rank
 
@@ -35,51 +36,55 @@ def spikes(rank: Rank) -> list[Finding]:
     slow = places[seconds > RULES.spike_ratio * median]
     if high <= RULES.spike_ratio * median or not len(slow):
         return []
-    causes = _causes(rank, places, slow)
     found = []
-    for cause, steps in causes.items():
-        if len(steps) >= RULES.fewest_spikes:
-            what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
-            of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
-            found.append(_finding(rank, places, np.array(sorted(steps)), of_phase, what))
-    explained = {step for steps in causes.values() if len(steps) >= RULES.fewest_spikes for step in steps}
-    rest = np.array([step for step in slow.tolist() if step not in explained], np.int64)
-    if len(rest):
-        found.append(_finding(rank, places, rest, "spikes", "cause unknown")._replace(is_note=True))
+    for cause, steps in _causes(rank, places, slow).items():
+        what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
+        of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
+        found.append(_finding(rank, places, steps, of_phase, what))
+        slow = np.setdiff1d(slow, steps)
+    if len(slow):
+        found.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
     return found
 
 
 _RUNNABLE = "time runnable but not running"
 
 
-def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, list[int]]:
-    """By cause, the slow steps whose excess it covers; a step has one, the first that does."""
-    columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items()}
+def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:
+    """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does."""
+    columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
     if not np.isnan(rank.runnable[places]).any():
         columns[_RUNNABLE] = rank.runnable
-    usual = {name: float(np.median(column[places])) for name, column in columns.items()}
+    usual = _UsualTimes(rank, places)
+    for name, column in columns.items():
+        usual.add(name, float(np.median(column[places])))
     median = float(np.median(rank.seconds[places]))
-    of_operators = _UsualTimes(rank, places)
-    found: dict[str, list[int]] = {}
+    covered: dict[str, list[int]] = {}
     for step in slow[np.argsort(-rank.seconds[slow], kind="stable")][:_MOST_SPIKES].tolist():
-        excess = float(rank.seconds[step]) - median
-        covers = (name for name, column in columns.items() if _covers(column, step, usual[name], excess))
-        cause = next(covers, None) or _slow_operator(rank, step, of_operators, excess)
+        least = RULES.spike_cause_share * (float(rank.seconds[step]) - median)
+        times = {name: float(column[step]) for name, column in columns.items()} | _slow_operator(rank, step)
+        cause = next((name for name, seconds in times.items() if seconds - usual.of(name) >= least), None)
         if cause:
-            found.setdefault(cause, []).append(step)
-    return found
-
-
-def _covers(column: Floats, step: int, usual: float, excess: float) -> bool:
-    return float(column[step]) - usual >= RULES.spike_cause_share * excess
+            covered.setdefault(cause, []).append(step)
+    # What delays any moment of a step delays most often what takes most of it.
+    by_chance = {cause: usual.of(cause) / median * len(slow) for cause in covered}
+    return {
+        cause: np.array(sorted(steps))
+        for cause, steps in covered.items()
+        if len(steps) >= max(RULES.fewest_spikes, RULES.spike_chance_ratio * by_chance[cause])
+    }
 
 
 class _UsualTimes:
-    """The median self time of operators over steps, each looked up once."""
+    """The median time of phases, and the self time of operators, over steps; each operator is looked up once."""
 
     def __init__(self, rank: Rank, places: Integers) -> None:
         self._operators = [rank.operators[step] for step in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
         self._found: dict[str, float] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        """A phase, whose median is known."""
+        self._found[name] = seconds
 
     def of(self, name: str) -> float:
         """In seconds."""
@@ -89,13 +94,13 @@ class _UsualTimes:
         return self._found[name]
 
 
-def _slow_operator(rank: Rank, step: int, usual: _UsualTimes, excess: float) -> str | None:
-    """An operator whose self time covers the excess."""
+def _slow_operator(rank: Rank, step: int) -> dict[str, float]:
+    """The operator with the most self time, unless it is what models do: where a step is delayed, these are delayed most often."""
     of_step: dict[str, float] = defaultdict(float)
     for each in rank.operators[step]:
         of_step[each.name] += each.seconds
     name = max(of_step, key=lambda each: of_step[each], default="")
-    return name if name and of_step[name] - usual.of(name) >= RULES.spike_cause_share * excess else None
+    return {name: of_step[name]} if name and not is_what_models_do(name) else {}
 
 
 def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: str) -> Finding:

@@ -145,6 +145,18 @@ def test_causes_of_spikes(explained, count, share, named):
     assert found.slow_steps[0].differences[0] == f"{10 * share * STEP_MS:.3f}ms more in gc"
 
 
+def test_what_is_no_cause_of_spikes(explained):
+    """What usually takes most of a step is delayed most often, and is no cause of that; nor is the model's computing."""
+    assert verdicts(explained(with_slow_steps(4, forward=0.95, data=0.05))) == []
+    trace = Trace()
+    for number in range(70):
+        is_slow = number >= 10 and number % 10 == 0
+        trace.step(10 * STEP_MS if is_slow else STEP_MS, optimizer=0.95 if is_slow and number < 50 else 0.4)
+    found = explained(trace)
+    assert [each.share for each in found.faults] == [pytest.approx(0.4)]
+    assert found.notes[-1].verdict == "spikes"
+
+
 def test_what_slow_steps_had(explained):
     """What the system counts of a step is told where it is far more than usual."""
     trace = Trace().steps(59, torch__step__page_faults__major=1)
