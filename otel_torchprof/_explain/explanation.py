@@ -78,6 +78,9 @@ class Explanation:
         of_ranks = [each for each in self.abstentions if each.subject != STRAGGLERS]
         if of_ranks:
             return f"no verdict: {of_ranks[0].reason}"
+        spiky = next((each for each in self.notes if each.verdict == "spikes"), None)
+        if spiky is not None and spiky.share >= RULES.note_share:
+            return f"no cause found; {spiky.sentence}"
         if self.findings:
             return f"no fault found; {self.findings[0].sentence}"
         return "no fault found"

@@ -14,7 +14,8 @@ _PREFIXES = (
     ("Optimizer.zero_grad#", "optimizer"),
     ("autograd::engine::evaluate_function", "backward"),
     ("_compile.compile_inner (dynamo_timed)", "compile"),
-    ("Python GC", "gc"),
+    ("Python GC", "gc"),  # torch's, and this package's, with record_python_gc_info
+    ("gc.collect: generation", "gc"),
 )
 _ANY = (PHASE_PREFIX, *(prefix for prefix, _ in _PREFIXES))
 _OF_ANY_THREAD = frozenset(("backward",))

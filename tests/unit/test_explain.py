@@ -142,6 +142,7 @@ def test_causes_of_spikes(explained, count, share, named):
         assert any("10, 20, 30 (every 10)" in text for text in found.faults[0].evidence)
     else:
         assert "cause unknown" in found.notes[-1].evidence[0]
+        assert found.headline.startswith("no cause found; spikes: ")
     assert found.slow_steps[0].differences[0] == f"{10 * share * STEP_MS:.3f}ms more in gc"
 
 
@@ -292,6 +293,23 @@ def test_phases_of_torchs_traces(tmp_path):
         "not known": 2.0,
     }
     assert verdicts(found) == ["input-bound"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("Python GC", "gc-bound"),
+        ("gc.collect: generation 2", "gc-bound"),
+        ("Optimizer.step#AdamW.step", "optimizer-bound"),
+        ("Optimizer.zero_grad#SGD.zero_grad", "optimizer-bound"),
+        ("torch.phase.collective", "communication-bound"),
+        ("torch.phase.nonsense", None),
+    ],
+)
+def test_names_that_prove_a_phase(tmp_path, name, verdict):
+    """Names that torch and this package give to what they do, whatever follows their fixed part."""
+    found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 5)]))
+    assert verdicts(found) == ([verdict] if verdict else [])
 
 
 def test_a_device_that_works(tmp_path):
