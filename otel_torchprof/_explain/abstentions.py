@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .findings import steady, trained
+from .findings import steady, trained, with_runnable
 from .rules import RULES
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def abstentions(rank: Rank) -> list[Abstention]:
                 "record with ProfilerActivity.CUDA, or use_device",
             )
         )
-    busy = float(np.median(rank.share(rank.runnable)[chosen]))
+    known = with_runnable(rank, chosen)
+    busy = float(np.median(rank.share(rank.runnable)[known])) if known.any() else 0.0
     if busy > RULES.most_runnable:
         reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and did not"
         found.append(Abstention(rank.name, reason, "record while nothing else runs"))

@@ -77,6 +77,12 @@ def steady(rank: Rank) -> Flags:
     return trained(rank) & (rank.phases[:, PLACE_OF["compile"]] <= RULES.recompiling_share * rank.seconds)
 
 
+def with_runnable(rank: Rank, chosen: Flags) -> Flags:
+    """Those of the chosen steps of which it is known how long they were ready to run; none where that is less than half of them."""
+    known = chosen & ~np.isnan(rank.runnable)
+    return known if 2 * int(known.sum()) >= int(chosen.sum()) else np.zeros_like(chosen)
+
+
 def interval(shares: Floats) -> tuple[float, float, float]:
     """The median, and the 95 % interval of it: the bootstrap's."""
     thinned = shares[:: -(-len(shares) // _MOST_RESAMPLED)]

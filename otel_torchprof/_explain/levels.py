@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .advice import BY_PHASE, COMPUTING
-from .findings import finding, interval, steady, time
+from .findings import finding, interval, steady, time, with_runnable
 from .known_names import DERIVED, is_operator, is_what_models_do
 from .rules import RULES
 from .steps import PLACE_OF
@@ -41,7 +41,10 @@ def levels(rank: Rank) -> list[Finding]:
     chosen = steady(rank)
     if int(chosen.sum()) < RULES.fewest_steps:
         return []
-    found = (_judged(rank, each, chosen) for each in _candidates(rank, chosen))
+    found = [_judged(rank, each, chosen) for each in _candidates(rank, chosen)]
+    known = with_runnable(rank, chosen)
+    if int(known.sum()) >= RULES.fewest_steps:
+        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known))
     return [each for each in found if each is not None]
 
 
@@ -74,8 +77,6 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
         yield from _operators(rank, chosen)
         if not rank.communicates and not np.isnan(rank.gap).all():
             yield _Candidate("python-gap", rank.gap)
-    if not np.isnan(rank.runnable[chosen]).any():
-        yield _Candidate("machine-busy", rank.runnable)
 
 
 def _computing(rank: Rank, chosen: Flags) -> _Candidate:

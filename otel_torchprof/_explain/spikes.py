@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .advice import BY_PHASE, COMPUTING
-from .findings import finding, time, trained
+from .findings import finding, time, trained, with_runnable
 from .known_names import is_what_models_do
 from .rules import RULES
 from .steps import PLACE_OF
@@ -53,8 +53,9 @@ _RUNNABLE = "time runnable but not running"
 def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:
     """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does."""
     columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
-    if not np.isnan(rank.runnable[places]).any():
-        columns[_RUNNABLE] = rank.runnable
+    known = with_runnable(rank, trained(rank))
+    if known.any():
+        columns[_RUNNABLE] = np.where(np.isnan(rank.runnable), float(np.median(rank.runnable[known])), rank.runnable)
     usual = _UsualTimes(rank, places)
     for name, column in columns.items():
         usual.add(name, float(np.median(column[places])))

@@ -119,8 +119,21 @@ def test_a_rule_that_changes(explained):
 
 def test_a_busy_machine(explained):
     """More than a fifth of the time ready to run is the verdict itself."""
-    found = explained(Trace().steps(60, data=0.5, torch__step__runnable_duration=0.3 * STEP_MS / 1e3))
-    assert verdicts(found) == ["machine-busy"]
+    trace = Trace().steps(60, data=0.5, torch__step__runnable_duration=0.3 * STEP_MS / 1e3)
+    assert verdicts(explained(trace)) == ["machine-busy"]
+    # Very short steps do not say it: those that do are judged, if they are half of all.
+    assert verdicts(explained(trace.steps(30, data=0.5))) == ["machine-busy"]
+    assert verdicts(explained(trace.steps(60, data=0.5))) == ["input-bound"]
+
+
+def test_spikes_of_a_busy_machine(explained):
+    """Time ready to run is a cause of spikes as phases are."""
+    trace = Trace()
+    for number in range(70):
+        is_slow = number in {20, 40, 60}
+        runnable = (0.9 * 10 if is_slow else 0.01) * STEP_MS / 1e3
+        trace.step(10 * STEP_MS if is_slow else STEP_MS, torch__step__runnable_duration=runnable)
+    assert verdicts(explained(trace)) == ["machine-busy"]
 
 
 def with_slow_steps(count, **phases):
