@@ -62,7 +62,7 @@ def abstentions(rank: Rank) -> list[Abstention]:
     busy = float(np.median(rank.share(rank.runnable)[known])) if known.any() else 0.0
     if busy > RULES.most_runnable:
         reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and did not"
-        found.append(Abstention(rank.name, reason, "record while nothing else runs"))
+        found.append(Abstention(rank.name, reason, "nothing else is judged; record while nothing else runs"))
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
     if unknown > RULES.most_unattributed and not rank.is_derived:
         reason = f"{unknown:.0%} of step time is in no phase"
