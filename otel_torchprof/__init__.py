@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ._events.events import EventList
     from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
     from ._events.function_event_avg import FunctionEventAvg
+    from ._explain.explanation import Explanation, explain
     from ._instrument.instrumentor import TorchInstrumentor
     from ._instrument.processor import TorchSpanProcessor
     from ._instrument.streaming import stream
@@ -59,6 +60,7 @@ else:
         "DeviceType": "_events.function_event",
         "EnforceUnique": "_profile.nvprof",
         "EventList": "_events.events",
+        "Explanation": "_explain.explanation",
         "FormattedTimesMixin": "_events.function_event",
         "FunctionEvent": "_events.function_event",
         "FunctionEventAvg": "_events.function_event_avg",
@@ -70,6 +72,7 @@ else:
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
         "demangle": "_events.event_names",
+        "explain": "_explain.explanation",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",
         "profile": "_profile.profile",
@@ -96,6 +99,7 @@ __all__ = [
     "EnforceUnique",
     "EventList",
     "EventMetadata",
+    "Explanation",
     "ExportError",
     "ExportStats",
     "FormattedTimesMixin",
@@ -133,6 +137,7 @@ __all__ = [
     "demangle",
     "emit_itt",
     "emit_nvtx",
+    "explain",
     "kineto_available",
     "label_functions",
     "load_nvprof",

@@ -29,6 +29,8 @@ ORDER = (
     "_encode",
     "_distributed",
     "_export",
+    "_trace_files",
+    "_explain",
     "_events",
     "_profile",
     "_metrics",

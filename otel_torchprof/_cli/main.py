@@ -11,14 +11,21 @@ from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.version import __version__
 
-from . import build, doctor_command, run, send, show
+from . import build, doctor_command, explain_command, run, send, show
 from .terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_COMMANDS = {"run": run, "show": show, "send": send, "doctor": doctor_command, "build": build}
+_COMMANDS = {
+    "run": run,
+    "show": show,
+    "explain": explain_command,
+    "send": send,
+    "doctor": doctor_command,
+    "build": build,
+}
 
 
 _INTERRUPTED = 130

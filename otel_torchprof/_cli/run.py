@@ -99,6 +99,7 @@ def add_parser(commands: Any) -> None:
         help="what the table is sorted by: " + ", ".join(SORT_KEYS),
     )
     add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
+    add("--explain", action="store_true", help="say at the end why it is slow, from the file that was written")
     add("-q", "--quiet", action="store_true", help="say nothing but what is wrong")
     add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script, or module, and its arguments")
 
@@ -144,6 +145,8 @@ class _Recorded:
         self.options = options
         self._pid = os.getpid()
         self._exporters = _exporters(options, program.stem)
+        if options.explain and not any(hasattr(each, "files") for each in self._exporters):
+            raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
         detail = "frames" if options.stacks else options.detail or "ops"
         self._stream = stream(
             *self._exporters,
@@ -212,12 +215,28 @@ class _Recorded:
             rows = self._stream.key_averages()
             table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"
             self._say(table)
+        if self.options.explain:
+            self._say(self._explanation())
         if not self.options.quiet:
             self._say("".join(f"otel-torchprof: {line}\n" for line in self._summary()))
         return is_whole
 
     def _say(self, text: str) -> None:
         self._stderr.write(printable_lines(text))
+
+    def _explanation(self) -> str:
+        from otel_torchprof._explain.explanation import explain
+        from otel_torchprof._explain.report import as_text
+
+        files = next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None)
+        if not files:
+            return "otel-torchprof: nothing was written that could be explained\n"
+        if len(files) > 1:
+            return f"otel-torchprof: --explain reads one file, and {len(files)} were written: write one\n"
+        try:
+            return as_text(explain(files[0]))
+        except TorchProfError as error:
+            return f"otel-torchprof: {error}\n"
 
     def _line(self) -> str:
         health = self._stream.health

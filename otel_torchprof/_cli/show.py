@@ -9,7 +9,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof.errors import TorchProfError
 
 from .terminal import say, show
-from .trace_reading import read
+from .trace_sums import read
 
 if TYPE_CHECKING:
     import argparse

@@ -81,6 +81,8 @@ class ByteStream:
         self._buffer = bytearray()
         self._at = 0
         self._packed = file.read(READ_SIZE)
+        self.read_bytes = len(self._packed)
+        """Of the file, as it is on the disk."""
         self.is_compressed = self._packed.startswith(_GZIP)
         self._unpacker = zlib.decompressobj(GZIP_FORMAT)
         self._is_in_member = False
@@ -178,6 +180,7 @@ class ByteStream:
     def _read(self) -> bytes:
         """Some more bytes, nothing at the end."""
         while packed := self._packed or self._file.read(READ_SIZE):
+            self.read_bytes += 0 if self._packed else len(packed)
             self._packed = b""
             found = self._unpacked(packed) if self.is_compressed else packed
             if found:

@@ -248,6 +248,11 @@ def show() -> None:
     unique = otp.EnforceUnique()
     unique.see("range", 1)
     try:
+        explained: otp.Explanation = otp.explain("no such file", Path("nor this one"))
+        assert explained.headline
+    except otp.TorchProfError as error:
+        assert "no such file" in str(error)  # noqa: PT017 - a program, not a test
+    try:
         events: otp.EventList = otp.load_nvprof("no such file")
         ranges: list[otp.FunctionEvent] = otp.parse_nvprof_trace(Path("no such file"))
         assert len(events) == len(ranges)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from examples import one_in
 from otel_torchprof._cli import trace_sums
 from otel_torchprof._cli.trace_sums import TraceSums
+from otel_torchprof._trace_files import self_times
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -75,13 +76,13 @@ def test_memory_of_an_endless_file():
     """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
     source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
     program = (
-        "import signal, otel_torchprof._cli.trace_sums as sums\n"
-        "settle, turns = sums._Rows.settle, []\n"
+        "import signal, otel_torchprof._trace_files.self_times as times\n"
+        "settle, turns = times.SelfTimes.settle, []\n"
         "def counted(*words):\n"
         "    turns.append(1)\n"
         "    if len(turns) == 2: signal.raise_signal(signal.SIGINT)\n"
         "    return settle(*words)\n"
-        "sums._Rows.settle = counted\n"
+        "times.SelfTimes.settle = counted\n"
     )
     words = [sys.executable, "-c", program + MEASURED, "show", "/dev/stdin"]
     # Nothing but commas and events: a list whose begin is given by hand.
@@ -114,7 +115,7 @@ def test_sums_of_pieces(turns, by_id, most):
     whole, pieces = TraceSums(), TraceSums()
     for sums, limit in ((whole, 10**6), (pieces, most)):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(trace_sums, "MOST_ROWS", limit)
+            patched.setattr(self_times, "MOST_ROWS", limit)
             for name, start, duration, span_id, parent in rows:
                 if by_id:
                     sums.add_span(name, start, duration, (span_id, parent, "t"), {})
@@ -125,7 +126,7 @@ def test_sums_of_pieces(turns, by_id, most):
 
 def test_sums_of_a_long_file(monkeypatch):
     """Of a hundred times what fits, calls, totals and self times are exact where parents are near, and a parent of all is too."""
-    monkeypatch.setattr(trace_sums, "MOST_ROWS", 20)
+    monkeypatch.setattr(self_times, "MOST_ROWS", 20)
     by_time, by_id = TraceSums(), TraceSums()
     by_time.add_slice("all", 0, 10_000, "t")
     by_id.add_span("all", 0, 10_000, (1, 0, "t"), {})

@@ -15,49 +15,90 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError
 
-from .trace_sums import DURATIONS, UNFINISHED, WANTED, TraceSums
+from .wanted import DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from typing import Protocol
 
     from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._export.otlp_reading import Content
 
-_NOT_SHOWN = frozenset(("Trace", "overhead", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"))
-"""Categories of slices that are no work of the CPU."""
 _STEPS_TRACK = 2**31 - 1
 """On which this package's profiles draw their steps, beside what they hold."""
 _LARGEST_NUMBER = 1 << 61
 """Of nanoseconds: sums of two are 64-bit numbers."""
+_WITH_RANK = frozenset(("distributedInfo", "otherData"))
+"""Members of a Chrome trace's document that say which rank it is of."""
 _LONGEST_KEY = 64
 """Characters of what tells tracks and traces apart."""
 
 
-def read(path: str) -> tuple[TraceSums, list[str]]:
-    """What a file holds, and what is to be said of it: nothing where all was read, and all is exact.
+if TYPE_CHECKING:
+
+    class Events(Protocol):
+        """Takes the events of a file one by one; its length is how many it counted. Times are in ns."""
+
+        wanted: frozenset[str]
+        """The attributes that it looks at."""
+        skipped: frozenset[str]
+        """The categories of slices that it does not look at."""
+
+        def __len__(self) -> int: ...
+
+        def add_span(
+            self,
+            name: str,
+            start: int,
+            duration: int,
+            ids: tuple[int, int, Hashable],
+            attributes: Mapping[str, Any],
+            /,
+            *,
+            process: Hashable,
+        ) -> None:
+            """A span with its id, that of its parent (0: none), its trace, those attributes that are wanted, its process."""
+
+        def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str, /) -> None:
+            """An event whose parent is the one around it on its track: its process and its thread."""
+
+        def add_step(self, name: str, start: int, duration: int, process: Hashable, /) -> None:
+            """A step of a profile that is drawn beside what it holds."""
+
+        def name_rank(self, process: Hashable, rank: int, /) -> None:
+            """The rank of a process; process None: of all in the file."""
+
+
+def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] = lambda _stream: None) -> list[str]:
+    """Hands over what a file holds; returns what is to be said of it: nothing where all was read.
+
+    Args:
+        path: of the file.
+        events: takes them.
+        watch: gets the file, to see how far it has been read.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
-    reading = _Reading()
+    reading = _Reading(events)
+    problems: list[str] = []
     try:
         with opened(path) as stream:
+            watch(stream)
             reading.read(stream)
     except TorchProfError as error:
-        if not len(reading.sums):
+        if not len(events):
             raise
-        reading.problems.append(f"{error}; what comes before that is counted")
+        problems.append(f"{error}; what comes before that is counted")
     except KeyboardInterrupt:
-        if not len(reading.sums):
+        if not len(events):
             raise
-        reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
+        problems.append(f"{path!r}: interrupted; what was read before that is counted")
     if reading.unusable:
-        reading.problems.append(f"{path!r}: not counted: {reading.unusable:,}; the first: {reading.first}")
-    if not len(reading.sums):
-        raise TorchProfError(
-            "; ".join(reading.problems) or f"{path!r} is a trace without a span; nothing is to be shown"
-        )
-    return reading.sums, reading.problems
+        problems.append(f"{path!r}: not counted: {reading.unusable:,}; the first: {reading.first}")
+    if not len(events):
+        raise TorchProfError("; ".join(problems) or f"{path!r} is a trace without a span; nothing is to be shown")
+    return problems
 
 
 class _MalformedError(ValueError):
@@ -65,11 +106,10 @@ class _MalformedError(ValueError):
 
 
 class _Reading:
-    """A file on its way into sums."""
+    """A file on its way to what takes its events."""
 
-    def __init__(self) -> None:
-        self.sums = TraceSums()
-        self.problems: list[str] = []
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self.unusable = 0
         self.first = ""
 
@@ -87,13 +127,13 @@ class _Reading:
 
     def _read_otlp(self, stream: ByteStream) -> None:
         for number, content in enumerate(contents(stream), 1):
-            spans = _spans(content)
+            spans = _spans(content, self._events)
             unread = True
             while unread:
                 try:
-                    for span in spans:
+                    for span, process in spans:
                         add = _add_json_span if isinstance(span, dict) else _add_protobuf_span
-                        add(span, self.sums)
+                        add(span, self._events, process)
                     unread = False
                 except _MalformedError as error:  # noqa: PERF203 - one that cannot be counted does not stop the others
                     self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
@@ -104,7 +144,10 @@ class _Reading:
             for name in text.members():
                 if name == "traceEvents":
                     break
-                text.skip()
+                if name in _WITH_RANK:
+                    self._read_rank(text)
+                else:
+                    text.skip()
             else:
                 expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
                 raise UnexpectedError(text.offset, f"expected an object with {expected}, found one with neither")
@@ -112,9 +155,20 @@ class _Reading:
             try:
                 event = text.value()
                 if type(event) is dict and event.get("ph") == "X":
-                    _add_slice(event, self.sums)
+                    _add_slice(event, self._events)
             except (UnusableError, _MalformedError) as error:  # noqa: PERF203 - it does not stop the others
                 self._note(f"{error}, event {number}, {place(stream, text.value_offset)}")
+
+    def _read_rank(self, text: JsonStream) -> None:
+        """Of torch's ``distributedInfo``, or of the resource in this package's ``otherData``."""
+        try:
+            found = text.value()
+            resource = found.get("resource") if isinstance(found, dict) else None
+            rank = resource.get(RANK) if isinstance(resource, dict) else found.get("rank")
+            if rank is not None:
+                self._events.name_rank(None, _whole(rank, "rank"))
+        except (UnusableError, AttributeError) as error:
+            self._note(f"a rank that cannot be read ({error})")
 
     def _note(self, text: str) -> None:
         self.unusable += 1
@@ -124,49 +178,64 @@ class _Reading:
 # ---- Chrome JSON ----
 
 
-def _add_slice(event: dict[str, Any], sums: TraceSums) -> None:
+def _add_slice(event: dict[str, Any], events: Events) -> None:
     name, category = _text(event.get("name", ""), "name"), event.get("cat")
-    if isinstance(category, str) and category in _NOT_SHOWN:
+    category = category if isinstance(category, str) else ""
+    if category in events.skipped:
         return
     start, duration = _rounded(event.get("ts", 0), 1000, "ts"), max(0, _rounded(event.get("dur", 0), 1000, "dur"))
     args = _object(event.get("args") or {}, "args")
     span_id = args.get("span_id")
+    track = _key(event.get("pid")), _key(event.get("tid"))
     if isinstance(span_id, str):
         ids = _id(span_id, "span_id"), _id(args.get("parent_id") or "0", "parent_id"), _key(args.get("trace_id"))
         attributes = _object(args.get("attributes") or {}, "attributes")
-        sums.add_span(
+        events.add_span(
             STEP_NAME if name.startswith(STEP_PREFIX) else name,
             start,
             duration,
             ids,
-            _amounts((key, attributes[key]) for key in WANTED & attributes.keys()),
+            _values((key, attributes[key]) for key in events.wanted & attributes.keys()),
+            process=track[0],
         )
-        return
-    track = _key(event.get("pid")), _key(event.get("tid"))
-    if track[1] == _STEPS_TRACK:
-        sums.add_step(name, start, duration)
+    elif track[1] == _STEPS_TRACK:
+        events.add_step(name, start, duration, track[0])
     else:
-        sums.add_slice(name, start, duration, track)
+        events.add_slice(name, start, duration, track, category)
 
 
 # ---- OTLP ----
 
 
-def _spans(content: Content) -> Iterator[Any]:
-    """Of JSON the objects, of protobuf the messages."""
+def _spans(content: Content, events: Events) -> Iterator[tuple[Any, Hashable]]:
+    """Of JSON the objects, of protobuf the messages; each with its process."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = content.request
     if isinstance(request, dict):
         for resource in _objects(request, "resourceSpans"):
+            process = _process(_json_attributes(_object(resource.get("resource") or {}, "resource")), events)
             for scope in _objects(resource, "scopeSpans"):
-                yield from _objects(scope, "spans")
+                for span in _objects(scope, "spans"):
+                    yield span, process
         return
     if len(request) > LARGEST_PARSED:
         raise _MalformedError(f"spans with {len(request):,} bytes of one span, or of their resource")
     for resource_spans in _parsed(ExportTraceServiceRequest, request).resource_spans:
+        process = _process(_protobuf_attributes(resource_spans.resource), events)
         for scope_spans in resource_spans.scope_spans:
-            yield from scope_spans.spans
+            for span in scope_spans.spans:
+                yield span, process
+
+
+def _process(attributes: Iterable[tuple[str, Any]], events: Events) -> Hashable:
+    """What tells the process of a resource apart; its rank is made known."""
+    found = {key: value for key, value in attributes if key in {RANK, INSTANCE}}
+    rank = found.get(RANK)
+    process = _key(found.get(INSTANCE)), _key(rank)
+    if rank is not None:
+        events.name_rank(process, _whole(rank, RANK))
+    return process
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -178,37 +247,46 @@ def _parsed(kind: Any, message: bytes) -> Any:
         raise _MalformedError(f"{len(message):,} bytes that are no OTLP message") from error
 
 
-def _add_json_span(span: dict[str, Any], sums: TraceSums) -> None:
+def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> None:
     name = _text(span.get("name", ""), "name")
     start, end = (_whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
     ids = _id(span.get("spanId") or "0", "spanId"), _id(span.get("parentSpanId") or "0", "parentSpanId")
-    found = ((a.get("key"), a.get("value")) for a in _objects(span, "attributes"))
-    amounts = _amounts(
-        (key, next(iter(_object(value, key).values()), 0))
-        for key, value in found
-        if isinstance(key, str) and key in WANTED
-    )
-    sums.add_span(name, start, max(0, end - start), (*ids, _key(span.get("traceId"))), amounts)
+    values = _values((key, value) for key, value in _json_attributes(span) if key in events.wanted)
+    events.add_span(name, start, max(0, end - start), (*ids, _key(span.get("traceId"))), values, process=process)
 
 
-def _add_protobuf_span(span: Any, sums: TraceSums) -> None:
+def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
     ids = (*(int.from_bytes(each[-8:], "big") for each in (span.span_id, span.parent_span_id)), span.trace_id[:16])
     start, end = (_whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
-    found = (
-        (a.key, getattr(a.value, a.value.WhichOneof("value") or "int_value"))
-        for a in span.attributes
-        if a.key in WANTED
-    )
-    sums.add_span(span.name, start, max(0, end - start), ids, _amounts(found))
+    values = _values((key, value) for key, value in _protobuf_attributes(span) if key in events.wanted)
+    events.add_span(span.name, start, max(0, end - start), ids, values, process=process)
+
+
+def _json_attributes(parent: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for each in _objects(parent, "attributes"):
+        key = each.get("key")
+        if isinstance(key, str):
+            yield key, next(iter(_object(each.get("value"), key).values()), 0)
+
+
+def _protobuf_attributes(parent: Any) -> Iterator[tuple[str, Any]]:
+    for each in parent.attributes:
+        yield each.key, getattr(each.value, each.value.WhichOneof("value") or "int_value")
 
 
 # ---- what values may be ----
 
 
-def _amounts(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
-    """The attributes that are looked at, as numbers that can be added up."""
+def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
+    """The attributes that are looked at, as numbers that can be added up, and as short texts."""
     return {
-        key: bool(value) if key == UNFINISHED else _seconds(value, key) if key in DURATIONS else _whole(value, key)
+        key: bool(value)
+        if key == UNFINISHED
+        else _seconds(value, key)
+        if key in DURATIONS
+        else _text(value, key)[:_LONGEST_KEY]
+        if key in TEXTS
+        else _whole(value, key)
         for key, value in attributes
     }
 

@@ -1,0 +1,118 @@
+"""What steady steps are bound by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .advice import BY_PHASE, COMPUTING
+from .findings import finding, interval, steady, time, with_runnable
+from .known_names import DERIVED, is_operator, is_what_models_do
+from .rules import RULES
+from .steps import PLACE_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .arrays import Flags, Floats
+    from .findings import Finding
+    from .steps import Rank
+
+_SHOWN = 3
+"""Operators that are named as evidence,"""
+_SMALL = 0.01
+"""with more than this share."""
+_LOOKED_AT = 10
+"""Operators that may bind a step: those with a share of 10 % are no more."""
+
+
+class _Candidate(NamedTuple):
+    """What may bind steps: seconds of each of them."""
+
+    verdict: str
+    seconds: Floats
+    evidence: tuple[str, ...] = ()
+
+
+def levels(rank: Rank) -> list[Finding]:
+    """All that hold, and notes."""
+    chosen = steady(rank)
+    if int(chosen.sum()) < RULES.fewest_steps:
+        return []
+    found = [_judged(rank, each, chosen) for each in _candidates(rank, chosen)]
+    known = with_runnable(rank, chosen)
+    if int(known.sum()) >= RULES.fewest_steps:
+        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known))
+    return [each for each in found if each is not None]
+
+
+def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
+    seconds, shares = candidate.seconds[chosen], rank.share(candidate.seconds)[chosen]
+    if not np.median(shares) >= RULES.note_share:
+        return None
+    median, low, high = interval(shares)
+    is_bound = median >= RULES.bound_share and low >= RULES.bound_lower
+    count = int(chosen.sum())
+    evidence = (
+        f"median {median:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",
+        f"{time(float(np.median(seconds)))} of {time(float(np.median(rank.seconds[chosen])))} a step",
+        *candidate.evidence,
+    )
+    result = finding(candidate.verdict, median, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
+    return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
+
+
+def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
+    for phase, verdict in BY_PHASE.items():
+        if phase != "compile":  # steps that compile are not steady
+            evidence = _longest(rank, chosen, in_data=True) if phase == "data" else ()
+            yield _Candidate(verdict, rank.phases[:, PLACE_OF[phase]], evidence)
+    has_device = not np.isnan(rank.device).all()
+    if has_device:
+        yield _Candidate("device-bound", rank.device)
+    elif not rank.lacks_device_times:
+        yield _computing(rank, chosen)
+        yield from _operators(rank, chosen)
+        if not rank.communicates and not np.isnan(rank.gap).all():
+            yield _Candidate("python-gap", rank.gap)
+
+
+def _computing(rank: Rank, chosen: Flags) -> _Candidate:
+    known = [phase for phase in COMPUTING if not rank.is_derived or phase in DERIVED]
+    shares = {phase: float(np.median(rank.share(rank.phases[:, PLACE_OF[phase]])[chosen])) for phase in known}
+    parts = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share)
+    unknown = [
+        *(["what the forward pass takes is not known"] if rank.is_derived else []),
+        *(["waits for other ranks in the backward pass are part of it"] if rank.communicates else []),
+    ]
+    seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
+    return _Candidate("compute-bound", seconds, (parts, *unknown, *_longest(rank, chosen, in_data=False)))
+
+
+def _totals(rank: Rank, chosen: Flags, *, in_data: bool) -> list[tuple[str, float]]:
+    """The operators with the most self time, the longest first: seconds in all steady steps."""
+    found: dict[str, float] = defaultdict(float)
+    for step in np.flatnonzero(chosen).tolist():
+        for each in rank.operators[step]:
+            if each.in_data is in_data and (in_data or is_operator(each.name)):
+                found[each.name] += each.seconds
+    return sorted(found.items(), key=lambda each: -each[1])[:_LOOKED_AT]
+
+
+def _operators(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
+    for name, _ in _totals(rank, chosen, in_data=False):
+        if not is_what_models_do(name):
+            of_steps = (
+                sum(each.seconds for each in operators if each.name == name and not each.in_data)
+                for operators in rank.operators
+            )
+            yield _Candidate("operator-bound", np.array([*of_steps], np.float64), (f"operator {name}",))
+
+
+def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
+    total = float(rank.seconds[chosen].sum())
+    longest = _totals(rank, chosen, in_data=in_data)[:_SHOWN]
+    text = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest if seconds > _SMALL * total)
+    return (f"longest by self time: {text}",) if text else ()

@@ -1,0 +1,119 @@
+"""Trace files to ranks: each file is read twice, first for its steps, then for what ran in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._trace_files.reading import read_events
+from otel_torchprof.errors import TorchProfError
+
+from .details import Details
+from .step_list import MOST_STEPS, NAN, StepList
+from .steps import COUNTERS, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_torchprof._export.byte_stream import ByteStream
+
+    from .details import StepsOfProcess
+    from .step_list import Process
+    from .steps import OperatorTime
+
+
+def read_ranks(
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+) -> tuple[list[Rank], list[str]]:
+    """The ranks that the files hold, in order, and what is to be said of the files.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has no steps.
+    """
+    ranks: list[tuple[int | None, Rank]] = []
+    problems: list[str] = []
+    for path in paths:
+        found, said = _read(path, watch)
+        ranks += found
+        problems += said
+    numbers = [number for number, _ in ranks]
+    if None not in numbers and len(set(numbers)) == len(numbers):
+        ranks.sort(key=lambda each: each[0] or 0)
+        for number, rank in ranks:
+            rank.name = f"rank {number}"
+    elif len({rank.name for _, rank in ranks}) < len(ranks):
+        for place, (_, rank) in enumerate(ranks):
+            rank.name += f" ({place})"
+    return [rank for _, rank in ranks], problems
+
+
+def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
+    if Path(path).is_fifo() or Path(path).is_char_device():
+        raise TorchProfError(
+            f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
+        )
+    listed = StepList()
+    problems = read_events(path, listed, lambda stream: watch(path, stream))
+    listed.settle()
+    if not listed.processes:
+        raise TorchProfError(
+            f"{path!r} has no steps: record them with otel-torchprof run, prof.step(), or a schedule of torch.profiler"
+            + "".join(f"; {problem}" for problem in problems)
+        )
+    details = Details(listed)
+    read_events(path, details, lambda stream: watch(path, stream))
+    details.settle()
+    if listed.left_out:
+        problems.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
+    operators = details.longest_operators()
+    ranks = []
+    for place, process in enumerate(listed.processes.values()):
+        steps = details.steps(place)
+        of_steps = operators[steps.first : steps.first + len(process.steps)]
+        rank = _rank(Path(path).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
+        if len(listed.processes) == 1:
+            rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
+            if listed.device_slices:
+                rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
+        ranks.append((process.rank, rank))
+    return ranks, problems
+
+
+def _rank(
+    name: str, process: Process, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
+) -> Rank:
+    rows = process.steps
+    seconds = np.array([row.duration for row in rows]) / 1e9
+    phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
+    numbers = [row.number for row in rows]
+    gap = np.minimum(steps.gap, seconds) if knows_gaps else np.full(len(rows), NAN)
+    return Rank(
+        name=name,
+        number=np.array(numbers, np.int64),
+        start=steps.start,
+        seconds=seconds,
+        is_training=np.array([row.is_training for row in rows]),
+        phases=_within(phases, seconds),
+        is_derived=not process.has_phases,
+        revision=np.array([row.revision for row in rows], np.int64),
+        runnable=np.array([row.runnable for row in rows]),
+        counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
+        gap=gap,
+        device=np.full(len(rows), NAN),
+        operators=operators,
+        pauses=sorted(process.pauses, key=lambda pause: pause.start),
+        collectives=process.collectives.settled(),
+        communicates=process.collectives.count > 0,
+        events=process.events,
+        dropped=process.dropped,
+        has_twin_steps=len(set(numbers)) < len(numbers),
+    )
+
+
+def _within(phases: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Phases of no more than the step: those of several threads together may be more, and a file may say anything."""
+    total = phases.sum(axis=1)
+    scale = np.where(total > seconds, seconds / np.maximum(total, 1e-12), 1.0)
+    return phases * scale[:, None]

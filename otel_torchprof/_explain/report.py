@@ -1,0 +1,130 @@
+"""An explanation as text for a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_torchprof._process.printable import printable
+
+from .findings import time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .explanation import Explanation
+    from .findings import Finding
+
+_WIDTH = 30
+"""Of the bar of a whole step."""
+_LISTED = 8
+"""Reasons for no verdict: each rank may have one."""
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_PLAIN = " #"
+
+
+def as_text(found: Explanation, *, is_plain: bool = False) -> str:
+    """For a terminal; plain: bars are of ASCII."""
+    blocks = [
+        [found.headline],
+        *(_finding_lines(each) for each in found.findings),
+        _doubts(found),
+        [_steps_line(found)],
+        _phase_lines(found, is_plain=is_plain),
+        _slow_lines(found),
+    ]
+    texts = ("\n".join(lines) for lines in blocks)
+    return "\n\n".join(text for text in texts if text) + "\n"
+
+
+def as_markdown(found: Explanation) -> str:
+    """For a pull request."""
+    lines = [f"**{_escaped(found.headline)}**", ""]
+    for each in found.findings:
+        lines += [f"- **{_escaped(each.sentence)}** ({each.severity}, {each.confidence}{_on_ranks(each)})"]
+        lines += [f"  - {_escaped(text)}" for text in each.evidence]
+        lines += [f"  - Next: {_escaped(each.next_action)}", f"  - Check: {_escaped(each.check)}"]
+    lines += [f"- Note: {_escaped(each.sentence)}" for each in found.notes]
+    lines += [
+        f"- No verdict{_escaped(_of(each.subject, found))}: {_escaped(each.reason)}"
+        for each in found.abstentions[:_LISTED]
+    ]
+    lines += ["", _escaped(_steps_line(found)), ""]
+    if found.phases:
+        lines += ["| Phase | Median | p95 | Share |", "| --- | ---: | ---: | ---: |"]
+        lines += [f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in found.phases]
+    if found.slow_steps:
+        lines += ["", "| Slowest step | Duration | What others had not |", "| --- | ---: | --- |"]
+        lines += [
+            f"| {_escaped(_numbered(each.rank, each.number, found))} | {time(each.seconds)} | {_escaped(', '.join(each.differences))} |"
+            for each in found.slow_steps
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _doubts(found: Explanation) -> Iterator[str]:
+    """Notes, and reasons for no verdict."""
+    for note in found.notes:
+        yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
+    for each in found.abstentions[:_LISTED]:
+        yield f"no verdict{_of(each.subject, found)}: {each.reason}; {each.way_out}"
+    if len(found.abstentions) > _LISTED:
+        yield f"and {len(found.abstentions) - _LISTED} more reasons: --json"
+
+
+def _slow_lines(found: Explanation) -> Iterator[str]:
+    if found.slow_steps:
+        yield "Slowest steps, and what others had not"
+    for each in found.slow_steps:
+        name = _numbered(each.rank, each.number, found)
+        yield f"{name:>16}  {time(each.seconds):>10}  {', '.join(each.differences)}".rstrip()
+
+
+def _finding_lines(each: Finding) -> Iterator[str]:
+    yield f"{each.sentence}  [severity {each.severity}, {each.confidence}{_on_ranks(each)}]"
+    for text in each.evidence:
+        yield f"  evidence  {text}"
+    if each.recoverable_seconds:
+        yield f"  at stake  at most {time(each.recoverable_seconds)} of the recording"
+    yield f"  next      {each.next_action}"
+    yield f"  check     {each.check}"
+
+
+def _phase_lines(found: Explanation, *, is_plain: bool) -> Iterator[str]:
+    if found.phases:
+        yield f"{'Phase':<14}{'Median':>12}{'p95':>12}{'Share':>8}"
+    for row in found.phases:
+        bar = _bar(row.share, _PLAIN if is_plain else _BLOCKS)
+        yield f"{row.phase:<14}{time(row.median):>12}{time(row.p95):>12}{row.share:>8.0%}  {bar}".rstrip()
+
+
+def _bar(share: float, blocks: str) -> str:
+    """As long as the share, to an eighth of a character."""
+    steps = len(blocks) - 1
+    eighths = round(min(max(share, 0.0), 1.0) * _WIDTH * steps)
+    return blocks[-1] * (eighths // steps) + blocks[eighths % steps].strip()
+
+
+def _steps_line(found: Explanation) -> str:
+    ranks = f"{len(found.ranks)} ranks, " if len(found.ranks) > 1 else ""
+    return f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}"
+
+
+def _on_ranks(each: Finding) -> str:
+    names = ", ".join(each.ranks[:4]) + (f" and {len(each.ranks) - 4} more" if len(each.ranks) > 4 else "")  # noqa: PLR2004 - fit on a line
+    return f", on {names}" if names else ""
+
+
+def _of(subject: str, found: Explanation) -> str:
+    return f" for {subject}" if len(found.ranks) > 1 else ""
+
+
+def _numbered(rank: str, number: int, found: Explanation) -> str:
+    return f"{rank} step {number}" if len(found.ranks) > 1 else f"step {number}"
+
+
+def _escaped(text: str) -> str:
+    """Names come from the file: none of them is Markdown, or HTML."""
+    text = printable(text)
+    for char in "\\`*_[]<>|#":
+        text = text.replace(char, f"\\{char}")
+    return text

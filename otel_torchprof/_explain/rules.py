@@ -1,0 +1,55 @@
+"""The rules by which verdicts are given: one table, with a version, that every report carries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rules(NamedTuple):
+    """Thresholds; shares are fractions of the duration of a step."""
+
+    version: int = 1
+    """Raised whenever a number or its meaning changes."""
+    warm_up_steps: int = 5
+    """First training steps of a recording that are left out."""
+    recompiling_share: float = 0.01
+    """A step that compiles for longer than this is no steady one."""
+    fewest_steps: int = 20
+    """Steady steps: with fewer there is no verdict."""
+    firm_steps: int = 50
+    """With fewer, a verdict is tentative."""
+    bound_share: float = 0.20
+    """A step is bound by what takes at least this, as a median,"""
+    bound_lower: float = 0.15
+    """and at least this at the lower end of its 95 % interval."""
+    note_share: float = 0.10
+    """From here on it is a note."""
+    resamples: int = 1000
+    """Of the bootstrap."""
+    seed: int = 0
+    """Of its random numbers."""
+    most_unattributed: float = 0.15
+    """Abstain: more than this is in no phase."""
+    most_dropped: float = 0.01
+    """Abstain: more than this fraction of the events was dropped."""
+    most_runnable: float = 0.10
+    """Abstain: the loop's thread was ready to run for more than this, and did not get a processor."""
+    spike_ratio: float = 3.0
+    """There are spikes where the 99th percentile is above so many medians; each step above so many is one."""
+    spike_cause_share: float = 0.80
+    """A cause of a spike covers at least this of what the step took beyond the median,"""
+    fewest_spikes: int = 3
+    """in at least so many of them,"""
+    spike_chance_ratio: float = 3.0
+    """and in so many times as many as its usual share of a step would make it cover by chance."""
+    last_share: float = 0.60
+    """A straggler comes last to at least this fraction of the collectives,"""
+    fewest_collectives: int = 20
+    """of which there are at least so many,"""
+    alignment_errors: float = 3.0
+    """is later than so many times the error of the alignment of clocks,"""
+    lateness_share: float = 0.05
+    """and costs at least this."""
+
+
+RULES = Rules()

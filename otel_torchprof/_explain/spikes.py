@@ -1,0 +1,148 @@
+"""Steps, and pauses between them, that are far longer than the others; apart from what all steps are bound by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .advice import BY_PHASE, COMPUTING
+from .findings import finding, time, trained, with_runnable
+from .known_names import is_what_models_do
+from .rules import RULES
+from .steps import PLACE_OF
+
+if TYPE_CHECKING:
+    from .arrays import Integers
+    from .findings import Finding
+    from .steps import Rank
+
+_SHOWN = 5
+"""Numbers of steps that are listed."""
+_MOST_SPIKES = 500
+"""The longest are looked at one by one."""
+_MOST_COMPARED = 2000
+"""Steps that a spike is compared with: of more, every so many-th."""
+
+
+def spikes(rank: Rank) -> list[Finding]:
+    """What makes single steps slow; without a cause it is a note."""
+    places = np.flatnonzero(trained(rank))
+    if len(places) < RULES.fewest_steps:
+        return []
+    seconds = rank.seconds[places]
+    median, high = float(np.median(seconds)), float(np.percentile(seconds, 99))
+    slow = places[seconds > RULES.spike_ratio * median]
+    if high <= RULES.spike_ratio * median or not len(slow):
+        return []
+    found = []
+    for cause, steps in _causes(rank, places, slow).items():
+        what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
+        of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
+        found.append(_finding(rank, places, steps, of_phase, what))
+        slow = np.setdiff1d(slow, steps)
+    if len(slow):
+        found.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
+    return found
+
+
+_RUNNABLE = "time runnable but not running"
+
+
+def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:
+    """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does."""
+    columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
+    known = with_runnable(rank, trained(rank))
+    if known.any():
+        columns[_RUNNABLE] = np.where(np.isnan(rank.runnable), float(np.median(rank.runnable[known])), rank.runnable)
+    usual = _UsualTimes(rank, places)
+    for name, column in columns.items():
+        usual.add(name, float(np.median(column[places])))
+    median = float(np.median(rank.seconds[places]))
+    covered: dict[str, list[int]] = {}
+    for step in slow[np.argsort(-rank.seconds[slow], kind="stable")][:_MOST_SPIKES].tolist():
+        least = RULES.spike_cause_share * (float(rank.seconds[step]) - median)
+        times = {name: float(column[step]) for name, column in columns.items()} | _slow_operator(rank, step)
+        cause = next((name for name, seconds in times.items() if seconds - usual.of(name) >= least), None)
+        if cause:
+            covered.setdefault(cause, []).append(step)
+    # What delays any moment of a step delays most often what takes most of it.
+    by_chance = {cause: usual.of(cause) / median * len(slow) for cause in covered}
+    return {
+        cause: np.array(sorted(steps))
+        for cause, steps in covered.items()
+        if len(steps) >= max(RULES.fewest_spikes, RULES.spike_chance_ratio * by_chance[cause])
+    }
+
+
+class _UsualTimes:
+    """The median time of phases, and the self time of operators, over steps; each operator is looked up once."""
+
+    def __init__(self, rank: Rank, places: Integers) -> None:
+        self._operators = [rank.operators[step] for step in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
+        self._found: dict[str, float] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        """A phase, whose median is known."""
+        self._found[name] = seconds
+
+    def of(self, name: str) -> float:
+        """In seconds."""
+        if name not in self._found:
+            times = [sum(each.seconds for each in step if each.name == name) for step in self._operators]
+            self._found[name] = float(np.median(times))
+        return self._found[name]
+
+
+def _slow_operator(rank: Rank, step: int) -> dict[str, float]:
+    """The operator with the most self time, unless it is what models do: where a step is delayed, these are delayed most often."""
+    of_step: dict[str, float] = defaultdict(float)
+    for each in rank.operators[step]:
+        of_step[each.name] += each.seconds
+    name = max(of_step, key=lambda each: of_step[each], default="")
+    return {name: of_step[name]} if name and not is_what_models_do(name) else {}
+
+
+def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: str) -> Finding:
+    median = float(np.median(rank.seconds[places]))
+    excess = float(rank.seconds[slow].sum()) - median * len(slow)
+    evidence = (
+        f"{len(slow)} of {len(places)} steps took more than {RULES.spike_ratio:g} x the median of {time(median)}: {what}",
+        f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
+    )
+    share = excess / float(rank.seconds[places].sum())
+    return finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
+
+
+def pauses(rank: Rank) -> list[Finding]:
+    """What the loop does between steps, checkpoints and evaluations: how much of the time that is."""
+    places = np.flatnonzero(trained(rank))
+    if len(places) < RULES.fewest_steps:
+        return []
+    first = int(rank.start[places[0]])
+    median, total = float(np.median(rank.seconds[places])), float(rank.seconds[places].sum())
+    inside = [pause for pause in rank.pauses if pause.start >= first]
+    total += sum(pause.duration for pause in inside) / 1e9
+    found = []
+    for kind in dict.fromkeys(pause.kind for pause in inside):
+        mine = np.array([pause.duration for pause in inside if pause.kind == kind]) / 1e9
+        after = np.searchsorted(rank.start, [pause.start for pause in inside if pause.kind == kind]) - 1
+        share = float(mine.sum()) / total
+        if share < RULES.note_share:
+            continue
+        is_note = share < RULES.bound_share or len(mine) < RULES.fewest_spikes
+        evidence = (
+            f"{len(mine)} {kind}s between {len(places)} steps",
+            f"each takes {time(float(np.median(mine)))} as a median, a step {time(median)}",
+            f"after steps {_listed(rank.number[after])}",
+        )
+        found.append(finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note))
+    return found
+
+
+def _listed(numbers: Integers) -> str:
+    """Some numbers of steps, and their distance where that is always the same."""
+    text = ", ".join(map(str, numbers[:_SHOWN].tolist())) + (" ..." if len(numbers) > _SHOWN else "")
+    distances = set(np.diff(numbers).tolist())
+    return text + (f" (every {distances.pop()})" if len(distances) == 1 and len(numbers) > 2 else "")  # noqa: PLR2004 - two make no rhythm

@@ -1,0 +1,207 @@
+"""The first reading of a file: its steps, what stood between them, and the collectives; what ran in them comes later."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
+from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._tree.span_table import STEP_NAME
+from otel_torchprof._tree.tree import STEP_PREFIX
+
+from .collectives import CollectiveList
+from .known_names import phase_of
+from .steps import PAUSES, TRAINING, Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+MOST_STEPS = 50_000
+"""Of a file: the first of them."""
+_MOST_PROCESSES = 1024
+_MOST_INTERVALS = 100_000
+"""Of a process: waits for data, pauses."""
+_DEFAULT_GROUP = "0"
+"""In which a rank's number is that of its process."""
+_MOST_DIGITS = 18
+_COUNTERS = (w.MINOR_FAULTS, w.MAJOR_FAULTS, w.VOLUNTARY, w.INVOLUNTARY)
+DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+"""Categories of slices of a device."""
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch")
+NAN = float("nan")
+
+
+class StepRow(NamedTuple):
+    """A step as the file has it; times in ns, phases in seconds."""
+
+    start: int
+    number: int
+    duration: int
+    is_training: bool
+    revision: int = 0
+    runnable: float = NAN
+    counters: tuple[float, ...] = (NAN,) * len(_COUNTERS)
+    phases: tuple[float, ...] | None = None
+
+
+@dataclass
+class Process:
+    """What the first reading finds of a process."""
+
+    rank: int | None = None
+    thread: Any = None
+    """The loop's, where the file says so."""
+    steps: list[StepRow] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    data_starts: array[int] = field(default_factory=lambda: array("q"))
+    data_ends: array[int] = field(default_factory=lambda: array("q"))
+    """Of the intervals in which the loop waited for data."""
+    collectives: CollectiveList = field(default_factory=CollectiveList)
+    events: int = 0
+    dropped: int = 0
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the steps say what their phases took."""
+        return any(step.phases is not None for step in self.steps)
+
+    def settle(self) -> None:
+        """Puts the steps in order; those without phases are parts of others where others have them."""
+        has_phases = self.has_phases
+        self.steps = sorted(step for step in self.steps if step.duration > 0 and (step.phases or not has_phases))
+
+
+class StepList:
+    """Takes the events of a file, of which it keeps the steps."""
+
+    wanted = frozenset(
+        (
+            *(w.STEP, w.UNFINISHED, w.KIND, w.REVISION, w.PART, w.RUNNABLE, w.DROPPED, w.THREAD),
+            *(w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC),
+            *_COUNTERS,
+            *w.PHASE_OF,
+        )
+    )
+    skipped = frozenset(("Trace", "overhead", "gpu_user_annotation"))
+
+    def __init__(self) -> None:
+        self.processes: dict[Hashable, Process] = {}
+        self.left_out = 0
+        """Steps beyond the first."""
+        self.device_slices = self.launches = 0
+        self._rank: int | None = None
+        self._steps = self._events = 0
+
+    def __len__(self) -> int:
+        return self._events
+
+    def name_rank(self, process: Hashable, rank: int) -> None:
+        """The rank of a process, or of all that have none."""
+        if process is None:
+            self._rank = rank
+        elif (found := self._process(process)) is not None:
+            found.rank = rank
+
+    def add_span(
+        self,
+        name: str,
+        start: int,
+        duration: int,
+        _ids: tuple[int, int, Hashable],
+        attributes: Mapping[str, Any],
+        *,
+        process: Hashable,
+    ) -> None:
+        """A span: of a step, of what stands between two, of a collective, or another."""
+        self._events += 1
+        found = self._process(process)
+        if found is None:
+            return
+        found.events += 1
+        found.dropped += attributes.get(w.DROPPED, 0)
+        if name == STEP_NAME and w.STEP in attributes:
+            if w.PART not in attributes:
+                self._append(found, _row(start, duration, attributes))
+                found.thread = attributes.get(w.THREAD, found.thread)
+        elif name in PAUSES:
+            if len(found.pauses) < _MOST_INTERVALS:
+                found.pauses.append(Pause(PAUSES[name], start, duration))
+        elif w.COLLECTIVE in attributes:
+            found.collectives.add_call(start, duration, attributes)
+            if attributes.get(w.GROUP) == _DEFAULT_GROUP and found.rank is None:
+                found.rank = attributes.get(w.RANK_IN_GROUP)
+        elif phase_of(name) == "data":
+            _note_wait(found, start, duration)
+        else:
+            found.collectives.add_work(name, start, duration)
+
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
+        """An event of a profile: a step, a wait for data, or another."""
+        self._events += 1
+        if category in DEVICE_WORK:
+            self.device_slices += 1
+            return
+        self.launches += name.startswith(_LAUNCHES)
+        if name.startswith(STEP_PREFIX):
+            self.add_step(name, start, duration, track[0])
+            if (found := self._process(track[0])) is not None:
+                found.thread = track[1]
+        elif (found := self._process(track[0])) is not None:
+            found.events += 1
+            if phase_of(name) == "data":
+                _note_wait(found, start, duration)
+            else:
+                found.collectives.add_work(name, start, duration)
+
+    def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
+        """A step of a profile."""
+        number = name.removeprefix(STEP_PREFIX)
+        found = self._process(process)
+        if found is not None and number.isdecimal() and len(number) <= _MOST_DIGITS:
+            self._append(found, StepRow(start, int(number), duration, is_training=True))
+
+    def settle(self) -> None:
+        """The file has been read: processes without steps are forgotten."""
+        for each in self.processes.values():
+            each.settle()
+            each.rank = self._rank if each.rank is None else each.rank
+        self.processes = {key: each for key, each in self.processes.items() if each.steps}
+
+    def _process(self, key: Hashable) -> Process | None:
+        found = self.processes.get(key)
+        if found is None and len(self.processes) < _MOST_PROCESSES:
+            found = self.processes[key] = Process()
+        return found
+
+    def _append(self, process: Process, row: StepRow) -> None:
+        if self._steps < MOST_STEPS:
+            self._steps += 1
+            process.steps.append(row)
+        else:
+            self.left_out += 1
+
+
+def _row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
+    phases = None
+    if any(key in attributes for key in w.PHASE_OF):
+        found = {phase: attributes[key] for key, phase in w.PHASE_OF.items() if key in attributes}
+        found.pop(UNATTRIBUTED, None)
+        phases = tuple(min(float(found.get(phase, 0.0)), duration / 1e9) for phase in PHASES)
+    return StepRow(
+        start,
+        attributes[w.STEP],
+        duration,
+        attributes.get(w.KIND, TRAINING) == TRAINING and not attributes.get(w.UNFINISHED),
+        attributes.get(w.REVISION, 0),
+        attributes.get(w.RUNNABLE, NAN),
+        tuple(attributes.get(key, NAN) for key in _COUNTERS),
+        phases,
+    )
+
+
+def _note_wait(process: Process, start: int, duration: int) -> None:
+    if len(process.data_starts) < _MOST_INTERVALS:
+        process.data_starts.append(start)
+        process.data_ends.append(start + duration)

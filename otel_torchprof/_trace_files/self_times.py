@@ -1,0 +1,103 @@
+"""Self times of events that come in any order, from columns, so that an event costs some bytes."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Numbers = npt.NDArray[np.int64]
+
+Row = tuple[int, int, int, int, int, int]
+"""Start, duration, duration without what was collapsed into it, track or -1, id, parent's id."""
+
+MOST_ROWS = 200_000
+"""Events whose parents are looked for among one another; then half of them are settled, those that ended first."""
+
+
+class SelfTimes:
+    """Events whose self time is not known before their children are.
+
+    Args:
+        settled: takes the keys, starts and self times of events whose children have all come.
+    """
+
+    def __init__(self, settled: Callable[[Numbers, Numbers, Numbers], None]) -> None:
+        self._settled = settled
+        self._key, self._track = array("q"), array("i")
+        self._start, self._duration = array("q"), array("q")
+        self._own = array("d")  # exact up to 104 days, and no sum of many is too large for it
+        self._id, self._parent = array("Q"), array("Q")
+
+    def __len__(self) -> int:
+        return len(self._key)
+
+    def append(self, key: int, row: Row) -> None:
+        """One event. Once there are :data:`MOST_ROWS`, half of them are settled."""
+        start, duration, own, track, span_id, parent_id = row
+        self._key.append(key)
+        self._start.append(start)
+        self._duration.append(duration)
+        self._own.append(own)
+        self._track.append(track)
+        self._id.append(span_id)
+        self._parent.append(parent_id)
+        if len(self) >= MOST_ROWS:
+            self.settle(MOST_ROWS // 2)
+
+    def settle(self, keep: int = 0) -> None:
+        """Hands over all but those ``keep`` that end last, of which more children may come."""
+        if not len(self):
+            return
+        key, track, start, duration, own, ids, parents = (np.array(column) for column in self._columns())
+        of_ids = _parents_by_id(ids, parents)
+        parent = np.where(of_ids >= 0, of_ids, _parents_by_time(track, start, duration))
+        # Of those that end together, what is inside goes first: it began later, or came later.
+        order = np.lexsort((-np.arange(len(key)), -start, start + duration))
+        gone = np.zeros(len(key), dtype=bool)
+        gone[order[: len(key) - keep]] = True
+        child = np.flatnonzero(parent >= 0)
+        child = child[gone[child] | gone[parent[child]]]
+        np.subtract.at(own, parent[child], duration[child])
+        parents[child] = 0
+        self._settled(key[gone], start[gone], np.maximum(own[gone], 0).astype(np.int64))
+        columns = (key, track, start, duration, own, ids, parents)
+        for column, values in zip(self._columns(), columns, strict=True):
+            column[:] = array(column.typecode, values[~gone].tobytes())
+
+    def _columns(self) -> tuple[array[Any], ...]:
+        return self._key, self._track, self._start, self._duration, self._own, self._id, self._parent
+
+
+def _parents_by_id(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Numbers:
+    order = np.argsort(ids, kind="stable")
+    found = order[np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)]
+    return np.where((parents != 0) & (ids[found] == parents), found, -1)
+
+
+def _parents_by_time(track: npt.NDArray[np.int32], start: Numbers, duration: Numbers) -> Numbers:
+    """Of what is on tracks: the nearest that was begun before, or with it, and lasts at least as long."""
+    end = start + duration
+    rows = np.flatnonzero(track >= 0)
+    rows = rows[np.lexsort((-end[rows], start[rows], track[rows]))]
+    parent = np.full(len(track), -1, dtype=np.int64)
+    enclosing: list[tuple[int, int]] = []
+    on = -1
+    for row, where, begun, over in zip(
+        rows.tolist(), track[rows].tolist(), start[rows].tolist(), end[rows].tolist(), strict=True
+    ):
+        if where != on:
+            enclosing, on = [], where
+        while enclosing and enclosing[-1][1] <= begun:
+            enclosing.pop()
+        while enclosing and enclosing[-1][1] < over:  # crosses: it is not inside
+            enclosing.pop()
+        if enclosing:
+            parent[row] = enclosing[-1][0]
+        enclosing.append((row, over))
+    return parent

@@ -1,0 +1,26 @@
+"""The attributes of spans that readers of trace files look at, and what each may be."""
+
+from __future__ import annotations
+
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+
+AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
+COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
+STEP, UNFINISHED = "torch.step", "torch.unfinished"
+KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
+RUNNABLE = "torch.step.runnable_duration"
+MINOR_FAULTS, MAJOR_FAULTS = "torch.step.page_faults.minor", "torch.step.page_faults.major"
+VOLUNTARY, INVOLUNTARY = "torch.step.context_switches.voluntary", "torch.step.context_switches.involuntary"
+DROPPED = "torch.dropped_events"
+THREAD = "thread.id"
+COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
+RANK_IN_GROUP, ASYNC = "torch.collective.rank", "torch.collective.async"
+RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
+"""Of resources."""
+
+PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
+"""By attribute of a step, the phase whose time it is."""
+DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, RUNNABLE, *PHASE_OF))
+"""Those that are seconds."""
+TEXTS = frozenset((KIND, COLLECTIVE, GROUP))
+"""Those that are texts. The others are whole numbers from 0 on, or true and false."""

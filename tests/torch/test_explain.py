@@ -1,0 +1,102 @@
+"""``explain`` on real programs with one fault each, recorded with this package and with torch's profiler: the verdict, or none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+import faulty_programs  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+
+HERE = Path(__file__).parent
+VERDICTS = {
+    faulty_programs.control: (),
+    faulty_programs.slow_loader: ("input-bound",),
+    faulty_programs.slow_operator: ("operator-bound",),
+    faulty_programs.gc_storm: ("gc-bound",),
+    faulty_programs.checkpoints: ("checkpoint-bound",),
+    faulty_programs.recompilation: ("compile-bound",),
+}
+"""By program, the faults that a recording of the instrumentation shows."""
+OF_TORCH = {
+    faulty_programs.control: (),
+    faulty_programs.slow_loader: ("input-bound",),
+    faulty_programs.slow_operator: ("operator-bound",),
+    faulty_programs.gc_storm: ("python-gap",),
+    faulty_programs.checkpoints: (),
+    faulty_programs.recompilation: ("compile-bound",),
+}
+"""The same of a trace of torch's profiler, which does not say what collects garbage, nor what writes files."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """As many threads as there surely are processors; and nothing has been compiled yet."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(threads)
+
+
+def verdicts(found):
+    """Faults by name, those first that cost most."""
+    return tuple(each.verdict for each in found.faults)
+
+
+def named(program):
+    return program.__name__
+
+
+@pytest.mark.parametrize("program", VERDICTS, ids=named)
+def test_what_this_package_recorded(program, tmp_path):
+    """Each fault is named, and nothing is said of the program without one; from a Chrome file as from one of OTLP."""
+    chrome, lines = tmp_path / "t.json.gz", tmp_path / "t.jsonl"
+    with otp.stream(otp.ChromeTraceExporter(chrome), otp.OTLPFileExporter(lines), detail="ops"):
+        program(lambda: None, tmp_path)
+    found = otp.explain(chrome)
+    assert verdicts(found) == VERDICTS[program], found.headline
+    assert found.steady_steps >= 50
+    assert otp.explain(lines).headline == found.headline
+
+
+@pytest.mark.parametrize("program", OF_TORCH, ids=named)
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+def test_what_torchs_profiler_recorded(program, tmp_path):
+    """What names prove is found in torch's own traces too, and what they do not prove is not claimed."""
+    schedule = torch.profiler.schedule(wait=0, warmup=0, active=1000)
+    with torch.profiler.profile(schedule=schedule) as prof:
+        program(prof.step, tmp_path)
+    prof.export_chrome_trace(str(tmp_path / "t.json"))
+    found = otp.explain(tmp_path / "t.json")
+    assert verdicts(found) == OF_TORCH[program], found.headline
+
+
+def test_what_run_says_at_the_end(tmp_path):
+    """``run --explain`` gives the verdict on stderr, and leaves the program's output and exit status alone."""
+    program = "import pathlib, faulty_programs\nfaulty_programs.slow_loader(lambda: None, pathlib.Path())\nraise SystemExit(3)"
+    (tmp_path / "p.py").write_text(program)
+    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.otlp", "p.py"]
+    paths = os.pathsep.join((str(HERE), str(HERE.parents[1])))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("input-bound: ")
+
+
+def test_what_a_profile_recorded(tmp_path):
+    """Profiles of this package have no phases either, and say the same as torch's."""
+    with otp.profile() as prof:
+        faulty_programs.slow_loader(prof.step, tmp_path)
+    prof.export_chrome_trace(tmp_path / "t.json")
+    prof.export_otlp(tmp_path / "t.otlp")
+    found = otp.explain(tmp_path / "t.json")
+    assert verdicts(found) == ("input-bound",)
+    assert otp.explain(tmp_path / "t.otlp").headline == found.headline

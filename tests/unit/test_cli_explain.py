@@ -1,0 +1,270 @@
+"""``otel-torchprof explain``: what it prints, and files that are not to be trusted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from explained_files import STEP_MS, Trace, kineto, piece
+from hypothesis import given
+from hypothesis import strategies as st
+from malformed_files import malformed
+
+import otel_torchprof as otp
+from otel_torchprof._cli import explain_command
+from otel_torchprof._cli import main as cli
+from otel_torchprof._explain import pair_sums
+from otel_torchprof._explain.pair_sums import PairSums
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MEMORY = 256 << 20
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A recording that waits for data."""
+    return Trace().steps(60, data=0.5).chrome(tmp_path / "t.json")
+
+
+def test_what_it_prints(waiting, capsys):
+    """The verdict first, then evidence, next action and check, and the phases with bars as long as their shares."""
+    assert cli.main(["explain", str(waiting)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "input-bound: 50% of step time waits for data"
+    assert [line.split()[0] for line in lines[3:8]] == ["evidence", "evidence", "at", "next", "check"]
+    assert "60 steps, 55 of them steady, median 10.000ms" in lines
+    [row] = [line for line in lines if line.startswith("data ")]
+    assert row.split() == ["data", "5.000ms", "5.000ms", "50%", "█" * 15]
+
+
+def test_json(waiting, capsys):
+    """All that is known, with the rules by which it is said, and the same as the function's."""
+    assert cli.main(["explain", "--json", str(waiting)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(json.dumps(otp.explain(waiting).as_json()))
+    assert found["rules"]["bound_share"] == 0.2
+
+
+def test_markdown_of_any_names(tmp_path, capsys):
+    """Names from the file are text: no Markdown, no HTML, nothing that is not printable."""
+    name = "aten::<img src=x>|`*[\x1b[31m\u202e\U0001f600"
+    path = kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, STEP_MS)])
+    assert cli.main(["explain", "--markdown", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "aten::\\<img src=x\\>\\|\\`\\*\\[" in out
+    assert not {"\x1b", "\u202e"} & set(out)
+    assert cli.main(["explain", str(path)]) == 0
+    assert not {"\x1b", "\u202e"} & set(capsys.readouterr().out)
+
+
+def test_a_terminal_without_unicode(waiting):
+    """Bars are of ASCII where the output's encoding has nothing else."""
+    words = (sys.executable, "-m", "otel_torchprof", "explain", str(waiting))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    assert f"50%  {'#' * 15}\n" in done.stdout
+    assert done.stderr == ""
+
+
+def test_progress(waiting):
+    """Each file is read twice, and the bar says how much of that is done."""
+    reading = explain_command._Reading([str(waiting)])
+    seen = []
+
+    def watch(path, stream):
+        reading.watch(path, stream)
+        seen.append(reading.line())
+
+    otp.explain(waiting, watch=watch)
+    assert [line.partition("] ")[2].split()[0] for line in seen] == ["50%", "100%"]  # the file is one read
+
+
+def test_several_files(tmp_path, waiting, capsys):
+    """Several files are several ranks, by their names where they have no numbers."""
+    other = Trace().steps(60).chrome(tmp_path / "other.json")
+    assert cli.main(["explain", str(waiting), str(other)]) == 0
+    out = capsys.readouterr().out
+    assert "2 ranks, 120 steps" in out
+    assert "on t.json]" in out
+
+
+def test_run_and_explain(tmp_path, capsys, monkeypatch):
+    """``run --explain`` explains what it wrote, or says why it cannot; without a file it does not begin."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text("import otel_torchprof as otp\nfor _ in range(9):\n  with otp.record_function('a'): pass\n")
+    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.json", "p.py"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "has no steps: record them with" in done.stderr
+    assert cli.main(["run", "--explain", "-o", "none", "p.py"]) == 1
+    assert "there is none: add -o FILE" in capsys.readouterr().err
+
+
+# ---- files that are not to be trusted ----
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "at byte 0: the file is empty"),
+        (b"nonsense", "expected OTLP"),
+        (b"[]", "is a trace without a span"),
+        (b'[{"ph":"X","name":"a","ts":1,"dur":1}]', "has no steps: record them with"),
+        (b'[{"ph":"X","name":"ProfilerStep#1","ts":1,"dur":-5}]', "has no steps"),
+        (b'[{"ph":"X","name":"ProfilerStep#x","ts":1,"dur":5}]', "has no steps"),
+        (b'[{"ph":"X","name":"ProfilerStep#1","ts":NaN,"dur":5}]', "ts is nan, expected a number"),
+    ],
+)
+def test_files_without_steps(tmp_path, content, said, capsys):
+    """One message that names the file, what is wrong and the way out."""
+    (tmp_path / "t").write_bytes(content)
+    assert cli.main(["explain", str(tmp_path / "t")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert str(tmp_path / "t") in err
+
+
+def test_a_file_that_can_be_read_once(tmp_path, capsys):
+    """A pipe is refused, and what to do is said; so is a file that is not there."""
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main(["explain", str(tmp_path / "pipe")]) == 1
+    assert "it is a pipe or a device, and is read twice; write it to a file first" in capsys.readouterr().err
+    assert cli.main(["explain", str(tmp_path / "none")]) == 1
+    assert "check the name" in capsys.readouterr().err
+    assert cli.main(["explain", str(tmp_path)]) == 1
+    assert "give the name of a file in it" in capsys.readouterr().err
+    with pytest.raises(otp.TorchProfError, match="no file to explain"):
+        otp.explain()
+
+
+def test_a_file_that_is_cut_off(waiting, capsys):
+    """What comes before the end is explained; the exit status is 1, and stderr says once where it ends."""
+    waiting.write_bytes(waiting.read_bytes()[:-2000])
+    assert cli.main(["explain", str(waiting)]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("input-bound: 50%")
+    assert err.count("the file is cut off") == 1
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"torch.phase.data.duration": 1e9},
+        {"torch.phase.data.duration": -1.0},
+        {"torch.phase.data.duration": "NaN"},
+        {"torch.step.kind": 7},
+        {"torch.step": 1 << 62},
+        {"torch.step.runnable_duration": "soon"},
+        {"torch.dropped_events": 1e300},
+        {"torch.collective.name": "all_reduce", "torch.collective.sequence_nr": -1},
+        {"thread.id": []},
+        {"torch.step.page_faults.major": {}},
+    ],
+)
+def test_values_that_cannot_be(tmp_path, attributes):
+    """A step with such a value is not counted, or is counted within what a step can be; those after it are."""
+    trace = Trace().steps(60, data=0.5)
+    trace.spans[30]["attributes"] |= attributes
+    found = otp.explain(trace.chrome(tmp_path / "t.json"))
+    assert [each.verdict for each in found.faults] == ["input-bound"]
+    assert found.steps in {59, 60}
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+@given(st.integers(0, 1 << 40))
+def test_whatever_the_file(tmp_path_factory, seed):
+    """Any fault in any form: an explanation, or an error that names the file."""
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(malformed(seed).content)
+    try:
+        found = otp.explain(path)
+    except otp.TorchProfError as error:
+        assert str(path) in str(error)  # noqa: PT017 - most have none, and a few can be explained
+    else:
+        json.dumps(found.as_json(), allow_nan=False)
+
+
+MEASURED = """
+import pathlib, re, sys
+from otel_torchprof._cli import main as cli
+code = cli.main(["explain", *sys.argv[1:]])
+print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+sys.exit(code)
+"""
+
+
+def _slice(name, start, duration=9, pid=1, tid=1, **more):
+    return json.dumps({"ph": "X", "name": name, "ts": start, "dur": duration, "pid": pid, "tid": tid, **more}).encode()
+
+
+def _steps(count, **more):
+    return [_slice(f"ProfilerStep#{number}", number * 10, **more) for number in range(count)]
+
+
+BOMBS = {
+    "steps": lambda: _steps(120_000),
+    "processes": lambda: [_slice("ProfilerStep#1", number, pid=number) for number in range(60_000)],
+    "names": lambda: [*_steps(100), *(_slice(f"aten::{n}" + "\U0001f600" * 900, n % 1000, 1) for n in range(12_000))],
+    "names in each step": lambda: [
+        *_steps(3000),
+        *(_slice(f"aten::{n % 9000}", n // 100 * 10 + n % 100 / 12, 0.05) for n in range(300_000)),
+    ],
+    "threads": lambda: [*_steps(50), *(_slice("aten::mm", n % 500, 1, tid=n) for n in range(100_000))],
+    "nested": lambda: [*_steps(50, duration=1e6), *(_slice("aten::mm", n / 1e3, 1e6 - n) for n in range(20_000))],
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_memory_is_bounded(tmp_path, name):
+    """Small files that grow when they are read stay under 256 MB."""
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"[" + b",".join(BOMBS[name]()) + b"]", 1))
+    words = (sys.executable, "-c", MEASURED, str(tmp_path / "bomb.gz"))
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode in {0, 1}, done.stderr
+    assert "Traceback" not in done.stderr
+    assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 9)), max_size=9), max_size=6),
+    st.integers(1, 3),
+)
+def test_the_largest_of_each_group(batches, count):
+    """Sums by pair are those of a dictionary, and of each group the largest are kept, the largest first."""
+    sums, expected = PairSums(), defaultdict(int)
+    for batch in batches:
+        columns = [np.array(column, np.int64) for column in zip(*batch, strict=True)] or [np.empty(0, np.int64)] * 3
+        sums.add(*columns)
+        for group, member, value in batch:
+            expected[group, member] += value
+    by_group = defaultdict(list)
+    for (group, _), value in expected.items():
+        by_group[group].append(value)
+    groups, members, values = (column.tolist() for column in sums.largest(count))
+    assert groups == sorted(groups)
+    for group, found in by_group.items():
+        kept = [value for each, value in zip(groups, values, strict=True) if each == group]
+        assert kept == sorted(found, reverse=True)[:count]
+    assert [expected[pair] for pair in zip(groups, members, strict=True)] == values
+
+
+def test_groups_are_cut_while_they_come(monkeypatch):
+    """Beyond so many pairs, the small ones of each group are let go, and the largest stays right."""
+    monkeypatch.setattr(pair_sums, "_MOST_PAIRS", 100)
+    sums = PairSums()
+    for _ in range(3):
+        for member in range(200):
+            one = np.ones(1, np.int64)
+            sums.add(one, one * member, one * (1 + 1000 * (member == 7)))
+    _, members, values = sums.largest(1)
+    assert (members.tolist(), values.tolist()) == ([7], [3003])

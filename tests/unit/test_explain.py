@@ -1,0 +1,371 @@
+"""The rules of ``explain``: what is said of steps that are known, and what is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from explained_files import STEP_MS, Trace, kineto, piece
+
+import otel_torchprof as otp
+from otel_torchprof._explain.rules import RULES
+
+WARM_UP = RULES.warm_up_steps
+
+
+@pytest.fixture
+def explained(tmp_path):
+    """Writes traces, one a rank, and explains them together."""
+
+    def explain(*traces):
+        return otp.explain(*(trace.chrome(tmp_path / f"{place}.json") for place, trace in enumerate(traces)))
+
+    return explain
+
+
+def verdicts(found):
+    return [each.verdict for each in found.faults]
+
+
+@pytest.mark.parametrize(("steady", "said"), [(19, None), (20, "tentative"), (49, "tentative"), (50, "firm")])
+def test_how_many_steps(explained, steady, said):
+    """Below 20 steady steps there is no verdict, below 50 it is tentative; the first five are none."""
+    found = explained(Trace().steps(WARM_UP + steady, data=0.5))
+    assert found.steady_steps == steady
+    if said is None:
+        assert (found.findings, found.notes) == ((), ())
+        assert f"{steady} steady training steps" in found.headline
+    else:
+        assert [each.confidence for each in found.faults] == [said]
+        assert ("tentative" in found.headline) is (said == "tentative")
+
+
+@pytest.mark.parametrize(
+    ("share", "bound", "noted"), [(0.05, [], []), (0.15, [], ["input-bound"]), (0.25, ["input-bound"], [])]
+)
+def test_how_large_a_share(explained, share, bound, noted):
+    """A fifth of the step binds it, a tenth is a note, less is nothing."""
+    found = explained(Trace().steps(60, data=share))
+    assert verdicts(found) == bound
+    assert [each.verdict for each in found.notes] == noted
+
+
+def test_a_share_that_is_not_sure(explained):
+    """A median over a fifth is a note where the interval reaches below 15 %: half of the steps wait, half do not."""
+    trace = Trace()
+    for number in range(61):
+        trace.step(data=0.4 if number % 2 else 0.0)
+    found = explained(trace)
+    assert verdicts(found) == []
+    [note] = found.notes
+    assert note.verdict == "input-bound"
+
+
+@pytest.mark.parametrize(
+    ("phase", "verdict"),
+    [
+        ("data", "input-bound"),
+        ("optimizer", "optimizer-bound"),
+        ("collective", "communication-bound"),
+        ("checkpoint", "checkpoint-bound"),
+        ("evaluation", "evaluation-bound"),
+        ("gc", "gc-bound"),
+        ("device_wait", "device-wait-bound"),
+    ],
+)
+def test_every_phase_has_its_verdict(explained, phase, verdict):
+    """With evidence, the next action and a check; severity and what is at stake follow from the share."""
+    [found] = explained(Trace().steps(65, **{phase: 0.5})).faults
+    assert (found.verdict, found.severity, found.confidence) == (verdict, "high", "firm")
+    assert found.recoverable_seconds == pytest.approx(60 * STEP_MS / 1e3 / 2)
+    assert found.evidence
+    assert found.next_action
+    assert found.check
+
+
+def test_several_hold(explained):
+    """Verdicts come in the order of what can be recovered, and that the model computes is no fault."""
+    found = explained(Trace().steps(60, data=0.25, optimizer=0.3, forward=0.25, backward=0.2))
+    assert verdicts(found) == ["optimizer-bound", "input-bound"]
+    assert [each.verdict for each in found.findings] == ["optimizer-bound", "input-bound", "compute-bound"]
+    assert found.headline.endswith("(and 1 more)")
+    assert explained(Trace().steps(60, backward=0.6)).headline.startswith("no fault found; compute-bound: 100%")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rest": 0.2}, "20% of step time is in no phase"),
+        ({"torch__step__runnable_duration": 0.15 * STEP_MS / 1e3}, "machine busy"),
+        ({"torch__dropped_events": 1}, "of the events were dropped"),
+        ({"torch__step": 7}, "several steps have one number"),
+    ],
+)
+def test_it_abstains(explained, more, said):
+    """What is doubtful has no verdict, though its steps wait for data half of the time; and a way out."""
+    found = explained(Trace().steps(60, data=0.5, **more))
+    assert found.findings == ()
+    assert said in found.headline
+    assert found.headline.startswith("no verdict: ")
+    assert all(each.way_out for each in found.abstentions)
+
+
+def test_a_rule_that_changes(explained):
+    """Steps that began by two rules, and were steady by both, are two kinds of steps."""
+    trace = Trace().steps(30, data=0.5, torch__step__rule__revision=1)
+    found = explained(trace.steps(30, data=0.5, torch__step__rule__revision=2))
+    assert "the rule of steps is ambiguous: it changed" in found.headline
+
+
+def test_a_busy_machine(explained):
+    """More than a fifth of the time ready to run is the verdict itself."""
+    trace = Trace().steps(60, data=0.5, torch__step__runnable_duration=0.3 * STEP_MS / 1e3)
+    assert verdicts(explained(trace)) == ["machine-busy"]
+    # Very short steps do not say it: those that do are judged, if they are half of all.
+    assert verdicts(explained(trace.steps(30, data=0.5))) == ["machine-busy"]
+    assert verdicts(explained(trace.steps(60, data=0.5))) == ["input-bound"]
+
+
+def test_spikes_of_a_busy_machine(explained):
+    """Time ready to run is a cause of spikes as phases are."""
+    trace = Trace()
+    for number in range(70):
+        is_slow = number in {20, 40, 60}
+        runnable = (0.9 * 10 if is_slow else 0.01) * STEP_MS / 1e3
+        trace.step(10 * STEP_MS if is_slow else STEP_MS, torch__step__runnable_duration=runnable)
+    assert verdicts(explained(trace)) == ["machine-busy"]
+
+
+def with_slow_steps(count, **phases):
+    """Steps of which every tenth after the warm-up is ten times as long."""
+    trace = Trace()
+    for number in range(70):
+        is_slow = number >= 10 and number % 10 == 0 and number // 10 <= count
+        trace.step(*((10 * STEP_MS,) if is_slow else ()), **(phases if is_slow else {}))
+    return trace
+
+
+@pytest.mark.parametrize(("count", "share", "named"), [(3, 0.9, True), (2, 0.9, False), (3, 0.6, False)])
+def test_causes_of_spikes(explained, count, share, named):
+    """A cause that covers 80 % of the excess in three of them is a verdict; fewer, or less, is a note without a cause."""
+    found = explained(with_slow_steps(count, gc=share))
+    assert verdicts(found) == (["gc-bound"] if named else [])
+    if named:
+        assert any("gc covers 80%" in text for text in found.faults[0].evidence)
+        assert any("10, 20, 30 (every 10)" in text for text in found.faults[0].evidence)
+    else:
+        assert "cause unknown" in found.notes[-1].evidence[0]
+        assert found.headline.startswith("no cause found; spikes: ")
+    assert found.slow_steps[0].differences[0] == f"{10 * share * STEP_MS:.3f}ms more in gc"
+
+
+def test_what_is_no_cause_of_spikes(explained):
+    """What usually takes most of a step is delayed most often, and is no cause of that; nor is the model's computing."""
+    assert verdicts(explained(with_slow_steps(4, forward=0.95, data=0.05))) == []
+    trace = Trace()
+    for number in range(70):
+        is_slow = number >= 10 and number % 10 == 0
+        trace.step(10 * STEP_MS if is_slow else STEP_MS, optimizer=0.95 if is_slow and number < 50 else 0.4)
+    found = explained(trace)
+    assert [each.share for each in found.faults] == [pytest.approx(0.4)]
+    assert found.notes[-1].verdict == "spikes"
+
+
+def test_what_slow_steps_had(explained):
+    """What the system counts of a step is told where it is far more than usual."""
+    trace = Trace().steps(59, torch__step__page_faults__major=1)
+    trace.step(10 * STEP_MS, data=0.95, torch__step__page_faults__major=500)
+    [slow] = explained(trace).slow_steps
+    assert (slow.number, slow.differences) == (59, ("95.000ms more in data", "500 major page faults"))
+
+
+def test_parts_of_steps_are_no_steps(explained):
+    """Roots of parts repeat the number, and what a step does inside a span of the application has the kind only."""
+    trace = Trace()
+    for number in range(60):
+        trace.span("torch.step", trace.now, 0.1, torch__step=number, torch__part=1)
+        trace.span("torch.step", trace.now, 0.2, torch__step=number, torch__step__kind="training")
+        trace.step(data=0.5)
+    found = explained(trace)
+    assert (found.steps, found.abstentions) == (60, ())
+    assert verdicts(found) == ["input-bound"]
+
+
+def test_recompiling_steps_are_not_steady(explained):
+    """They are left out of the levels, and are spikes with a cause."""
+    found = explained(with_slow_steps(5, compile=0.95))
+    assert found.steady_steps == 60
+    assert verdicts(found) == ["compile-bound"]
+
+
+@pytest.mark.parametrize(("duration", "bound", "noted"), [(50, True, False), (30, False, True), (10, False, False)])
+def test_pauses_between_steps(explained, duration, bound, noted):
+    """Checkpoints between steps are judged by their share of the loop's time."""
+    trace = Trace()
+    for number in range(65):
+        trace.step()
+        if number > 5 and number % 20 == 0:
+            trace.pause("checkpoint", duration)
+    found = explained(trace)
+    assert verdicts(found) == (["checkpoint-bound"] if bound else [])
+    assert [each.verdict for each in found.notes] == (["checkpoint-bound"] if noted else [])
+
+
+# ---- several ranks ----
+
+
+def with_collectives(rank, late=0.0, skew=0.0, count=60):
+    """A rank that comes late to the collective of each step; all leave it together."""
+    trace = Trace(rank, skew)
+    for number in range(count):
+        trace.span(
+            "c10d::allreduce_",
+            trace.now + 2 + late,
+            STEP_MS - 3 - late + (number % 3) / 100,
+            torch__collective__name="all_reduce",
+            torch__collective__group="0",
+            torch__collective__sequence_nr=number,
+        )
+        trace.step(data=(1 + late) / STEP_MS, collective=(STEP_MS - 3 - late) / STEP_MS)
+    return trace
+
+
+def test_a_straggler_on_another_clock(explained):
+    """The late rank is named with its phase, though its clock is a second ahead."""
+    found = explained(*(with_collectives(rank, 3.0 * (rank == 2), 1000.0 * (rank == 2)) for rank in (3, 0, 2, 1)))
+    assert found.ranks == ("rank 0", "rank 1", "rank 2", "rank 3")
+    [late] = [each for each in found.faults if each.verdict == "straggler"]
+    assert late.ranks == ("rank 2",)
+    assert late.share == pytest.approx(0.3)
+    assert "before that it spends 3.000ms a step more than the others in data" in late.evidence
+
+
+@pytest.mark.parametrize("late", [0.0, 0.02, 0.4])
+def test_no_straggler(explained, late):
+    """Ranks that come together, or within the error of the clocks, or whose lateness costs under a twentieth."""
+    found = explained(*(with_collectives(rank, late * (rank == 2)) for rank in range(4)))
+    assert "straggler" not in verdicts(found)
+    assert found.abstentions == ()
+
+
+def test_too_few_collectives(explained):
+    """Without 20 that all ranks have, no rank is called late, and that is said."""
+    found = explained(with_collectives(0), Trace(1).steps(60))
+    [reason] = found.abstentions
+    assert (reason.subject, reason.reason[:13]) == ("stragglers", "0 collectives")
+    assert not found.headline.startswith("no verdict")
+
+
+def test_ranks_of_one_verdict(explained):
+    """What is true of some ranks names them."""
+    found = explained(Trace(0).steps(60, data=0.5), Trace(1).steps(60), Trace(2).steps(60, data=0.4))
+    [fault] = found.faults
+    assert (fault.ranks, fault.share) == (("rank 0", "rank 2"), pytest.approx(0.5))
+
+
+# ---- files ----
+
+
+def test_ranks_in_one_file(tmp_path):
+    """A Collector's file has the spans of several processes, told apart by their resources, in any order."""
+    parts = [Trace(rank).steps(60, data=0.1 + 0.4 * rank).lines(tmp_path / str(rank)).read_text() for rank in (1, 0)]
+    (tmp_path / "all.jsonl").write_text("".join(parts))
+    found = otp.explain(tmp_path / "all.jsonl")
+    assert found.ranks == ("rank 0", "rank 1")
+    assert [(each.verdict, each.ranks) for each in found.faults] == [("input-bound", ("rank 1",))]
+
+
+def test_formats_say_the_same(tmp_path):
+    """A Chrome file and lines of OTLP with the same steps."""
+    trace = with_slow_steps(4, gc=0.9)
+    found = [otp.explain(trace.chrome(tmp_path / "t")).as_json(), otp.explain(trace.lines(tmp_path / "t")).as_json()]
+    assert found[0] == found[1]
+    assert found[0]["rules"]["version"] == RULES.version
+    json.dumps(found[0], allow_nan=False)
+
+
+def of_torch(begin):
+    """A step of 10 ms: 4 of the loader, 3 of backward on another thread, 1 of the optimizer, which is said twice."""
+    return [
+        piece("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, 4),
+        piece("autograd::engine::evaluate_function: MmBackward0", begin + 5, 3, tid=2),
+        piece("MmBackward0", begin + 5, 2.5, tid=2),
+        piece("Optimizer.step#SGD.step", begin + 8, 1),
+        piece("Optimizer.zero_grad#SGD.zero_grad", begin + 8.5, 0.5),
+        piece("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, 9, tid=3),
+    ]
+
+
+def test_phases_of_torchs_traces(tmp_path):
+    """What names prove: waits of the loop's thread, backward on any, each moment once; the rest is not known."""
+    found = otp.explain(kineto(tmp_path / "t.json", 60, of_torch))
+    assert {row.phase: round(row.median * 1e3, 6) for row in found.phases} == {
+        "data": 4.0,
+        "backward": 3.0,
+        "optimizer": 1.0,
+        "not known": 2.0,
+    }
+    assert verdicts(found) == ["input-bound"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("Python GC", "gc-bound"),
+        ("gc.collect: generation 2", "gc-bound"),
+        ("Optimizer.step#AdamW.step", "optimizer-bound"),
+        ("Optimizer.zero_grad#SGD.zero_grad", "optimizer-bound"),
+        ("torch.phase.collective", "communication-bound"),
+        ("torch.phase.nonsense", None),
+    ],
+)
+def test_names_that_prove_a_phase(tmp_path, name, verdict):
+    """Names that torch and this package give to what they do, whatever follows their fixed part."""
+    found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 5)]))
+    assert verdicts(found) == ([verdict] if verdict else [])
+
+
+def test_a_device_that_works(tmp_path):
+    """With kernels, the device's time is what computes, and what the host launched is no verdict."""
+
+    def on_device(begin):
+        kernels = [piece("gemm", begin + 2 * n, 2, cat="kernel", pid=0, tid=7) for n in range(4)]
+        return [piece("cudaLaunchKernel", begin, 1, cat="cuda_runtime"), piece("aten::sort", begin, 9), *kernels]
+
+    found = otp.explain(kineto(tmp_path / "t.json", 60, on_device))
+    assert [(each.verdict, round(each.share, 3)) for each in found.findings] == [("device-bound", 0.8)]
+
+
+def test_a_device_without_times(tmp_path):
+    """Launches without kernels: no verdict, and how to record them."""
+    found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece("cudaLaunchKernel", begin, 9)]))
+    assert found.headline.startswith("no verdict: work was launched on a device")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("aten::sort", ["operator-bound"]), ("aten::addmm", []), ("my label", []), ("c10d::barrier", [])]
+)
+def test_one_operator(tmp_path, name, said):
+    """An operator that takes most of the step is named, but products of matrices, and labels, which are no operators."""
+    found = otp.explain(
+        kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 9), piece("aten::x", begin, 1)])
+    )
+    assert verdicts(found) == said
+
+
+def test_an_operator_in_no_phase(explained):
+    """Where most of a step is in no phase, an operator that takes it is a verdict all the same."""
+    trace = Trace()
+    for _ in range(60):
+        trace.span("aten::fill_", trace.now, 0.9 * STEP_MS)
+        trace.step(rest=0.5)
+    found = explained(trace)
+    assert [(each.verdict, round(each.share, 3)) for each in found.faults] == [("operator-bound", 0.9)]
+    assert found.abstentions
+
+
+def test_a_gap(tmp_path):
+    """Time in which no operator runs has no known cause; without operators nothing is known of it."""
+    found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece("aten::mm", begin, 4)]))
+    assert found.headline == "python-gap: 60% of step time no operator runs: Python gap, cause unknown"
+    assert verdicts(otp.explain(kineto(tmp_path / "t.json", 60))) == []
