@@ -45,8 +45,8 @@ class RootModules:
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._searches = self._has_found = False
-        self._key = 0
-        """Under which torch has the hook of the search; as torch numbers hooks."""
+        self._key: int | None = None
+        """Under which torch has the hook of the search; as torch numbers hooks, from 0."""
         self._cleanup_warning: Callable[[], None] | None = None
 
     @property
@@ -70,7 +70,7 @@ class RootModules:
         with self._lock:
             if self._users and not _has_compiled():
                 self._searches = True
-                self._key = self._key or _new_key()
+                self._key = _new_key() if self._key is None else self._key
                 self._cleanup_warning = self._cleanup_warning or without_warning()
                 python_sources.after_roots(self._resume)
                 self._resume()
@@ -129,13 +129,14 @@ class RootModules:
 
     def _resume(self) -> None:
         """A root has ended: the next module that begins may be another one. Called too often for a lock, or to register."""
-        if self._searches:
+        if self._searches and self._key is not None:
             _hooks_for_all()[self._key] = _found
         if not self._searches:  # it has ended meanwhile
             self._pause()
 
     def _pause(self) -> None:
-        _hooks_for_all().pop(self._key, None)
+        if self._key is not None:
+            _hooks_for_all().pop(self._key, None)
 
     def found(self, module: Any, arguments: Any) -> None:
         """A module begins while none is known to run. Inside a backward pass it runs for that, and is no root."""

@@ -247,6 +247,25 @@ assert not [name for name in sys.modules if name.startswith("otel_torchprof.")]
     succeeds(script)
 
 
+def test_the_first_hook_of_a_process_survives_a_compilation():
+    """Torch numbers its hooks from 0; where modules are recorded that is one of ours, and a compiled model stays a phase."""
+    script = """
+import otel_torchprof as otp, torch
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from torch.nn.modules import module
+
+model = torch.compile(torch.nn.Linear(4, 1), backend="aot_eager")
+exporter = InMemorySpanExporter()
+with otp.stream(exporter, detail="modules"):
+    assert list(module._global_forward_pre_hooks) == [0], module._global_forward_pre_hooks
+    for _ in range(3):
+        model(torch.ones(2, 4))
+    assert list(module._global_forward_pre_hooks) == [0]
+print([span.name for span in exporter.get_finished_spans()].count("torch.phase.forward"))
+"""
+    assert succeeds(script, has_torch=True).split()[-1] == "3"
+
+
 def test_tracers_of_torch():
     """Scripted, traced, exported and symbolically traced with our hooks, a root gives what it gives without them."""
     model, _ = model_and()

@@ -22,7 +22,7 @@ def writing(text, buffers):
     data, ends = np.frombuffer(text, np.uint8), np.array([len(text)], np.uint64)
     names = module.ffi.new("otp_names *", {"data": pointer(data), "ends": pointer(ends), "count": 1})
 
-    def write(item, buffer):
+    def write(item, buffer, _alive=(data, ends)):
         buffers.append(buffer)
         assert module.lib.otp_json_escape_names(names, buffer, pointer(ends.copy())) == 0
         return item + 1
