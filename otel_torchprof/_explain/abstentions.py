@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
+
 from .findings import steady, trained, with_runnable
 from .rules import RULES
 
@@ -45,7 +47,7 @@ def abstentions(rank: Rank) -> list[Abstention]:
     if rank.dropped > RULES.most_dropped * (rank.events + rank.dropped):
         share = rank.dropped / (rank.events + rank.dropped)
         found.append(Abstention(rank.name, f"{share:.1%} of the events were dropped", "record with less detail"))
-    if rank.has_twin_steps or len(np.unique(rank.revision[chosen])) > 1:
+    if rank.has_twin_steps or len(distinct_values(rank.revision[chosen])) > 1:
         reason = "the rule of steps is ambiguous: " + (
             "several steps have one number" if rank.has_twin_steps else "it changed while steps were steady"
         )

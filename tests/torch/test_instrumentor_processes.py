@@ -468,5 +468,6 @@ def test_no_code_changes(tmp_path, environment, expected):
     events = json.loads(path.read_text()) if path.exists() else []
     events = events["traceEvents"] if isinstance(events, dict) else events
     slices = [event["name"] for event in events if event.get("ph") == "X"]
-    assert [name for name in slices if not name.startswith("torch.phase.")] == expected
+    # In the order in which they were written, which depends on when the recorder was drained.
+    assert sorted(name for name in slices if not name.startswith("torch.phase.")) == sorted(expected)
     assert ("torch.phase.forward" in slices) is bool(expected)

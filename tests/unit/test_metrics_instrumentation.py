@@ -146,6 +146,7 @@ def test_a_refusal_does_not_reach_the_loop(provider, library, caplog):
     running = instrument(provider, overhead=0.1)
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         steps_until(lambda: running.health.sources["operators"].startswith("off: torch refused"))
+        steps_until(lambda: "torch refused" in caplog.text)
         for _ in range(100):
             otp.TorchInstrumentor().step()
     assert caplog.text.count("not counted, steps are: torch refused") == 1
