@@ -74,6 +74,17 @@ PHASES = (
 )
 """The closed set, in the order in which they are listed."""
 
+USAGE = (
+    "torch.step.runnable_duration",
+    "torch.step.page_faults.minor",
+    "torch.step.page_faults.major",
+    "torch.step.context_switches.voluntary",
+    "torch.step.context_switches.involuntary",
+)
+"""Attributes of a step: what the system says of its thread, the first in seconds."""
+Usage = tuple[int, int, int, int, int, int]
+"""The system's number of a thread, and its counts of :data:`USAGE` since it began; the first in ns, -1 where it is unknown."""
+
 UNATTRIBUTED = "unattributed"
 """The part of a step that is in no phase."""
 

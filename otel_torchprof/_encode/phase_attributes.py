@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part, Segment
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE, Part, Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
 
@@ -97,19 +97,19 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         "the same on other threads, all together; not part of that sum",
     ),
     (
-        "torch.step.runnable_duration",
+        USAGE[0],
         _DOUBLE,
         f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
         "seconds that the loop's thread was ready to run while others had the processors",
     ),
     (
-        "torch.step.page_faults.minor`, `torch.step.page_faults.major",
+        "`, `".join(USAGE[1:3]),
         AttributeType.INT64,
         _ON_ASKED,
         "page faults of that thread, without and with input (`getrusage`)",
     ),
     (
-        "torch.step.context_switches.voluntary`, `torch.step.context_switches.involuntary",
+        "`, `".join(USAGE[3:]),
         AttributeType.INT64,
         _ON_ASKED,
         "how often that thread waited for something, and how often the system took the processor from it",

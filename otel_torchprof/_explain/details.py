@@ -16,7 +16,7 @@ from otel_torchprof._tree.tree import STEP_PREFIX
 
 from .known_names import is_of_any_thread, is_operator, phase_of
 from .pair_sums import PairSums
-from .step_list import DEVICE_WORK
+from .step_list import DEVICE_WORK, SKIPPED
 from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Details:
     wanted = frozenset(
         (w.AGGREGATED_COUNT, w.AGGREGATED_DURATION, w.COLLAPSED_COUNT, w.COLLAPSED_DURATION, w.THREAD, w.STEP)
     )
-    skipped = frozenset(("Trace", "overhead", "gpu_user_annotation"))
+    skipped = SKIPPED
 
     def __init__(self, found: StepList) -> None:
         self._processes = found.processes

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     share: float
     """Of the time that was looked at."""
     recoverable_seconds: float
-    """At most this much of the recording, if the cause were gone."""
+    """At most this much of the recording, without the cause."""
     evidence: tuple[str, ...]
     next_action: str
     check: str

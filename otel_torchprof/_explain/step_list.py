@@ -26,7 +26,8 @@ _MOST_INTERVALS = 100_000
 _DEFAULT_GROUP = "0"
 """In which a rank's number is that of its process."""
 _MOST_DIGITS = 18
-_COUNTERS = (w.MINOR_FAULTS, w.MAJOR_FAULTS, w.VOLUNTARY, w.INVOLUNTARY)
+SKIPPED = frozenset(("Trace", "overhead", "gpu_user_annotation"))
+"""Categories of slices that are no work."""
 DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 """Categories of slices of a device."""
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch")
@@ -42,7 +43,7 @@ class StepRow(NamedTuple):
     is_training: bool
     revision: int = 0
     runnable: float = NAN
-    counters: tuple[float, ...] = (NAN,) * len(_COUNTERS)
+    counters: tuple[float, ...] = (NAN,) * len(w.COUNTERS)
     phases: tuple[float, ...] | None = None
 
 
@@ -80,11 +81,11 @@ class StepList:
         (
             *(w.STEP, w.UNFINISHED, w.KIND, w.REVISION, w.PART, w.RUNNABLE, w.DROPPED, w.THREAD),
             *(w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC),
-            *_COUNTERS,
+            *w.COUNTERS,
             *w.PHASE_OF,
         )
     )
-    skipped = frozenset(("Trace", "overhead", "gpu_user_annotation"))
+    skipped = SKIPPED
 
     def __init__(self) -> None:
         self.processes: dict[Hashable, Process] = {}
@@ -196,7 +197,7 @@ def _row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
         attributes.get(w.KIND, TRAINING) == TRAINING and not attributes.get(w.UNFINISHED),
         attributes.get(w.REVISION, 0),
         attributes.get(w.RUNNABLE, NAN),
-        tuple(attributes.get(key, NAN) for key in _COUNTERS),
+        tuple(attributes.get(key, NAN) for key in w.COUNTERS),
         phases,
     )
 

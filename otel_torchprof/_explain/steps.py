@@ -40,7 +40,7 @@ class OperatorTime(NamedTuple):
 
 @dataclass
 class Rank:
-    """The steps of one process, in order; what is not known is NaN."""
+    """The steps of one process, in order; unknown values are NaN."""
 
     name: str
     """``rank 3``, or the name of its file."""

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_TWO = 2
 _NORMAL = 1.4826
 """A median deviation as a standard deviation: a few ends that a busy machine delayed do not count."""
 
 
 def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     """The late rank, if there is one; or why that cannot be told."""
-    if len(ranks) < _TWO:
+    if not ranks[1:]:
         return [], []
     common = _common(ranks)
     if len(common) < RULES.fewest_collectives:

@@ -43,12 +43,13 @@ if TYPE_CHECKING:
 
     from otel_torchprof._averages.running import RunningAverages
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.phases import Usage
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._process.cleanup import CleanupStack
     from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.steps import Step, StepSpan, Usage
+    from otel_torchprof._spans.steps import Step, StepSpan
     from otel_torchprof._tree.span_table import SpanTable
     from otel_torchprof._tree.tree import TreeView
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.phases import Usage
     from otel_torchprof._spans.step_cycle import Boundary, Token
-    from otel_torchprof._spans.steps import Steps, Usage
+    from otel_torchprof._spans.steps import Steps
 
 MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""

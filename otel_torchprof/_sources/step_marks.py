@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
+    from otel_torchprof._columns.phases import Usage
+
 _MOST = 100_000
 """Marks that may wait; of more, the oldest are forgotten: their steps become one with the next."""
-
-
-_Usage = tuple[int, int, int, int, int, int]
 
 
 class StepMark(NamedTuple):
@@ -35,7 +34,7 @@ class StepMark(NamedTuple):
     """OpenTelemetry's, as the loop was in it."""
     thread: int
     """``threading.get_ident()`` of the loop."""
-    usage: _Usage | None
+    usage: Usage | None
     """What the system says of that thread."""
 
 
@@ -48,7 +47,7 @@ class StepMarks:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, Context, int, _Usage | None]] = deque(maxlen=_MOST)
+        self._marks: deque[tuple[int, Context, int, Usage | None]] = deque(maxlen=_MOST)
         self.note = _noting(self._marks.append)
         """``note()``: a step has ended."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.phases import Segment
+from otel_torchprof._columns.phases import USAGE, Segment
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._tree.phases import PhaseTimes
 from otel_torchprof._tree.span_table import STEP_NAME
@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from otel_torchprof._columns.phases import Usage
     from otel_torchprof._tree.compiled import Shares
 
-Usage = tuple[int, int, int, int, int, int]
-"""What the system says of a thread: its number there, and since it began the counts of :data:`_USAGE`; of these the first in ns, -1 where it is unknown."""
-_USAGE = (
-    "torch.step.runnable_duration",
-    "torch.step.page_faults.minor",
-    "torch.step.page_faults.major",
-    "torch.step.context_switches.voluntary",
-    "torch.step.context_switches.involuntary",
-)
 _MOST = 100_000
 """Steps that are remembered for a drain; the oldest of more are forgotten."""
 
@@ -235,7 +227,7 @@ class Steps:
         """The first segment began then, whether it has ended yet or not; ``setup``: when the set-up before it did."""
         with self._lock:
             if not self._steps:
-                self._steps.append(replace(self._new(segment, start, None), usage=usage))
+                self._steps.append(self._new(segment, start, None, usage))
             first, self._origin = self._steps[0], start
             if first.starts_earlier:
                 first.start, first.starts_earlier = min(first.start, start), False
@@ -279,7 +271,7 @@ class Steps:
             self.end(now, context, thread, usage)
             if context:
                 self._contexts.add(context)
-            following = replace(self._new(segment, max(now, self._steps[-1].start), self._link), usage=usage)
+            following = self._new(segment, max(now, self._steps[-1].start), self._link, usage)
             self._steps.append(following)
             del self._steps[:-_MOST], self._ended[:-_MOST]
             if context:
@@ -304,10 +296,10 @@ class Steps:
         with self._lock:
             self._number = self._number or steps
 
-    def _new(self, segment: Segment, start: int, link: tuple[int, int] | None) -> Step:
+    def _new(self, segment: Segment, start: int, link: tuple[int, int] | None, usage: Usage | None = None) -> Step:
         number = self._take_number() if segment is Segment.STEP else -1
         revision = self.revision if segment is Segment.STEP else 0
-        return Step(number, start, None, segment.span_name, segment, revision, link=link, job=self._job())
+        return Step(number, start, None, segment.span_name, segment, revision, usage, link=link, job=self._job())
 
     def _take_number(self) -> int:
         self._number += 1
@@ -433,9 +425,9 @@ def _used(before: Usage | None, after: Usage | None) -> dict[str, Any]:
     """Attributes of what a thread used in between; none where that is not known, or these are two threads."""
     if before is None or after is None or before[0] != after[0]:
         return {}
-    used = {key: now - then for key, then, now in zip(_USAGE, before[1:], after[1:], strict=True)}
-    runnable = used.pop(_USAGE[0])
-    return used if min(before[1], after[1]) < 0 else {_USAGE[0]: runnable / 1e9, **used}
+    used = {key: now - then for key, then, now in zip(USAGE, before[1:], after[1:], strict=True)}
+    runnable = used.pop(USAGE[0])
+    return used if min(before[1], after[1]) < 0 else {USAGE[0]: runnable / 1e9, **used}
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:

@@ -59,16 +59,16 @@ class SelfTimes:
         parent = np.where(of_ids >= 0, of_ids, _parents_by_time(track, start, duration))
         # Of those that end together, what is inside goes first: it began later, or came later.
         order = np.lexsort((-np.arange(len(key)), -start, start + duration))
-        gone = np.zeros(len(key), dtype=bool)
-        gone[order[: len(key) - keep]] = True
+        is_settled = np.zeros(len(key), dtype=bool)
+        is_settled[order[: len(key) - keep]] = True
         child = np.flatnonzero(parent >= 0)
-        child = child[gone[child] | gone[parent[child]]]
+        child = child[is_settled[child] | is_settled[parent[child]]]
         np.subtract.at(own, parent[child], duration[child])
         parents[child] = 0
-        self._settled(key[gone], start[gone], np.maximum(own[gone], 0).astype(np.int64))
+        self._settled(key[is_settled], start[is_settled], np.maximum(own[is_settled], 0).astype(np.int64))
         columns = (key, track, start, duration, own, ids, parents)
         for column, values in zip(self._columns(), columns, strict=True):
-            column[:] = array(column.typecode, values[~gone].tobytes())
+            column[:] = array(column.typecode, values[~is_settled].tobytes())
 
     def _columns(self) -> tuple[array[Any], ...]:
         return self._key, self._track, self._start, self._duration, self._own, self._id, self._parent

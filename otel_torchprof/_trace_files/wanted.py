@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
-RUNNABLE = "torch.step.runnable_duration"
-MINOR_FAULTS, MAJOR_FAULTS = "torch.step.page_faults.minor", "torch.step.page_faults.major"
-VOLUNTARY, INVOLUNTARY = "torch.step.context_switches.voluntary", "torch.step.context_switches.involuntary"
+RUNNABLE, *COUNTERS = USAGE
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"

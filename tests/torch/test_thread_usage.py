@@ -93,7 +93,7 @@ def test_time_that_a_thread_was_ready_to_run_and_did_not():
 
 
 def test_a_forked_child_has_nothing_of_its_parents():
-    """The child counts events from the beginning: what its parent was told of events with those numbers is not taken for its own."""
+    """The child counts events from the beginning: the usage of its parent's events with the same numbers is not its own."""
     asked: list[int] = []
     trained(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000), asked=asked)
     assert any(usage_at(event) for event in asked)

@@ -126,7 +126,7 @@ void step_may_begin(PythonThread* thread, uint32_t part) {
 // A phase has ended after which a step of training may begin.
 void step_may_end(PythonThread* thread, uint32_t part) {
   if (part == kBackward || part == kStep || part == kScalerStep || part == kScalerUpdate) thread->trains = true;
-  if (!thread->trains || part == kForward || part == kZeroing) return;
+  if (!thread->trains || part == kForward) return;
   thread->may_begin_step = part == kBackward && thread->may_begin_step == 0 ? 1 : 2;
 }
 
