@@ -15,3 +15,10 @@ def lower_bound(samples):
     residuals = values - values.mean() - slope * at
     deviation = np.sqrt((residuals @ residuals) / (len(samples) - 2) / (at @ at))
     return slope - STUDENTS_T * deviation
+
+
+def without_jumps(samples, count=3):
+    """The samples without so many of their largest steps up or down: the stack of a thread, or a table that doubles, is no slope."""
+    steps = np.diff(np.asarray(samples, dtype=float))
+    steps[np.argsort(-np.abs(steps), kind="stable")[:count]] = 0
+    return np.concatenate(([0.0], np.cumsum(steps)))
