@@ -48,7 +48,7 @@ REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
         "on steps without details",
         (
             'names by the time without what they called, `[{"name":"aten::mm","count":12,"self":0.0123}]`: the longest first, '
-            "`self` in seconds; under 2,048 bytes, which is what Tempo keeps"
+            '`self` in seconds, with `"phase":"data"` what ran while the loop waited for data; under 2,048 bytes, which is what Tempo keeps'
         ),
     ),
 )

@@ -38,6 +38,12 @@ def test_what_spans_say_of_themselves_counts():
     assert attributes_of(found, 0)["torch.recorded_spans"] == 42
 
 
+def test_what_ran_while_the_loop_waited():
+    """What began while the loop waited for data is told apart from the same name elsewhere."""
+    table = trace_group(("torch.step", 0, 100, ("torch.phase.data", 0, 30, ("a", 5, 15)), ("a", 40, 45), ("b", 50, 53)))
+    assert averages(root_only(table, TARGET)) == [("a", 1, 0.01, "data"), ("a", 1, 0.005), ("b", 1, 0.003)]
+
+
 def test_the_text_is_short_enough_for_tempo():
     """Very many and very long names, of several bytes a character, leave a whole list of the first of them."""
     rows = [
