@@ -265,7 +265,7 @@ CHROME_TRACE = Setting(
     "OTEL_TORCHPROF_CHROME_TRACE",
     "`trace-{pid}.json` in the working directory",
     "File that `ChromeTraceExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=chrome` for one; `{pid}` in it is replaced "
-    "by the process id, and a name that ends in `.gz` is compressed",
+    "by the process id, `{rank}` by the rank that the launcher gave it, and a name that ends in `.gz` is compressed",
     parse=os.path.expanduser,
     fallback="trace-{pid}.json",
 )

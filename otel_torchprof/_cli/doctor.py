@@ -22,6 +22,7 @@ from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.otlp_values import HTTP
+from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -269,7 +270,7 @@ def _receiver(*, asked: bool) -> Check:
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:
     try:
-        check_writable(path.replace("{pid}", str(os.getpid())))
+        check_writable(own_path(path))
     except ExportError as error:
         return Check(name, PROBLEM, str(error), f"set {variable}")
     return Check(name, ON, f"{path} can be written")

@@ -16,14 +16,13 @@ from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
 from .file import check_writable, naming
+from .own_path import PID, own_path
 from .rotation import RotatedTrace, Rotation, before_suffix, part_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
-
-_PID = "{pid}"
 
 _log = LimitedLog()
 fork.watch(_log)
@@ -118,7 +117,7 @@ class ChromeTraceExporter(SpanExporter):
     :class:`TorchSpanProcessor` and 30 µs for objects of the SDK. Safe from any thread.
 
     Args:
-        path: the file; ``{pid}`` in it is replaced by the process id, and a name that ends in ``.gz`` is compressed.
+        path: the file; ``{pid}`` in it is replaced by the process id, ``{rank}`` by the rank that the launcher gave it (0 without one), and a name that ends in ``.gz`` is compressed.
             Default: ``OTEL_TORCHPROF_CHROME_TRACE``, else ``trace-{pid}.json`` in the working directory.
         max_bytes: of a file on the disk, so compressed where it is, beyond which the next begins. A number, or ``"100M"``.
             Default: ``OTEL_TORCHPROF_CHROME_TRACE=PATH,max_bytes=...``, else one file of any size.
@@ -154,13 +153,13 @@ class ChromeTraceExporter(SpanExporter):
         try:
             with naming(given):
                 self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
-            own = self._own_path()
+            own = own_path(self._template)
             check_writable(part_path(own, 0) if self._rotation.rotates else own)
         except ExportError as error:
             if path is not None:
                 raise
             _log.warning("%s; until then spans are lost (%s names another file)", error, config.CHROME_TRACE)
-        self._trace = _TRACES.join(self, self._own_path(), self._rotation)
+        self._trace = _TRACES.join(self, own_path(self._template), self._rotation)
 
     @property
     def path(self) -> str:
@@ -205,10 +204,7 @@ class ChromeTraceExporter(SpanExporter):
         except OSError as error:
             _log.warning("Chrome trace %r could not be ended: %s", self.path, error)
 
-    def _own_path(self) -> str:
-        return self._template.replace(_PID, str(os.getpid()))
-
     def _join_as_child(self) -> None:
-        path = self._own_path()
-        own = path if _PID in self._template else before_suffix(path, str(os.getpid()))
+        path = own_path(self._template)
+        own = path if PID in self._template else before_suffix(path, str(os.getpid()))
         self._trace = _TRACES.join(self, own, self._rotation)

@@ -20,6 +20,7 @@ from otel_torchprof.errors import ExportError
 from .delivery import Delivery
 from .file import check_writable, naming
 from .messages import import_encoders, messages
+from .own_path import PID, own_path
 from .rotation import before_suffix, own_series, part_path
 from .stream import StreamedFile
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
-
-_PID = "{pid}"
 
 
 class OTLPFileExporter(SpanExporter):
@@ -47,7 +46,7 @@ class OTLPFileExporter(SpanExporter):
     with ``.gz``, and 25 to 75 µs per object of the SDK. Safe from any thread.
 
     Args:
-        path: the file; ``{pid}`` in it is replaced by the process id. Default: ``OTEL_TORCHPROF_OTLP_FILE``, else
+        path: the file; ``{pid}`` in it is replaced by the process id, ``{rank}`` by the rank that the launcher gave it (0 without one). Default: ``OTEL_TORCHPROF_OTLP_FILE``, else
             ``trace-{pid}.otlp`` in the working directory.
         max_bytes: of one file, on the disk; what does not fit goes into the next one: ``trace.000000.otlp``,
             ``trace.000001.otlp`` and so on (``{part}`` in the path: there instead). An int, or a str with K, M or G. A single span
@@ -86,12 +85,12 @@ class OTLPFileExporter(SpanExporter):
         try:
             with naming(given):
                 self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
-            check_writable(self._part_path(self._own_path(), 0))
+            check_writable(self._part_path(own_path(self._template), 0))
         except ExportError as error:
             if path is not None:
                 raise
             self._log.warning("%s; spans are lost (%s names another file)", error, config.OTLP_FILE)
-        self._begin(self._own_path())
+        self._begin(own_path(self._template))
         fork.watch(self)
 
     @property
@@ -153,8 +152,8 @@ class OTLPFileExporter(SpanExporter):
         """In a forked child: a file of its own, made when it exports. Called by itself."""
         self._log.after_fork_in_child()
         self._file.abandon()
-        path = self._own_path()
-        self._begin(path if _PID in self._template else before_suffix(path, str(os.getpid())))
+        path = own_path(self._template)
+        self._begin(path if PID in self._template else before_suffix(path, str(os.getpid())))
 
     # ---- within ----
 
@@ -204,9 +203,6 @@ class OTLPFileExporter(SpanExporter):
     def _new_file(self) -> StreamedFile:
         path = self._part_path(self._path, self._part)
         return StreamedFile(path, beside=before_suffix(path, str(os.getpid())), closing=b"")
-
-    def _own_path(self) -> str:
-        return self._template.replace(_PID, str(os.getpid()))
 
     def _part_path(self, path: str, part: int) -> str:
         if self._max_bytes is None:

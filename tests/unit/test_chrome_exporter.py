@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from span_tables import span_rows
 
-from otel_torchprof import ChromeTraceExporter, ExportError
+from otel_torchprof import ChromeTraceExporter, ExportError, OTLPFileExporter
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import chrome
@@ -80,6 +80,7 @@ def test_columns_and_objects_share_a_file(tmp_path):
         ("a.json", "b.json", "a.json"),
         (Path("a-{pid}.json"), None, f"a-{os.getpid()}.json"),
         (None, "b-{pid}.json.gz", f"b-{os.getpid()}.json.gz"),
+        ("a-{rank}.json", None, "a-0.json"),
         (None, None, f"trace-{os.getpid()}.json"),
         (None, " ", f"trace-{os.getpid()}.json"),
         (None, "~/c.json", "c.json"),
@@ -303,6 +304,17 @@ exporter.export([span("parent again", 3, 4)])
 print(exporter.path, child, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.mark.parametrize("exporter", [ChromeTraceExporter, OTLPFileExporter])
+def test_the_rank_in_the_name(monkeypatch, tmp_path, exporter):
+    """Each rank that a launcher starts writes a file of its own, with the number that the launcher gave it."""
+    for variable, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(variable, value)
+    made = exporter(tmp_path / "rank{rank}.json")
+    made.export([span("a", 1, 2)])
+    made.shutdown()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank3.json"]
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz", "t-{pid}.json"])
