@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from ._events.events import EventList
     from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
     from ._events.function_event_avg import FunctionEventAvg
-    from ._explain.explanation import Explanation, explain
+    from ._explain.diff import diff
+    from ._explain.difference import Difference
+    from ._explain.explanation import Explanation
+    from ._explain.verdicts import explain
     from ._instrument.instrumentor import TorchInstrumentor
     from ._instrument.processor import TorchSpanProcessor
     from ._instrument.streaming import stream
@@ -58,6 +61,7 @@ else:
 
     _MODULES = {
         "DeviceType": "_events.function_event",
+        "Difference": "_explain.difference",
         "EnforceUnique": "_profile.nvprof",
         "EventList": "_events.events",
         "Explanation": "_explain.explanation",
@@ -72,7 +76,8 @@ else:
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
         "demangle": "_events.event_names",
-        "explain": "_explain.explanation",
+        "diff": "_explain.diff",
+        "explain": "_explain.verdicts",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",
         "profile": "_profile.profile",
@@ -96,6 +101,7 @@ else:
 __all__ = [
     "ChromeTraceExporter",
     "DeviceType",
+    "Difference",
     "EnforceUnique",
     "EventList",
     "EventMetadata",
@@ -135,6 +141,7 @@ __all__ = [
     "TorchSpanProcessor",
     "__version__",
     "demangle",
+    "diff",
     "emit_itt",
     "emit_nvtx",
     "explain",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
 
     from otel_torchprof._explain.explanation import Explanation
     from otel_torchprof._export.byte_stream import ByteStream
@@ -41,16 +43,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
     """
-    from otel_torchprof._explain.explanation import explain
+    from otel_torchprof._explain.verdicts import explain
 
-    reading = _Reading(options.files)
-    progress = Progress(reading.line)
-    if not options.quiet:
-        progress.start()
-    try:
-        found = explain(*options.files, watch=reading.watch)
-    finally:
-        progress.stop()
+    with reading_with_progress(options.files, quiet=options.quiet) as watch:
+        found = explain(*options.files, watch=watch)
     show(text_of(found, options))
     for problem in found.problems:
         say(problem)
@@ -59,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 def text_of(found: Explanation, options: argparse.Namespace) -> str:
     """In the form that is asked for."""
-    from otel_torchprof._explain.report import as_markdown, as_text
+    from otel_torchprof._explain.explanation import as_markdown, as_text
 
     if options.json:
         return json.dumps(found.as_json(), indent=1) + "\n"
@@ -67,6 +63,19 @@ def text_of(found: Explanation, options: argparse.Namespace) -> str:
         return as_markdown(found)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     return as_text(found, is_plain=not encoding.startswith("utf"))
+
+
+@contextlib.contextmanager
+def reading_with_progress(paths: list[str], *, quiet: bool) -> Iterator[Callable[[str, ByteStream], None]]:
+    """Shows how far files have been read, each twice: gives what is to be called when one is opened."""
+    reading = _Reading(paths)
+    progress = Progress(reading.line)
+    if not quiet:
+        progress.start()
+    try:
+        yield reading.watch
+    finally:
+        progress.stop()
 
 
 class _Reading:

@@ -225,8 +225,7 @@ class _Recorded:
         self._stderr.write(printable_lines(text))
 
     def _explanation(self) -> str:
-        from otel_torchprof._explain.explanation import explain
-        from otel_torchprof._explain.report import as_text
+        from otel_torchprof._explain.verdicts import explain
 
         files = next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None)
         if not files:
@@ -234,7 +233,7 @@ class _Recorded:
         if len(files) > 1:
             return f"otel-torchprof: --explain reads one file, and {len(files)} were written: write one\n"
         try:
-            return as_text(explain(files[0]))
+            return str(explain(files[0]))
         except TorchProfError as error:
             return f"otel-torchprof: {error}\n"
 

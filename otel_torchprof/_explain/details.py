@@ -22,6 +22,8 @@ from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from otel_torchprof._trace_files.reading import StepAverage
+
     from .arrays import Floats, Integers
     from .step_list import Process, StepList
 
@@ -29,6 +31,7 @@ _MOST_NAMES = 10_000
 _LONGEST_NAME = 500
 OTHER_NAMES = "(other operators)"
 _MOST_TRACKS = 10_000
+_MOST_WAITING = 20_000
 _IN_DATA = 1 << 20
 """Added to the number of a name: the loop waited for data meanwhile."""
 _BETWEEN, _OTHER_PHASE = 0, 1
@@ -69,7 +72,10 @@ class Details:
     """Takes the events of a file whose steps are known."""
 
     wanted = frozenset(
-        (w.AGGREGATED_COUNT, w.AGGREGATED_DURATION, w.COLLAPSED_COUNT, w.COLLAPSED_DURATION, w.THREAD, w.STEP)
+        (
+            *(w.AGGREGATED_COUNT, w.AGGREGATED_DURATION, w.COLLAPSED_COUNT, w.COLLAPSED_DURATION),
+            *(w.AVERAGES, w.SELF_DURATION, w.THREAD, w.STEP),
+        )
     )
     skipped = SKIPPED
 
@@ -88,6 +94,8 @@ class Details:
         self._device_work = SelfTimes(self._add_device_times)
         self._lacks_phases = [not each.has_phases for each in self._processes.values()]
         self._threads = [each.thread for each in self._processes.values()]
+        self._averages: list[tuple[int, int, int, int]] = []
+        """Process, begin of the step, name, ns: some, until they are added."""
         self._events = 0
         self._operator_threads: list[set[bool]] = [set() for _ in self._steps]
 
@@ -117,7 +125,15 @@ class Details:
         own = duration - round(float(attributes.get(w.COLLAPSED_DURATION, 0)) * 1e9)
         is_step = name == STEP_NAME and w.STEP in attributes
         thread = attributes.get(w.THREAD)
-        self._self_times.append(self._key(number, name, is_step, thread), (start, duration, own, -1, *ids[:2]))
+        span_id, parent_id = ids[:2]
+        if name.startswith(PHASE_PREFIX) and w.SELF_DURATION in attributes:
+            # Of a step without details, nothing below it is in the file. Its id is that of no parent: nothing is taken off again.
+            own, span_id = round(attributes[w.SELF_DURATION] * 1e9), 0
+        self._self_times.append(
+            self._key(number, name, is_step, thread), (start, duration, own, -1, span_id, parent_id)
+        )
+        for each in attributes.get(w.AVERAGES, ()):
+            self._add_average(number, start, each)
         self._add_phase(number, name, start, duration, thread)
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
@@ -140,6 +156,7 @@ class Details:
 
     def settle(self) -> None:
         """The file has been read."""
+        self._add_averages()
         self._self_times.settle()
         self._phase_times.settle()
         self._device_work.settle()
@@ -177,13 +194,16 @@ class Details:
             return process << _PROCESS_BITS | _BETWEEN
         if name.startswith(PHASE_PREFIX):
             return process << _PROCESS_BITS | _OTHER_PHASE
+        if is_operator(name):
+            self._operator_threads[process].add(thread in {None, self._threads[process]})
+        return process << _PROCESS_BITS | self._number_of(name)
+
+    def _number_of(self, name: str) -> int:
         number = self._names.get(name)
         if number is None:
             name = name if len(self._names) < _MOST_NAMES else OTHER_NAMES
             number = self._names.setdefault(name, len(self._names))
-        if is_operator(name):
-            self._operator_threads[process].add(thread in {None, self._threads[process]})
-        return process << _PROCESS_BITS | number
+        return number
 
     def _track(self, track: Hashable) -> int:
         number = self._tracks.get(track, -1)
@@ -205,6 +225,21 @@ class Details:
         """Devices have process numbers of their own: their work is counted where a file is of one process."""
         if len(self._steps) == 1:
             self._device_work.append(max(0, self._track(track)), (start, duration, duration, -1, 0, 0))
+
+    def _add_average(self, process: int, start: int, average: StepAverage) -> None:
+        """Of a step without details."""
+        member = self._number_of(average.name[:_LONGEST_NAME]) | (_IN_DATA if average.in_data else 0)
+        self._averages.append((process, start, member, round(average.self_seconds * 1e9)))
+        if len(self._averages) >= _MOST_WAITING:
+            self._add_averages()
+
+    def _add_averages(self) -> None:
+        rows = np.array(self._averages, np.int64).reshape(-1, 4)
+        self._averages.clear()
+        for number, steps in enumerate(self._steps):
+            _, starts, members, own = rows[rows[:, 0] == number].T
+            places, inside = steps.places(starts)
+            self._operators.add(places[inside] + steps.first, members[inside], own[inside])
 
     def _add_self_times(self, keys: Integers, starts: Integers, own: Integers) -> None:
         processes, names = keys >> _PROCESS_BITS, keys & ((1 << _PROCESS_BITS) - 1)

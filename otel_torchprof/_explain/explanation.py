@@ -1,39 +1,28 @@
-"""Why training is slow: files in, verdicts with their evidence out."""
+"""What is said of why training is slow: as data, as text for a terminal, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+from otel_torchprof._process.printable import printable
 
-from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
-from otel_torchprof.errors import TorchProfError
-
-from .abstentions import STRAGGLERS, Abstention, abstentions
-from .findings import steady, trained
-from .levels import levels
-from .rank_reading import read_ranks
+from .abstentions import STRAGGLERS, Abstention
+from .findings import time
 from .rules import RULES
-from .slow_steps import SlowStep, slowest
-from .spikes import pauses, spikes
-from .steps import PLACE_OF
-from .stragglers import straggler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_torchprof._export.byte_stream import ByteStream
+    from collections.abc import Iterator
 
     from .findings import Finding
-    from .steps import Rank
+    from .slow_steps import SlowStep
 
-_OF_THE_REST = frozenset(("machine-busy", "operator-bound", "python-gap"))
-"""Verdicts that hold whatever is in no phase, and may be on just that."""
-NOT_KNOWN = "not known"
-"""What is in no phase where phases come from names of operators."""
+_WIDTH = 30
+"""Of the bar of a whole step."""
+_LISTED = 8
+"""Reasons for no verdict: each rank may have one."""
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_PLAIN = " #"
 
 
 class PhaseRow(NamedTuple):
@@ -85,6 +74,13 @@ class Explanation:
             return f"no fault found; {self.findings[0].sentence}"
         return "no fault found"
 
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return as_markdown(self)
+
     def as_json(self) -> dict[str, Any]:
         """All of it, with the rules, as what the json module takes."""
         return {
@@ -103,87 +99,109 @@ class Explanation:
         }
 
 
-def explain(
-    *paths: str | os.PathLike[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
-) -> Explanation:
-    """Says why training is slow, and what that is known from.
-
-    Args:
-        paths: trace files, one or more for each rank: Chrome JSON (of this package, or of torch.profiler) or OTLP.
-        watch: gets the name and the stream of each file when it is opened, twice, to see how far it has been read.
-
-    Raises:
-        TorchProfError: a file cannot be read, or has no steps.
-    """
-    if not paths:
-        raise TorchProfError("there is no file to explain: name one, or one for each rank")
-    ranks, problems = read_ranks([os.fspath(path) for path in paths], watch)
-    reasons = [reason for rank in ranks for reason in abstentions(rank)]
-    is_doubtful = any(not reason.of_levels_only for reason in reasons)
-    late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
-    found = [*_of_ranks(ranks), *late]
-    found.sort(key=lambda each: -each.recoverable_seconds)
-    chosen = [steady(rank) for rank in ranks]
-    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
-    return Explanation(
-        ranks=tuple(rank.name for rank in ranks),
-        steps=sum(len(rank.number) for rank in ranks),
-        steady_steps=len(steps),
-        findings=tuple(each for each in found if not each.is_note),
-        notes=tuple(each for each in found if each.is_note and each.severity != "none"),
-        abstentions=(*reasons, *cannot_tell),
-        phases=_phases(ranks),
-        step_median=float(np.median(steps)) if len(steps) else 0.0,
-        slow_steps=slowest(ranks),
-        problems=tuple(problems),
-    )
+def as_text(found: Explanation, *, is_plain: bool = False) -> str:
+    """For a terminal; plain: bars are of ASCII."""
+    blocks = [
+        [found.headline],
+        *(_finding_lines(each) for each in found.findings),
+        _doubts(found),
+        [_steps_line(found)],
+        _phase_lines(found, is_plain=is_plain),
+        _slow_lines(found),
+    ]
+    texts = ("\n".join(lines) for lines in blocks)
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def _of_ranks(ranks: list[Rank]) -> list[Finding]:
-    """Findings of each rank; the same verdict on several is one, that with the largest share."""
-    by_verdict: dict[tuple[str, bool], list[tuple[str, Finding]]] = defaultdict(list)
-    for rank in ranks:
-        for each in _judged(rank):
-            key = each.evidence[-1] if each.verdict == "operator-bound" else ""
-            by_verdict[each.verdict + key, each.is_note].append((rank.name, each))
-    found = []
-    for same in by_verdict.values():
-        largest = max((each for _, each in same), key=lambda each: each.share)
-        names = tuple(dict.fromkeys(name for name, _ in same)) if len(ranks) > 1 else ()
-        found.append(largest._replace(ranks=names))
-    return found
+def as_markdown(found: Explanation) -> str:
+    """For a pull request."""
+    lines = [f"**{escaped(found.headline)}**", ""]
+    for each in found.findings:
+        lines += [f"- **{escaped(each.sentence)}** ({each.severity}, {each.confidence}{_on_ranks(each)})"]
+        lines += [f"  - {escaped(text)}" for text in each.evidence]
+        lines += [f"  - Next: {escaped(each.next_action)}", f"  - Check: {escaped(each.check)}"]
+    lines += [f"- Note: {escaped(each.sentence)}" for each in found.notes]
+    lines += [
+        f"- No verdict{escaped(_of(each.subject, found))}: {escaped(each.reason)}"
+        for each in found.abstentions[:_LISTED]
+    ]
+    lines += ["", escaped(_steps_line(found)), ""]
+    if found.phases:
+        lines += ["| Phase | Median | p95 | Share |", "| --- | ---: | ---: | ---: |"]
+        lines += [f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in found.phases]
+    if found.slow_steps:
+        lines += ["", "| Slowest step | Duration | What others had not |", "| --- | ---: | --- |"]
+        lines += [
+            f"| {escaped(_numbered(each.rank, each.number, found))} | {time(each.seconds)} | {escaped(', '.join(each.differences))} |"
+            for each in found.slow_steps
+        ]
+    return "\n".join(lines) + "\n"
 
 
-def _judged(rank: Rank) -> list[Finding]:
-    """What may be said of a rank, whatever it abstains from."""
-    reasons = abstentions(rank)
-    if not reasons:
-        return [*levels(rank), *spikes(rank), *pauses(rank)]
-    if all(each.of_levels_only for each in reasons):
-        gaps = (each for each in levels(rank) if each.verdict in _OF_THE_REST and not each.is_note)
-        return [*gaps, *spikes(rank), *pauses(rank)]
-    return [each for each in levels(rank) if each.verdict == "machine-busy" and not each.is_note]
+def _doubts(found: Explanation) -> Iterator[str]:
+    """Notes, and reasons for no verdict."""
+    for note in found.notes:
+        yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
+    for each in found.abstentions[:_LISTED]:
+        yield f"no verdict{_of(each.subject, found)}: {each.reason}; {each.way_out}"
+    if len(found.abstentions) > _LISTED:
+        yield f"and {len(found.abstentions) - _LISTED} more reasons: --json"
 
 
-def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:
-    chosen = [steady(rank) for rank in ranks]
-    if not any(each.any() for each in chosen):
-        chosen = [trained(rank) for rank in ranks]
-    if not any(each.any() for each in chosen):
-        return ()
-    columns = {
-        phase: ([rank.phases[each, place] for rank, each in zip(ranks, chosen, strict=True)])
-        for phase, place in PLACE_OF.items()
-    }
-    rest = NOT_KNOWN if any(rank.is_derived for rank in ranks) else UNATTRIBUTED
-    columns[rest] = [rank.unattributed[each] for rank, each in zip(ranks, chosen, strict=True)]
-    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
-    rows = []
-    for phase in (*PHASES, rest):
-        seconds = np.concatenate(columns[phase])
-        if seconds.any():
-            shares = seconds / steps
-            rows.append(
-                PhaseRow(phase, float(np.median(seconds)), float(np.percentile(seconds, 95)), float(np.median(shares)))
-            )
-    return tuple(rows)
+def _slow_lines(found: Explanation) -> Iterator[str]:
+    if found.slow_steps:
+        yield "Slowest steps, and what others had not"
+    for each in found.slow_steps:
+        name = _numbered(each.rank, each.number, found)
+        yield f"{name:>16}  {time(each.seconds):>10}  {', '.join(each.differences)}".rstrip()
+
+
+def _finding_lines(each: Finding) -> Iterator[str]:
+    yield f"{each.sentence}  [severity {each.severity}, {each.confidence}{_on_ranks(each)}]"
+    for text in each.evidence:
+        yield f"  evidence  {text}"
+    if each.recoverable_seconds:
+        yield f"  at stake  at most {time(each.recoverable_seconds)} of the recording"
+    yield f"  next      {each.next_action}"
+    yield f"  check     {each.check}"
+
+
+def _phase_lines(found: Explanation, *, is_plain: bool) -> Iterator[str]:
+    if found.phases:
+        yield f"{'Phase':<14}{'Median':>12}{'p95':>12}{'Share':>8}"
+    for row in found.phases:
+        bar = _bar(row.share, _PLAIN if is_plain else _BLOCKS)
+        yield f"{row.phase:<14}{time(row.median):>12}{time(row.p95):>12}{row.share:>8.0%}  {bar}".rstrip()
+
+
+def _bar(share: float, blocks: str) -> str:
+    """As long as the share, to an eighth of a character."""
+    steps = len(blocks) - 1
+    eighths = round(min(max(share, 0.0), 1.0) * _WIDTH * steps)
+    return blocks[-1] * (eighths // steps) + blocks[eighths % steps].strip()
+
+
+def _steps_line(found: Explanation) -> str:
+    ranks = f"{len(found.ranks)} ranks, " if len(found.ranks) > 1 else ""
+    return f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}"
+
+
+def _on_ranks(each: Finding) -> str:
+    names = ", ".join(each.ranks[:4]) + (f" and {len(each.ranks) - 4} more" if len(each.ranks) > 4 else "")  # noqa: PLR2004 - fit on a line
+    return f", on {names}" if names else ""
+
+
+def _of(subject: str, found: Explanation) -> str:
+    return f" for {subject}" if len(found.ranks) > 1 else ""
+
+
+def _numbered(rank: str, number: int, found: Explanation) -> str:
+    return f"{rank} step {number}" if len(found.ranks) > 1 else f"step {number}"
+
+
+def escaped(text: str) -> str:
+    """Names come from the file: none of them is Markdown, or HTML."""
+    text = printable(text)
+    for char in "\\`*_[]<>|#":
+        text = text.replace(char, f"\\{char}")
+    return text

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._trace_files.reading import Events
 
     from .details import StepsOfProcess
     from .step_list import Process
@@ -49,7 +50,14 @@ def read_ranks(
     return [rank for _, rank in ranks], problems
 
 
-def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
+def read_steps(
+    path: str, watch: Callable[[str, ByteStream], None]
+) -> tuple[StepList, list[str], Callable[[Events], list[str]]]:
+    """The steps of a file, what is to be said of it, and what reads it again.
+
+    Raises:
+        TorchProfError: it cannot be read twice, or has no steps.
+    """
     if Path(path).is_fifo() or Path(path).is_char_device():
         raise TorchProfError(
             f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
@@ -62,17 +70,22 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tup
             f"{path!r} has no steps: record them with otel-torchprof run, prof.step(), or a schedule of torch.profiler"
             + "".join(f"; {problem}" for problem in problems)
         )
-    details = Details(listed)
-    read_events(path, details, lambda stream: watch(path, stream))
-    details.settle()
     if listed.left_out:
         problems.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
+    return listed, problems, lambda events: read_events(path, events, lambda stream: watch(path, stream))
+
+
+def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
+    listed, problems, read_again = read_steps(path, watch)
+    details = Details(listed)
+    read_again(details)
+    details.settle()
     operators = details.longest_operators()
     ranks = []
     for place, process in enumerate(listed.processes.values()):
         steps = details.steps(place)
         of_steps = operators[steps.first : steps.first + len(process.steps)]
-        rank = _rank(Path(path).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
+        rank = rank_of_process(Path(path).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
         if len(listed.processes) == 1:
             rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
             if listed.device_slices:
@@ -81,9 +94,10 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tup
     return ranks, problems
 
 
-def _rank(
+def rank_of_process(
     name: str, process: Process, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
 ) -> Rank:
+    """What is known of the steps of a process, as columns."""
     rows = process.steps
     seconds = np.array([row.duration for row in rows]) / 1e9
     phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases

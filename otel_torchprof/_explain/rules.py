@@ -52,4 +52,34 @@ class Rules(NamedTuple):
     """and costs at least this."""
 
 
+class DiffRules(NamedTuple):
+    """By which two recordings differ."""
+
+    version: int = 1
+    """Raised whenever a number or its meaning changes."""
+    warm_up_steps: int = 5
+    """First training steps of a recording that are left out."""
+    fewest_steps: int = 20
+    """Of each recording."""
+    blocks: int = 10
+    """Of steps, from whose medians the error of a median is known."""
+    least_share: float = 0.005
+    """Of a step: what takes less is not compared, and no difference is smaller."""
+    least_change: float = 0.02
+    """A path, or a name, changed by at least this,"""
+    deviations: float = 4.0
+    """and by so many standard deviations: of its own medians, and of how far names are from what all changed by."""
+    path_share: float = 0.80
+    """Of the difference of a name: if one path has it, that is named."""
+    fewest_names: int = 5
+    """With fewer, that is not known,"""
+    spread: float = 0.05
+    """and this is taken,"""
+    least_spread: float = 0.01
+    """as it is where names are closer to one another than this."""
+    common_change: float = 0.10
+    """Everything changed alike by more than this: less may be the machine."""
+
+
 RULES = Rules()
+DIFF_RULES = DiffRules()

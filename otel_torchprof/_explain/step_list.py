@@ -83,6 +83,7 @@ class StepList:
             *(w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC),
             *w.COUNTERS,
             *w.PHASE_OF,
+            *(w.AVERAGES, w.SELF_DURATION),  # so that what cannot be read is found out by the first reading
         )
     )
     skipped = SKIPPED
@@ -124,7 +125,7 @@ class StepList:
         found.dropped += attributes.get(w.DROPPED, 0)
         if name == STEP_NAME and w.STEP in attributes:
             if w.PART not in attributes:
-                self._append(found, _row(start, duration, attributes))
+                self._append(found, step_row(start, duration, attributes))
                 found.thread = attributes.get(w.THREAD, found.thread)
         elif name in PAUSES:
             if len(found.pauses) < _MOST_INTERVALS:
@@ -184,7 +185,8 @@ class StepList:
             self.left_out += 1
 
 
-def _row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
+def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
+    """A step by the attributes of its span; times in ns."""
     phases = None
     if any(key in attributes for key in w.PHASE_OF):
         found = {phase: attributes[key] for key, phase in w.PHASE_OF.items() if key in attributes}

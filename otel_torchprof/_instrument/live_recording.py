@@ -78,6 +78,8 @@ class Drained(NamedTuple):
     """Time of what ran directly inside spans of the application, ns, by span id."""
     watermark: int = NEVER
     """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
+    steps: Sequence[StepSpan] = ()
+    """Of the steps, and of what stands between them, that ended."""
 
 
 class LiveRecording:
@@ -265,7 +267,8 @@ class LiveRecording:
         self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0
-        return Drained(spans, sent, *self._settled(), child_time, watermark)
+        whole = [span for span in step_spans if span.is_whole and not span.is_running]
+        return Drained(spans, sent, *self._settled(), child_time, watermark, whole)
 
     def _report_steps(self, spans: Sequence[StepSpan]) -> None:
         """Metrics of the program's own: what they raise costs no span."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opentelemetry.sdk.trace import SpanProcessor
 
 from otel_torchprof._averages.running import RunningAverages
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._events.averages_list import averages_list
 from otel_torchprof._export.chrome import ChromeTraceExporter
@@ -24,6 +25,7 @@ from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof._tree.displayed_devices import device_name
+from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from otel_torchprof._events.events import EventList
+    from otel_torchprof._explain.explanation import Explanation
+    from otel_torchprof._spans.steps import StepSpan
 
     from .live_recording import Drained, LiveRecording
 
@@ -47,6 +51,8 @@ _MAX_OPEN_SPANS = 100_000
 """Spans of the application whose self time is computed; one that never ends its spans costs no more memory than that."""
 _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
+_MOST_STEPS = 1_000
+"""That are kept for :meth:`TorchSpanProcessor.explain`, the last: 1 KB each."""
 _SPAN_BYTES = 2800
 """What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
 
@@ -130,6 +136,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
+        self._steps: deque[StepSpan] = deque(maxlen=_MOST_STEPS)
         self._lag = self._unseen = self._held = 0
         self._heap = Heap()
 
@@ -191,6 +198,25 @@ class TorchSpanProcessor(SpanProcessor):
         self._flush(Deadline.after(_SHUTDOWN_SECONDS))
         sums, device = self.averages.read(), self.averages.device_type
         return averages_list(sums, None if device is None else device_name(device))
+
+    def explain(self) -> Explanation:
+        """What the last 1,000 steps were bound by, with the evidence: as :func:`otel_torchprof.explain` of a file, of this rank.
+
+        By phases, and by what the system says of each step: operators, gaps between them and collectives are in files only. Takes what
+        has been recorded first; some 10 ms. Any thread, at any time, also after the shutdown.
+
+        Raises:
+            TorchProfError: no step has ended.
+        """
+        from otel_torchprof._explain.live_rank import live_rank
+        from otel_torchprof._explain.verdicts import explained
+
+        self._flush(Deadline.after(_SHUTDOWN_SECONDS))
+        steps = list(self._steps)
+        if not any(step.segment is Segment.STEP for step in steps):
+            raise TorchProfError("no step has ended yet: train for some steps, or call TorchInstrumentor().step()")
+        health = self.health
+        return explained([live_rank(steps, events=health.recorded, dropped=sum(health.dropped.values()))])
 
     @property
     def health(self) -> ProcessorHealth:
@@ -323,6 +349,7 @@ class TorchSpanProcessor(SpanProcessor):
                 queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
+        self._steps.extend(drained.steps)
         for span_id, time_ns in drained.child_time.items():
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
 

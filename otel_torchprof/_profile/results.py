@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.profiler_result import ProfilerResult
+from otel_torchprof._explain.verdicts import explain
 from otel_torchprof._export import file, sdk
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._sampling.bounded import bounded
@@ -29,22 +31,23 @@ from otel_torchprof._tree.displayed_devices import remaining_times
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
 
+from .columns import RecordedColumns
 from .options import of_config
 from .recorded_steps import StepMarks, step_labels
 from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     import pandas as pd
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._columns.batch import Array, Batch, Names, Thread
-    from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
+    from otel_torchprof._columns.batch import Array, Batch
     from otel_torchprof._events.activities import ProfilerActivity
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
+    from otel_torchprof._explain.explanation import Explanation
     from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._spans.budget import Budget
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 
 
-class ProfileResults:
+class ProfileResults(RecordedColumns):
     """The half of :class:`profile` that reads. Thread-safe once the recording has stopped."""
 
     def __init__(self, segments: Segments) -> None:
@@ -86,57 +89,6 @@ class ProfileResults:
         self._kind = "KINETO"
 
     # ---- events and averages ----
-
-    @property
-    def columns(self) -> Mapping[str, Array]:
-        """Every recorded event as numpy arrays by name, without an object per event.
-
-        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
-        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
-        """
-        return self._batch().columns
-
-    @property
-    def names(self) -> Names:
-        """The names that :attr:`columns` points to."""
-        return self._batch().names
-
-    @property
-    def threads(self) -> Sequence[Thread]:
-        """The threads that :attr:`columns` points to."""
-        return self._batch().threads
-
-    @property
-    def memory(self) -> Mapping[str, Array] | None:
-        """What was allocated and freed, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
-        return self._batch().memory
-
-    @property
-    def devices(self) -> Mapping[str, Array] | None:
-        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none was timed."""
-        return self._batch().devices
-
-    @property
-    def energy(self) -> Mapping[str, Array] | None:
-        """Readings of GPUs' energy counters, as numpy arrays by name: see ``docs/columns.md``. None where there are none."""
-        return self._batch().energy
-
-    @property
-    def collectives(self) -> Mapping[str, Array] | None:
-        """Groups, numbers and sizes of collectives, as numpy arrays by name: see ``docs/columns.md``. None without operators."""
-        return self._batch().collectives
-
-    @property
-    def modules(self) -> tuple[ModuleInfo, ...]:
-        """The modules that were called, by first call: names, classes, parameters. Of ``with_stack``; empty without it."""
-        info = self._batch().frame_info
-        return () if info is None else info.all_modules()
-
-    @property
-    def optimizers(self) -> tuple[OptimizerInfo, ...]:
-        """The optimizers that made steps, by first step: groups of parameters, state. Of ``with_stack``; empty without it."""
-        info = self._batch().frame_info
-        return () if info is None else info.all_optimizers()
 
     def events(self) -> EventList:
         """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
@@ -346,6 +298,21 @@ class ProfileResults:
             self._segments.times(),
         )
         file.write(path, FORMATS[format_name](recorded))
+
+    def explain(self) -> Explanation:
+        """What the steps were bound by, with the evidence: as :func:`otel_torchprof.explain` of a file.
+
+        Steps are those that :meth:`step` or a schedule told; at least 25 are needed for a verdict. Writes the spans to a temporary file
+        and reads it: some 30 us an event. Print ``prof.explain()`` for the text of ``otel-torchprof explain``.
+
+        Raises:
+            TorchProfError: nothing was recorded, or there are no steps.
+            ExportError: the temporary file cannot be written.
+        """
+        with tempfile.TemporaryDirectory(prefix="otel_torchprof-") as folder:
+            path = os.path.join(folder, "profile.otlp")  # noqa: PTH118 - Path is a type here
+            self.export_otlp(path)
+            return explain(path)
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, or as lines of OTLP/JSON where the name ends in ``.json`` or ``.jsonl``.

@@ -5,8 +5,9 @@ Nothing in a file is trusted: whatever it holds, memory is bounded, what can be 
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
 from otel_torchprof._export.json_stream import JsonStream, UnusableError
@@ -15,7 +16,7 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError
 
-from .wanted import DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
+from .wanted import AVERAGES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -32,6 +33,18 @@ _WITH_RANK = frozenset(("distributedInfo", "otherData"))
 """Members of a Chrome trace's document that say which rank it is of."""
 _LONGEST_KEY = 64
 """Characters of what tells tracks and traces apart."""
+_LONGEST_AVERAGES = 4096
+"""Characters. This package writes 2,047 at most."""
+
+
+class StepAverage(NamedTuple):
+    """What the events of one name took in a step that has no others of it: of the attribute ``torch.averages``."""
+
+    name: str
+    calls: int
+    self_seconds: float
+    in_data: bool
+    """Whether the loop waited for data meanwhile."""
 
 
 if TYPE_CHECKING:
@@ -278,10 +291,12 @@ def _protobuf_attributes(parent: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
-    """The attributes that are looked at, as numbers that can be added up, and as short texts."""
+    """The attributes that are looked at, as numbers that can be added up, as short texts, and as :class:`StepAverage`."""
     return {
         key: bool(value)
         if key == UNFINISHED
+        else _averages(value)
+        if key == AVERAGES
         else _seconds(value, key)
         if key in DURATIONS
         else _text(value, key)[:_LONGEST_KEY]
@@ -289,6 +304,25 @@ def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
         else _whole(value, key)
         for key, value in attributes
     }
+
+
+def _averages(value: Any) -> list[StepAverage]:
+    text = _text(value, AVERAGES)
+    try:
+        found = json.loads(text) if len(text) <= _LONGEST_AVERAGES else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise _malformed(text, AVERAGES, f"a JSON list of at most {_LONGEST_AVERAGES:,} characters")
+    return [
+        StepAverage(
+            _text(entry.get("name"), "name"),
+            _whole(entry.get("count"), "count"),
+            _seconds(entry.get("self"), "self"),
+            entry.get("phase") == "data",
+        )
+        for entry in (_object(each, AVERAGES) for each in found)
+    ]
 
 
 def _seconds(value: Any, what: str) -> float:

@@ -25,10 +25,16 @@ class SelfTimes:
 
     Args:
         settled: takes the keys, starts and self times of events whose children have all come.
+        key_of: gets the keys of events and of each the place of its parent among them, or -1; returns those that are handed over.
     """
 
-    def __init__(self, settled: Callable[[Numbers, Numbers, Numbers], None]) -> None:
+    def __init__(
+        self,
+        settled: Callable[[Numbers, Numbers, Numbers], None],
+        key_of: Callable[[Numbers, Numbers], Numbers] = lambda keys, _parents: keys,
+    ) -> None:
         self._settled = settled
+        self._key_of = key_of
         self._key, self._track = array("q"), array("i")
         self._start, self._duration = array("q"), array("q")
         self._own = array("d")  # exact up to 104 days, and no sum of many is too large for it
@@ -65,7 +71,8 @@ class SelfTimes:
         child = child[is_settled[child] | is_settled[parent[child]]]
         np.subtract.at(own, parent[child], duration[child])
         parents[child] = 0
-        self._settled(key[is_settled], start[is_settled], np.maximum(own[is_settled], 0).astype(np.int64))
+        given = self._key_of(key, parent)
+        self._settled(given[is_settled], start[is_settled], np.maximum(own[is_settled], 0).astype(np.int64))
         columns = (key, track, start, duration, own, ids, parents)
         for column, values in zip(self._columns(), columns, strict=True):
             column[:] = array(column.typecode, values[~is_settled].tobytes())

@@ -6,6 +6,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, U
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
+AVERAGES, SELF_DURATION = "torch.averages", "torch.self_duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS = USAGE
@@ -18,7 +19,7 @@ RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
 """By attribute of a step, the phase whose time it is."""
-DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, RUNNABLE, *PHASE_OF))
+DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, *PHASE_OF))
 """Those that are seconds."""
 TEXTS = frozenset((KIND, COLLECTIVE, GROUP))
-"""Those that are texts. The others are whole numbers from 0 on, or true and false."""
+"""Those that are texts, and :data:`AVERAGES` is JSON. The others are whole numbers from 0 on, or true and false."""

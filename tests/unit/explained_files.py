@@ -54,8 +54,8 @@ class Trace:
         self.now += duration
 
     def _parent(self, number: int) -> str:
-        """The id of the step that a span of an operator is in: it comes before its step."""
-        if self.spans[number]["name"].startswith("torch."):
+        """The id of the step that a span of an operator or a phase is in: it comes before its step."""
+        if self.spans[number]["name"].startswith(("torch.step", "torch.evaluation", "torch.checkpoint")):
             return "0"
         return next(f"{n + 1:x}" for n in range(number, len(self.spans)) if self.spans[n]["name"] == "torch.step")
 

@@ -369,3 +369,37 @@ def test_a_gap(tmp_path):
     found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece("aten::mm", begin, 4)]))
     assert found.headline == "python-gap: 60% of step time no operator runs: Python gap, cause unknown"
     assert verdicts(otp.explain(kineto(tmp_path / "t.json", 60))) == []
+
+
+def averages(*entries):
+    """The attribute of a step without details: names, seconds, and whether it waited for data."""
+    return json.dumps(
+        [{"name": name, "count": 2, "self": own, **({"phase": "data"} if data else {})} for name, own, data in entries]
+    )
+
+
+def test_steps_without_details(explained):
+    """Operators of steps that lost their details are known from their sums; those of the loader are none of the loop's."""
+    trace = Trace()
+    for number in range(60):
+        of_loop = averages(("aten::sort", 0.006, False), ("aten::stack", 0.003, True), ("my label", 0.001, False))
+        whole = {"torch__averages": of_loop} if number % 20 else {}
+        trace.span("torch.phase.data", trace.now, 0.3 * STEP_MS, torch__self_duration=0.0)
+        trace.span("torch.phase.forward", trace.now + 0.3 * STEP_MS, 0.7 * STEP_MS, torch__self_duration=0.0001)
+        if not whole:
+            trace.span("aten::sort", trace.now + 0.3 * STEP_MS, 0.6 * STEP_MS)
+        trace.step(data=0.3, **whole)
+    found = explained(trace)
+    assert verdicts(found) == ["operator-bound", "input-bound"]
+    assert found.faults[0].evidence[-1] == "operator aten::sort"
+    assert found.faults[1].evidence[-1] == "longest by self time: aten::stack 29%"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '[{"name": 3}]', '[{"name": "a", "count": -1, "self": 1}]', "[" * 5000])
+def test_sums_that_are_none(explained, text):
+    """A step whose sums cannot be read is not counted, and that is said."""
+    trace = Trace().steps(60, data=0.5)
+    trace.step(data=0.5, torch__averages=text)
+    found = explained(trace)
+    assert found.steps == 60
+    assert "not counted: 1" in found.problems[0]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -96,12 +97,39 @@ def test_what_run_says_at_the_end(tmp_path):
     assert done.stderr.startswith(otp.explain(tmp_path / "t.otlp").headline)
 
 
+def test_steps_whose_details_are_not_kept(tmp_path):
+    """Where only slow steps keep their details, as ``run`` does, the operator is found in the sums of the others."""
+    path = tmp_path / "t.json"
+    with otp.stream(otp.ChromeTraceExporter(path), detail="ops", policy=otp.SpanPolicy(keep="slow")):
+        faulty_programs.slow_operator(lambda: None, tmp_path)
+    assert verdicts(otp.explain(path)) == ("operator-bound",)
+
+
+def test_what_a_processor_says_of_its_last_steps():
+    """By phases alone, without a file, while it records and afterwards; without a step it says what to do."""
+    processor = otp.TorchSpanProcessor()
+    with pytest.raises(otp.TorchProfError, match="no step has ended yet"):
+        processor.explain()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="steps", skip_dep_check=True)
+    try:
+        faulty_programs.slow_loader(lambda: None, Path())
+        found = processor.explain()
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+        provider.shutdown()
+    assert verdicts(found) == ("input-bound",)
+    assert found.steady_steps >= 50
+    assert processor.explain().headline == found.headline
+
+
 def test_what_a_profile_recorded(tmp_path):
-    """Profiles of this package have no phases either, and say the same as torch's."""
+    """Profiles of this package have no phases either, and say the same as torch's; also without a file."""
     with otp.profile() as prof:
         faulty_programs.slow_loader(prof.step, tmp_path)
     prof.export_chrome_trace(tmp_path / "t.json")
     prof.export_otlp(tmp_path / "t.otlp")
     found = otp.explain(tmp_path / "t.json")
     assert verdicts(found) == ("input-bound",)
-    assert otp.explain(tmp_path / "t.otlp").headline == found.headline
+    assert otp.explain(tmp_path / "t.otlp").headline == prof.explain().headline == found.headline

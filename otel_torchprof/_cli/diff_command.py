@@ -1,0 +1,77 @@
+"""``otel-torchprof diff``: what takes more or less time in one recording than in another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from .explain_command import reading_with_progress
+from .terminal import say, show
+
+if TYPE_CHECKING:
+    from otel_torchprof._explain.difference import Difference
+
+_FAILED = 1
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "diff",
+        help="say what became slower between two trace files",
+        description="Says what takes more or less time in a step of AFTER than in one of BEFORE: names of operators, phases, "
+        "modules and calls, and where in the step; only what is more than chance. Reads Chrome JSON (of this package, or of "
+        "torch.profiler) and OTLP, compressed or not. Exit status: 0; 1 when --fail-over says so, or a part of a file could not "
+        "be read.",
+    )
+    parser.add_argument("before", metavar="BEFORE")
+    parser.add_argument("after", metavar="AFTER")
+    parser.add_argument(
+        "--fail-over",
+        type=_fraction,
+        metavar="PERCENT",
+        help="exit with 1 where steps became slower by more than this, such as 5%%, at the lower end of the 95 %% interval",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all that is known, and the rules, as JSON")
+    form.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints it; returns 1 where steps became too slow, or a part of a file could not be read.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has too few steps.
+    """
+    from otel_torchprof._explain.diff import diff
+
+    with reading_with_progress([options.before, options.after], quiet=options.quiet) as watch:
+        found = diff(options.before, options.after, watch)
+    show(_text_of(found, options))
+    for problem in found.problems:
+        say(problem)
+    if options.fail_over is not None and found.is_slower_by(options.fail_over):
+        say(f"steps are more than {options.fail_over:.1%} slower: {found.low - 1:+.1%} at least")
+        return _FAILED
+    return _FAILED if found.problems else 0
+
+
+def _text_of(found: Difference, options: argparse.Namespace) -> str:
+    from otel_torchprof._explain.difference import as_markdown, as_text
+
+    if options.json:
+        return json.dumps(found.as_json(), indent=1) + "\n"
+    return as_markdown(found) if options.markdown else as_text(found)
+
+
+def _fraction(text: str) -> float:
+    try:
+        found = float(text.removesuffix("%")) / 100
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage, such as 5%")
+    return found

@@ -1,0 +1,90 @@
+"""What is slower in one recording than in another: two files in, the changes out."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_torchprof.errors import TorchProfError
+
+from .compared import QUANTILE, judged, log_medians, rows_of
+from .difference import Change, Difference, Recording
+from .rank_reading import read_steps
+from .rules import DIFF_RULES
+from .tree_times import TreeTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._export.byte_stream import ByteStream
+
+    from .compared import Compared
+
+
+def diff(
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None,
+) -> Difference:
+    """Says what takes more or less time in the second recording than in the first.
+
+    Args:
+        before: a trace file: Chrome JSON (of this package, or of torch.profiler) or OTLP.
+        after: another, of the same program.
+        watch: gets the name and the stream of each file when it is opened, twice, to see how far it has been read.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has too few steps.
+    """
+    sides, problems = [], []
+    for path in (before, after):
+        side, said = _read(os.fspath(path), watch)
+        sides.append(side)
+        problems += said
+    first, second = sides
+    (before_log, error), (after_log, other) = (log_medians(side.tree.seconds) for side in (first, second))
+    ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
+    common, compared = judged(rows_of(first.tree, second.tree), first.recording.median)
+    return Difference(
+        first.recording,
+        second.recording,
+        ratio,
+        ratio / spread,
+        ratio * spread,
+        common,
+        tuple(_change(each, first.recording.median) for each in compared),
+        tuple(problems),
+    )
+
+
+# ---- reading ----
+
+
+class _Side(NamedTuple):
+    recording: Recording
+    tree: TreeTimes
+
+
+def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, list[str]]:
+    found, problems, read_again = read_steps(path, watch)
+    tree = TreeTimes(found, DIFF_RULES.warm_up_steps)
+    read_again(tree)
+    tree.settle()
+    if len(tree.seconds) < DIFF_RULES.fewest_steps:
+        raise TorchProfError(
+            f"{path!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} left out), and "
+            f"{DIFF_RULES.fewest_steps} are needed to compare it: record more steps"
+        )
+    return _Side(Recording(path, len(tree.seconds), float(np.median(tree.seconds))), tree), problems
+
+
+def _change(found: Compared, step: float) -> Change:
+    row = found.row
+    before, after = (float(np.median(side)) for side in (row.before, row.after))
+    spread = math.exp(QUANTILE * found.error) if math.isfinite(found.error) else math.nan
+    ratio = after / before if before else math.nan
+    calls, share = (row.calls_before, row.calls_after), (after - before) / step
+    return Change(row.name, row.path, before, after, ratio / spread, ratio * spread, *calls, share)

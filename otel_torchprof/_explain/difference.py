@@ -1,0 +1,195 @@
+"""What is said of two recordings: as data, as text for a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .explanation import escaped
+from .findings import time
+from .rules import DIFF_RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LISTED = 20
+_SHOWN_NAMES = 4
+"""Of a path, the last of them."""
+
+
+class Change(NamedTuple):
+    """What takes more or less time in the second recording; seconds are self time of a step, as medians."""
+
+    name: str
+    path: tuple[str, ...]
+    """From the step down; empty where it is the same on several paths."""
+    before: float
+    after: float
+    low: float
+    high: float
+    """The 95 % interval of ``after / before``; NaN where it is new, or gone."""
+    calls_before: float
+    calls_after: float
+    """Per step, as medians; NaN where spans stand for several."""
+    share: float
+    """Of the difference, in the first recording's step."""
+
+    @property
+    def is_new(self) -> bool:
+        """It ran in no step of the first recording."""
+        return self.calls_before == 0
+
+    @property
+    def is_gone(self) -> bool:
+        """It ran in no step of the second recording."""
+        return self.calls_after == 0
+
+    @property
+    def sentence(self) -> str:
+        """One line."""
+        moved = "new" if self.is_new else "gone" if self.is_gone else f"{_signed(self.after / self.before - 1)}"
+        times = f"{time(self.before)} -> {time(self.after)} a step"
+        calls = "" if self._same_calls else f", {self.calls_before:g} -> {self.calls_after:g} calls"
+        return f"{self.name}: {moved}, {times}{calls}, {_signed(self.share)} of the step"
+
+    @property
+    def _same_calls(self) -> bool:
+        return self.calls_before == self.calls_after or math.isnan(self.calls_before + self.calls_after)
+
+
+class Recording(NamedTuple):
+    """What was compared of a file."""
+
+    path: str
+    steps: int
+    median: float
+    """Seconds of a step."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a recording differs from one before."""
+
+    before: Recording
+    after: Recording
+    ratio: float
+    """Of the medians of steps: 1.05 is 5 % slower."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+    common: float
+    """By what everything changed alike, as a ratio: the machine, its clock, or what all operators share."""
+    changes: tuple[Change, ...]
+    """What changed beyond that and beyond chance, the largest first."""
+    problems: tuple[str, ...]
+    """What could not be read."""
+
+    @property
+    def is_common(self) -> bool:
+        """Everything changed alike by more than machines do from one recording to the next."""
+        return abs(math.log(self.common)) > math.log1p(DIFF_RULES.common_change)
+
+    @property
+    def headline(self) -> str:
+        """The difference in one line."""
+        step = f"a step took {time(self.before.median)}, now {time(self.after.median)} ({_signed(self.ratio - 1)})"
+        if self.changes:
+            more = f" (and {len(self.changes) - 1} more)" if len(self.changes) > 1 else ""
+            return f"{self.changes[0].sentence}{more}; {step}"
+        if self.is_common:
+            return f"everything changed alike, by {_signed(self.common - 1)}: the machine, or what all operators share; {step}"
+        return f"no difference that is more than chance; {step}"
+
+    def is_slower_by(self, fraction: float) -> bool:
+        """Whether steps took longer by more than this, at the lower end of the 95 % interval."""
+        return self.low > 1 + fraction
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return as_markdown(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with the rules, as what the json module takes."""
+        return {
+            "verdict": self.headline,
+            "before": self.before._asdict(),
+            "after": self.after._asdict(),
+            "ratio": self.ratio,
+            "interval": [self.low, self.high],
+            "common": self.common,
+            "changes": [_json(each) for each in self.changes],
+            "problems": list(self.problems),
+            "rules": DIFF_RULES._asdict(),
+        }
+
+
+def as_text(found: Difference) -> str:
+    """For a terminal."""
+    blocks = ([found.headline], _changes(found), _steps(found))
+    texts = ("\n".join(lines) for lines in blocks)
+    return "\n\n".join(text for text in texts if text) + "\n"
+
+
+def as_markdown(found: Difference) -> str:
+    """For a pull request."""
+    lines = [f"**{escaped(found.headline)}**", ""]
+    if found.changes:
+        lines += [
+            "| What | Before | After | Change | Of the step | Where |",
+            "| --- | ---: | ---: | ---: | ---: | --- |",
+        ]
+        lines += [
+            f"| {escaped(each.name)} | {time(each.before)} | {time(each.after)} | {_moved(each)} | {each.share:+.1%} | {escaped(_where(each))} |"
+            for each in found.changes[:_LISTED]
+        ]
+        lines += [""]
+    return "\n".join((*lines, *(f"- {escaped(line)}" for line in _steps(found)))) + "\n"
+
+
+def _changes(found: Difference) -> Iterator[str]:
+    if found.changes:
+        yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>20}{'Of step':>9}{'Calls a step':>16}  What"
+    for each in found.changes[:_LISTED]:
+        between = "" if each.is_new or each.is_gone else f"{each.low - 1:+.1%} to {each.high - 1:+.1%}"
+        calls = (
+            "" if math.isnan(each.calls_before + each.calls_after) else f"{each.calls_before:g} -> {each.calls_after:g}"
+        )
+        yield (
+            f"{time(each.before):>10}{time(each.after):>12}{_moved(each):>10}{between:>20}{each.share:>+9.1%}{calls:>16}  "
+            f"{_where(each) or each.name}"
+        )
+    if len(found.changes) > _LISTED:
+        yield f"and {len(found.changes) - _LISTED} more: --json"
+
+
+def _steps(found: Difference) -> Iterator[str]:
+    yield _recording("before", found.before)
+    yield _recording("after", found.after)
+    yield f"step {found.ratio - 1:+.1%}, 95 % interval {found.low - 1:+.1%} to {found.high - 1:+.1%}; all names alike {found.common - 1:+.1%}"
+
+
+def _recording(which: str, each: Recording) -> str:
+    return f"{which:<6} {each.steps:,} steps, median {time(each.median)}  {each.path}"
+
+
+def _moved(each: Change) -> str:
+    if each.is_new or each.is_gone:
+        return "new" if each.is_new else "gone"
+    return f"{each.after / each.before - 1:+.1%}"
+
+
+def _where(each: Change) -> str:
+    return " > ".join(("...", *each.path[-_SHOWN_NAMES:]) if len(each.path) > _SHOWN_NAMES else each.path)
+
+
+def _signed(fraction: float) -> str:
+    return f"{fraction:+.1%}"
+
+
+def _json(change: Change) -> dict[str, Any]:
+    numbers = {key: None if value != value else value for key, value in change._asdict().items()}  # noqa: PLR0124 - NaN is no JSON
+    return {**numbers, "path": list(change.path)}

@@ -1,0 +1,125 @@
+"""Why training is slow: files in, verdicts with their evidence out."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
+from otel_torchprof.errors import TorchProfError
+
+from .abstentions import abstentions
+from .explanation import Explanation, PhaseRow
+from .findings import steady, trained
+from .levels import levels
+from .rank_reading import read_ranks
+from .slow_steps import slowest
+from .spikes import pauses, spikes
+from .steps import PLACE_OF
+from .stragglers import straggler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_torchprof._export.byte_stream import ByteStream
+
+    from .findings import Finding
+    from .steps import Rank
+
+_OF_THE_REST = frozenset(("machine-busy", "operator-bound", "python-gap"))
+"""Verdicts that hold whatever is in no phase, and may be on just that."""
+NOT_KNOWN = "not known"
+"""What is in no phase where phases come from names of operators."""
+
+
+def explain(
+    *paths: str | os.PathLike[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+) -> Explanation:
+    """Says why training is slow, and what that is known from.
+
+    Args:
+        paths: trace files, one or more for each rank: Chrome JSON (of this package, or of torch.profiler) or OTLP.
+        watch: gets the name and the stream of each file when it is opened, twice, to see how far it has been read.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has no steps.
+    """
+    if not paths:
+        raise TorchProfError("there is no file to explain: name one, or one for each rank")
+    return explained(*read_ranks([os.fspath(path) for path in paths], watch))
+
+
+def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
+    """What the steps of some ranks say; ``problems``: of what could not be read."""
+    reasons = [reason for rank in ranks for reason in abstentions(rank)]
+    is_doubtful = any(not reason.of_levels_only for reason in reasons)
+    late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
+    found = [*_of_ranks(ranks), *late]
+    found.sort(key=lambda each: -each.recoverable_seconds)
+    chosen = [steady(rank) for rank in ranks]
+    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
+    return Explanation(
+        ranks=tuple(rank.name for rank in ranks),
+        steps=sum(len(rank.number) for rank in ranks),
+        steady_steps=len(steps),
+        findings=tuple(each for each in found if not each.is_note),
+        notes=tuple(each for each in found if each.is_note and each.severity != "none"),
+        abstentions=(*reasons, *cannot_tell),
+        phases=_phases(ranks),
+        step_median=float(np.median(steps)) if len(steps) else 0.0,
+        slow_steps=slowest(ranks),
+        problems=tuple(problems),
+    )
+
+
+def _of_ranks(ranks: list[Rank]) -> list[Finding]:
+    """Findings of each rank; the same verdict on several is one, that with the largest share."""
+    by_verdict: dict[tuple[str, bool], list[tuple[str, Finding]]] = defaultdict(list)
+    for rank in ranks:
+        for each in _judged(rank):
+            key = each.evidence[-1] if each.verdict == "operator-bound" else ""
+            by_verdict[each.verdict + key, each.is_note].append((rank.name, each))
+    found = []
+    for same in by_verdict.values():
+        largest = max((each for _, each in same), key=lambda each: each.share)
+        names = tuple(dict.fromkeys(name for name, _ in same)) if len(ranks) > 1 else ()
+        found.append(largest._replace(ranks=names))
+    return found
+
+
+def _judged(rank: Rank) -> list[Finding]:
+    """What may be said of a rank, whatever it abstains from."""
+    reasons = abstentions(rank)
+    if not reasons:
+        return [*levels(rank), *spikes(rank), *pauses(rank)]
+    if all(each.of_levels_only for each in reasons):
+        gaps = (each for each in levels(rank) if each.verdict in _OF_THE_REST and not each.is_note)
+        return [*gaps, *spikes(rank), *pauses(rank)]
+    return [each for each in levels(rank) if each.verdict == "machine-busy" and not each.is_note]
+
+
+def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:
+    chosen = [steady(rank) for rank in ranks]
+    if not any(each.any() for each in chosen):
+        chosen = [trained(rank) for rank in ranks]
+    if not any(each.any() for each in chosen):
+        return ()
+    columns = {
+        phase: ([rank.phases[each, place] for rank, each in zip(ranks, chosen, strict=True)])
+        for phase, place in PLACE_OF.items()
+    }
+    rest = NOT_KNOWN if any(rank.is_derived for rank in ranks) else UNATTRIBUTED
+    columns[rest] = [rank.unattributed[each] for rank, each in zip(ranks, chosen, strict=True)]
+    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
+    rows = []
+    for phase in (*PHASES, rest):
+        seconds = np.concatenate(columns[phase])
+        if seconds.any():
+            shares = seconds / steps
+            rows.append(
+                PhaseRow(phase, float(np.median(seconds)), float(np.percentile(seconds, 95)), float(np.median(shares)))
+            )
+    return tuple(rows)

@@ -1,0 +1,76 @@
+"""For pytest: a test that fails where the steps of a program became slower than those that were recorded before.
+
+In ``conftest.py``: ``pytest_plugins = ["otel_torchprof.pytest_plugin"]``. In a test::
+
+    def test_training_step(no_slower):
+        with no_slower(over=0.05) as prof:
+            for _ in range(60):
+                train_step()
+                prof.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ._explain.diff import diff
+from ._profile.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    NoSlower = Callable[..., AbstractContextManager[profile]]
+
+FOLDER = ".torch_baselines"
+"""Beside pytest's configuration file; its files belong to one machine."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--record-baselines``."""
+    parser.getgroup("otel_torchprof").addoption(
+        "--record-baselines",
+        action="store_true",
+        help="record what no_slower compares with anew, instead of comparing",
+    )
+
+
+@pytest.fixture
+def no_slower(request: pytest.FixtureRequest) -> NoSlower:
+    """A context manager that records steps, and fails the test where they are slower than before: ``no_slower(over=0.05)``.
+
+    It gives a :class:`~otel_torchprof.profile`, whose ``step()`` ends a step; at least 25 are needed. What it compares with is a trace
+    in ``.torch_baselines``, which the first run records, and every run with ``--record-baselines``; what was recorded last lies
+    beside it. Fails by the rule of ``otel-torchprof diff --fail-over``: steps are slower by more than ``over``, a fraction, at the lower end
+    of the 95 % interval. The message says what became slower.
+    """
+    name = re.sub(r"[^\w.=-]+", "_", request.node.nodeid)
+    before, latest = (request.config.rootpath / FOLDER / f"{name}{kind}.json.gz" for kind in ("", ".latest"))
+
+    @contextlib.contextmanager
+    def recording(over: float = 0.05) -> Iterator[profile]:
+        with profile() as prof:
+            yield prof
+        before.parent.mkdir(exist_ok=True)
+        if request.config.getoption("--record-baselines") or not before.exists():
+            prof.export_chrome_trace(before)
+            request.node.add_report_section("call", "no_slower", f"recorded {before}, to compare with from now on")
+            return
+        prof.export_chrome_trace(latest)
+        _compare(before, latest, over)
+
+    return recording
+
+
+def _compare(before: Path, latest: Path, over: float) -> None:
+    found = diff(before, latest)
+    if found.is_slower_by(over):
+        pytest.fail(
+            f"steps are more than {over:.1%} slower than those of {before}, which --record-baselines records anew\n{found}",
+            pytrace=False,
+        )
