@@ -11,7 +11,7 @@ from .advice import BY_PHASE, COMPUTING
 from .findings import finding, interval, steady, time, with_runnable
 from .known_names import DERIVED, is_operator, is_what_models_do
 from .rules import RULES
-from .steps import PLACE_OF
+from .steps import COUNTERS, PLACE_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ _SHOWN = 3
 """Operators that are named as evidence,"""
 _SMALL = 0.01
 """with more than this share."""
+_FAULTS = COUNTERS.index("minor page faults")
 _LOOKED_AT = 10
 """Operators that may bind a step: those with a share of 10 % are no more."""
 
@@ -74,6 +75,8 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
         yield _Candidate("device-bound", rank.device)
     elif not rank.lacks_device_times:
         yield _computing(rank, chosen)
+        if pages := _pages(rank, chosen):
+            yield _Candidate("allocation-churn", rank.counters[:, _FAULTS] * RULES.page_seconds, pages)
         yield from _operators(rank, chosen)
         if not rank.communicates and not np.isnan(rank.gap).all():
             yield _Candidate("python-gap", rank.gap)
@@ -88,7 +91,16 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
         *(["waits for other ranks in the backward pass are part of it"] if rank.communicates else []),
     ]
     seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
-    return _Candidate("compute-bound", seconds, (parts, *unknown, *_longest(rank, chosen, in_data=False)))
+    evidence = parts, *unknown, *_longest(rank, chosen, in_data=False), *_pages(rank, chosen)
+    return _Candidate("compute-bound", seconds, evidence)
+
+
+def _pages(rank: Rank, chosen: Flags) -> tuple[str, ...]:
+    """How much memory a step takes anew, where that is known and worth a word."""
+    pages = float(np.median(rank.counters[chosen, _FAULTS]))
+    if not pages >= RULES.fewest_pages:
+        return ()
+    return (f"{pages:,.0f} pages of memory a step are taken anew; each costs {RULES.page_seconds * 1e6:g} us at least",)
 
 
 def _totals(rank: Rank, chosen: Flags, *, in_data: bool) -> list[tuple[str, float]]:

@@ -24,6 +24,10 @@ class Rules(NamedTuple):
     """and at least this at the lower end of its 95 % interval."""
     note_share: float = 0.10
     """From here on it is a note."""
+    page_seconds: float = 0.5e-6
+    """That a page of fresh memory costs at least, which is how memory that is given back and taken anew is judged."""
+    fewest_pages: int = 1000
+    """Of a step: fewer are not mentioned."""
     resamples: int = 1000
     """Of the bootstrap."""
     seed: int = 0

@@ -126,6 +126,15 @@ def test_a_busy_machine(explained):
     assert verdicts(explained(trace.steps(60, data=0.5))) == ["input-bound"]
 
 
+@pytest.mark.parametrize(("pages", "said"), [(900, []), (1_500, []), (5_000, ["allocation-churn"])])
+def test_memory_that_is_taken_anew(explained, pages, said):
+    """Page faults of a step at half a microsecond each are a verdict like a phase, and evidence from 1,000 on."""
+    found = explained(Trace().steps(60, torch__step__page_faults__minor=pages))
+    assert verdicts(found) == said
+    texts = [text for each in found.findings for text in each.evidence]
+    assert any(f"{pages:,} pages of memory a step" in text for text in texts) is (pages >= 1000)
+
+
 def test_spikes_of_a_busy_machine(explained):
     """Time ready to run is a cause of spikes as phases are."""
     trace = Trace()
