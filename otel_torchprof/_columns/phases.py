@@ -80,10 +80,13 @@ USAGE = (
     "torch.step.page_faults.major",
     "torch.step.context_switches.voluntary",
     "torch.step.context_switches.involuntary",
+    "torch.step.blocked_duration",
+    "torch.step.other_threads_duration",
 )
-"""Attributes of a step: what the system says of its thread, the first in seconds."""
-Usage = tuple[int, int, int, int, int, int]
-"""The system's number of a thread, and its counts of :data:`USAGE` since it began; the first in ns, -1 where it is unknown."""
+"""Attributes of a step: what the system says of its thread, the first and the last two in seconds."""
+Usage = tuple[int, int, int, int, int, int, int, int]
+"""The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
+unknown; ns that it ran, and ns that all threads ran."""
 
 UNATTRIBUTED = "unattributed"
 """The part of a step that is in no phase."""

@@ -109,10 +109,22 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         "page faults of that thread, without and with input (`getrusage`)",
     ),
     (
-        "`, `".join(USAGE[3:]),
+        "`, `".join(USAGE[3:5]),
         AttributeType.INT64,
         _ON_ASKED,
         "how often that thread waited for something, and how often the system took the processor from it",
+    ),
+    (
+        USAGE[5],
+        _DOUBLE,
+        f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
+        "seconds that it neither ran nor was ready to: it waited for a lock, Python's among them, a file, a device or another thread",
+    ),
+    (
+        USAGE[6],
+        _DOUBLE,
+        f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
+        "seconds of processors that other threads of the process had while it did not run; of several together",
     ),
     (
         "torch.recomputed_duration",

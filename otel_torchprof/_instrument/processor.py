@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opentelemetry.sdk.trace import SpanProcessor
 
 from otel_torchprof._averages.running import RunningAverages
-from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._events.averages_list import averages_list
+from otel_torchprof._explain.live_rank import LiveSteps
+from otel_torchprof._explain.verdicts import explained
 from otel_torchprof._export.chrome import ChromeTraceExporter
 from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._events.events import EventList
     from otel_torchprof._explain.explanation import Explanation
-    from otel_torchprof._spans.steps import StepSpan
 
     from .live_recording import Drained, LiveRecording
 
@@ -51,8 +51,6 @@ _MAX_OPEN_SPANS = 100_000
 """Spans of the application whose self time is computed; one that never ends its spans costs no more memory than that."""
 _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
-_MOST_STEPS = 1_000
-"""That are kept for :meth:`TorchSpanProcessor.explain`, the last: 1 KB each."""
 _SPAN_BYTES = 2800
 """What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
 
@@ -136,7 +134,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
-        self._steps: deque[StepSpan] = deque(maxlen=_MOST_STEPS)
+        self._steps = LiveSteps()
         self._lag = self._unseen = self._held = 0
         self._heap = Heap()
 
@@ -208,15 +206,12 @@ class TorchSpanProcessor(SpanProcessor):
         Raises:
             TorchProfError: no step has ended.
         """
-        from otel_torchprof._explain.live_rank import live_rank
-        from otel_torchprof._explain.verdicts import explained
-
         self._flush(Deadline.after(_SHUTDOWN_SECONDS))
-        steps = list(self._steps)
-        if not any(step.segment is Segment.STEP for step in steps):
-            raise TorchProfError("no step has ended yet: train for some steps, or call TorchInstrumentor().step()")
         health = self.health
-        return explained([live_rank(steps, events=health.recorded, dropped=sum(health.dropped.values()))])
+        rank = self._steps.rank(events=health.recorded, dropped=sum(health.dropped.values()))
+        if rank is None:
+            raise TorchProfError("no step has ended yet: train for some steps, or call TorchInstrumentor().step()")
+        return explained([rank])
 
     @property
     def health(self) -> ProcessorHealth:
@@ -349,7 +344,7 @@ class TorchSpanProcessor(SpanProcessor):
                 queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
-        self._steps.extend(drained.steps)
+        self._steps.add(drained.steps)
         for span_id, time_ns in drained.child_time.items():
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
 

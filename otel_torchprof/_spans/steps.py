@@ -382,7 +382,7 @@ class Steps:
         main = self._span(step, context)
         main.end = max(main.end, end)
         main.thread, main.is_whole = thread, True
-        main.attributes |= _used(step.usage, usage)
+        main.attributes |= _used(step.usage, usage, end - step.start)
         self._ended.append(step)
         return (main.trace.trace_id, main.span_id) if main.trace.exported else None
 
@@ -421,13 +421,16 @@ class Steps:
         return None if context in {0, CONTEXT_MUTED} else self._current_span(context)
 
 
-def _used(before: Usage | None, after: Usage | None) -> dict[str, Any]:
-    """Attributes of what a thread used in between; none where that is not known, or these are two threads."""
+def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str, Any]:
+    """Attributes of what a thread used in so many ns; none where that is not known, or these are two threads."""
     if before is None or after is None or before[0] != after[0]:
         return {}
-    used = {key: now - then for key, then, now in zip(USAGE, before[1:], after[1:], strict=True)}
-    runnable = used.pop(USAGE[0])
-    return used if min(before[1], after[1]) < 0 else {USAGE[0]: runnable / 1e9, **used}
+    runnable, *counts, running, of_process = (now - then for then, now in zip(before[1:], after[1:], strict=True))
+    used: dict[str, Any] = dict(zip(USAGE[1:5], counts, strict=True))
+    if min(before[1], after[1]) < 0:
+        return used
+    blocked, others = max(duration - running - runnable, 0), max(of_process - running, 0)
+    return {USAGE[0]: runnable / 1e9, **used, USAGE[5]: blocked / 1e9, USAGE[6]: others / 1e9}
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:

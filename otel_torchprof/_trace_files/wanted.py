@@ -9,7 +9,7 @@ COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.
 AVERAGES, SELF_DURATION = "torch.averages", "torch.self_duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
-RUNNABLE, *COUNTERS = USAGE
+RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
@@ -19,7 +19,9 @@ RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
 """By attribute of a step, the phase whose time it is."""
-DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, *PHASE_OF))
+DURATIONS = frozenset(
+    (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, *PHASE_OF)
+)
 """Those that are seconds."""
 TEXTS = frozenset((KIND, COLLECTIVE, GROUP))
 """Those that are texts, and :data:`AVERAGES` is JSON. The others are whole numbers from 0 on, or true and false."""

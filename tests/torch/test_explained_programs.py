@@ -121,7 +121,7 @@ def test_what_a_processor_says_of_its_last_steps():
         provider.shutdown()
     assert verdicts(found) == ("input-bound",)
     assert found.steady_steps >= 50
-    assert processor.explain().headline == found.headline
+    assert verdicts(processor.explain()) == verdicts(found)
 
 
 def test_what_a_profile_recorded(tmp_path):

@@ -76,7 +76,19 @@ def test_a_script_with_stacks(tmp_path):
         "for _ in range(4):\n"
         "    train()\n"
     )
-    command = [sys.executable, "-m", "otel_torchprof", "run", "--stacks", "--table", "-o", "t.json", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "otel_torchprof",
+        "run",
+        "--stacks",
+        "--table",
+        "--rows",
+        "-1",
+        "-o",
+        "t.json",
+        "train.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import queue
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from otel_torchprof._native.python_sources import usage_at  # noqa: E402
 
 PAGES = 1000
 STEPS = 8
+ROUNDS = 20
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="this system does not say how long a thread waits to run"
@@ -57,9 +59,11 @@ def test_page_faults_and_waits_are_of_the_step_in_which_they_were(says_steps):
             pages.madvise(mmap.MADV_NOHUGEPAGE)
             for page in range(PAGES):
                 pages[page * mmap.PAGESIZE] = 1
-        released = threading.Event()
-        threading.Thread(target=released.set).start()
-        released.wait()
+        there, back = queue.SimpleQueue(), queue.SimpleQueue()
+        threading.Thread(target=lambda: [back.put(there.get()) for _ in range(ROUNDS)]).start()
+        for number in range(ROUNDS):  # of one alone the other thread may be done before anybody waits
+            there.put(number)
+            back.get()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000)  # steps of less than a millisecond have no such attributes
 
     steps = [span.attributes for span in trained(work, says_steps=says_steps)]

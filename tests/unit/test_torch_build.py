@@ -372,7 +372,7 @@ def test_units(attempts, tmp_path, monkeypatch, cores, alone):
 WAITS_FOR_ALL = """#!/bin/sh
 case "$*" in *-shared*)
     echo linked >>{folder}/runs
-    timeout 60 head -n 3 {folder}/ready >/dev/null || exit 1
+    timeout 300 head -n 3 {folder}/ready >/dev/null || exit 1
 esac
 while [ "$1" != -o ]; do shift; done
 cp {made} "$2"
@@ -395,7 +395,7 @@ def test_several_processes_build_once(tmp_path, built):
             subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=environment)
             for _ in range(3)
         ]
-        said = [process.communicate(timeout=120)[1] for process in running]
+        said = [process.communicate(timeout=600)[1] for process in running]
     assert [process.returncode for process in running] == [0] * 3, said
     assert sum("built in" in text for text in said) == 1
     assert (tmp_path / "runs").read_text() == "linked\n"

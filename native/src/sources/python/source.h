@@ -99,7 +99,7 @@ struct PythonThread {
   // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
   uint8_t may_begin_step = 0;
   // What the system has said of it, see thread_usage.cc.
-  int64_t usage_of = 0, switches = 0, runnable = -1;
+  int64_t usage_of = 0, switches = 0, asked_at = 0, runnable = -1, running = 0, of_process = 0;
 };
 
 // The calling thread's, made where there is none. Null when there is no memory.

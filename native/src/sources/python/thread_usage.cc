@@ -1,15 +1,17 @@
-// What the system says of a thread where a step of training may begin: how long it was ready to run and did not, page
-// faults and context switches, all since the thread began.
+// What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run and
+// did not, page faults and context switches, all since the thread began; and how long the other threads of the process ran.
 //
 // Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
 // step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
-// it is read only where the thread has been switched out since, without which it has not waited. A descriptor that is
-// kept would save most of that, and may be closed by the program, and another file have its number.
+// it is read only where the thread has been switched out since, without which it has run all the time and has not waited;
+// what other threads did meanwhile is nothing that it waited for, and is left out. A descriptor that is kept would save
+// most of that, and may be closed by the program, and another file have its number.
 //
 // Python's lock is held in all of this.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -27,12 +29,18 @@ struct Usage {
   int64_t thread;    // the system's number
   int64_t runnable;  // ns; -1: the system does not say
   int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
+  int64_t running, of_process;  // ns that the thread ran, and all threads together
 };
 
 constexpr size_t kMost = 1 << 14;   // that may wait for a drain
 std::array<Usage, kMost> g_latest;  // of all threads
 size_t g_count = 0;
 pid_t g_process = 0;  // that these are of: a forked child counts its events anew
+
+int64_t clock_ns(clockid_t clock) {
+  struct timespec now;
+  return clock_gettime(clock, &now) == 0 ? now.tv_sec * INT64_C(1000000000) + now.tv_nsec : 0;
+}
 
 int64_t runnable() {
   char text[64];
@@ -42,7 +50,7 @@ int64_t runnable() {
   close(file);
   if (size <= 0) return -1;
   text[size] = '\0';
-  int64_t running = 0, waiting = 0;
+  int64_t running = 0, waiting = 0;  // the first as of the latest tick: it is asked for below
   return std::sscanf(text, "%" SCNd64 " %" SCNd64, &running, &waiting) == 2 ? waiting : -1;
 }
 
@@ -51,12 +59,27 @@ bool ask(PythonThread* thread, Usage* usage) {
   struct rusage found;
   if (getrusage(RUSAGE_THREAD, &found) != 0) return false;
   int64_t switches = found.ru_nvcsw + found.ru_nivcsw, id = syscall(SYS_gettid);
+  int64_t now = clock_ns(CLOCK_MONOTONIC);
   if (thread->usage_of != id || thread->switches != switches) {
     thread->usage_of = id;
     thread->switches = switches;
     thread->runnable = runnable();
+    thread->running = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    thread->of_process = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+  } else {
+    thread->running += now - thread->asked_at;
+    thread->of_process += now - thread->asked_at;
   }
-  *usage = {0, id, thread->runnable, found.ru_minflt, found.ru_majflt, found.ru_nvcsw, found.ru_nivcsw};
+  thread->asked_at = now;
+  *usage = {0,
+            id,
+            thread->runnable,
+            found.ru_minflt,
+            found.ru_majflt,
+            found.ru_nvcsw,
+            found.ru_nivcsw,
+            thread->running,
+            thread->of_process};
   return true;
 #else
   (void)thread;
@@ -66,10 +89,11 @@ bool ask(PythonThread* thread, Usage* usage) {
 }
 
 PyObject* as_tuple(const Usage& usage) {
-  return Py_BuildValue("LLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
+  return Py_BuildValue("LLLLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
                        static_cast<long long>(usage.minor_faults), static_cast<long long>(usage.major_faults),
                        static_cast<long long>(usage.voluntary_switches),
-                       static_cast<long long>(usage.involuntary_switches));
+                       static_cast<long long>(usage.involuntary_switches), static_cast<long long>(usage.running),
+                       static_cast<long long>(usage.of_process));
 }
 
 void forget_in_child() {
