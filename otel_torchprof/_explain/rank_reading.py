@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._trace_files.reading import read_events
+from otel_torchprof._trace_files.records import check_can_be_read_twice
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details
@@ -50,10 +51,7 @@ def read_ranks(
 
 
 def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
-    if Path(path).is_fifo() or Path(path).is_char_device():
-        raise TorchProfError(
-            f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
-        )
+    check_can_be_read_twice(path)
     listed = StepList()
     problems = read_events(path, listed, lambda stream: watch(path, stream))
     listed.settle()

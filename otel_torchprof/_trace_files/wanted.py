@@ -13,7 +13,7 @@ DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC = "torch.collective.rank", "torch.collective.async"
-RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
+RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
 """Of resources."""
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
