@@ -2,70 +2,94 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from otel_torchprof._trace_files import wanted as w
+from . import wanted as w
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from .arrays import Integers
+    from .self_times import Numbers
 
 MOST_COLLECTIVES = 50_000
 """Of a process: the first of them."""
-_BARRIER_LIKE = frozenset(("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier"))
+OF_COLLECTIVES = frozenset((w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC))
+"""The attributes that are looked at."""
+_BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
 """None of these ends on any rank before it has begun on all."""
+_PLACE = {name: place for place, name in enumerate(_BARRIER_LIKE)}
 _BACKENDS = ("gloo:", "nccl:")
+_DEFAULT_GROUP = "0"
+"""In which a rank's number is that of its process."""
 
 
 class Collectives(NamedTuple):
-    """Those that all ranks take part in and that have a number; times in ns."""
+    """Those that all ranks take part in and that have a number, each once, by key; times in ns."""
 
-    keys: list[tuple[str, int]]
-    """Group and number, the same on every rank."""
-    start: Integers
-    end: Integers
+    key: npt.NDArray[np.uint64]
+    """Of group and number, the same on every rank."""
+    start: Numbers
+    end: Numbers
+    is_async: npt.NDArray[np.bool_]
+    """The call returned before all had come: the end is that of the work on the backend's thread."""
+
+    def chosen(self, which: Any) -> Collectives:
+        """Some of them."""
+        return Collectives(*(column[which] for column in self))
 
 
 class CollectiveList:
     """Takes the spans of one process, and keeps its collectives and the work of backends."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, int], tuple[int, int, str, bool]] = {}
-        """By group and number: start, end, name, whether the call returns before all have come."""
+        self._key, self._start, self._end = array("Q"), array("q"), array("q")
+        self._name, self._is_async = array("B"), array("B")
         self._works: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """By name of a collective, begin and end of each on the threads of its backend."""
         self.count = 0
+        self.rank: int | None = None
+        """Of the process, where a collective says it."""
 
     def add_call(self, start: int, duration: int, attributes: Mapping[str, Any]) -> None:
         """The span of a collective."""
         self.count += 1
-        name = attributes[w.COLLECTIVE]
-        if name in _BARRIER_LIKE and w.SEQUENCE in attributes and len(self._calls) < MOST_COLLECTIVES:
-            key = attributes.get(w.GROUP, ""), attributes[w.SEQUENCE]
-            self._calls.setdefault(key, (start, start + duration, name, bool(attributes.get(w.ASYNC))))
+        name, group = attributes[w.COLLECTIVE], attributes.get(w.GROUP, "")
+        if group == _DEFAULT_GROUP and self.rank is None:
+            self.rank = attributes.get(w.RANK_IN_GROUP)
+        if name in _PLACE and w.SEQUENCE in attributes and len(self._key) < MOST_COLLECTIVES:
+            number = attributes[w.SEQUENCE] & 0xFFFFFFFF
+            self._key.append(zlib.crc32(group.encode("utf-8", "surrogatepass")) << 32 | number)
+            self._start.append(start)
+            self._end.append(start + duration)
+            self._name.append(_PLACE[name])
+            self._is_async.append(bool(attributes.get(w.ASYNC)))
 
     def add_work(self, name: str, start: int, duration: int) -> None:
         """A slice of a thread on which a backend works; others have no effect."""
         if name.startswith(_BACKENDS):
             self.count += 1
             name = name.partition(":")[2]
-            if name in _BARRIER_LIKE and len(self._works[name]) < MOST_COLLECTIVES:
+            if name in _PLACE and len(self._works[name]) < MOST_COLLECTIVES:
                 self._works[name].append((start, start + duration))
 
-    def settled(self) -> Collectives | None:
+    def settled(self) -> Collectives:
         """Those whose end is known: a call that returns at once ends with the work that it began, which are in one order."""
-        ends = {key: end for key, (_, end, _, is_async) in self._calls.items() if not is_async}
+        _, first = np.unique(np.array(self._key, np.uint64), return_index=True)
+        columns = zip((self._key, self._start, self._end, self._is_async), ("u8", "i8", "i8", "?"), strict=True)
+        found = Collectives(*(np.array(column, dtype)[first] for column, dtype in columns))
+        names = np.array(self._name)[first]
+        is_known = ~found.is_async
         for name, works in self._works.items():
-            keys = [key for key, (_, _, of_call, is_async) in self._calls.items() if of_call == name and is_async]
-            if len(keys) == len(works):
-                in_order = sorted(keys, key=lambda key: self._calls[key][0])
-                ends |= {key: end for key, (_, end) in zip(in_order, sorted(works), strict=True)}
-        if not ends:
-            return None
-        starts = [self._calls[key][0] for key in ends]
-        return Collectives(list(ends), np.array(starts, np.int64), np.array([*ends.values()], np.int64))
+            calls = np.flatnonzero(found.is_async & (names == _PLACE[name]))
+            if len(calls) == len(works):
+                calls = calls[np.argsort(found.start[calls], kind="stable")]
+                found.end[calls] = [end for _, end in sorted(works)]
+                is_known[calls] = True
+        return found.chosen(is_known)
