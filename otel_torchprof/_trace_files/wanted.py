@@ -12,7 +12,7 @@ RUNNABLE, *COUNTERS = USAGE
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
-RANK_IN_GROUP, ASYNC = "torch.collective.rank", "torch.collective.async"
+RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
 RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
 """Of resources."""
 
@@ -20,5 +20,5 @@ PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNAT
 """By attribute of a step, the phase whose time it is."""
 DURATIONS = frozenset((AGGREGATED_DURATION, COLLAPSED_DURATION, RUNNABLE, *PHASE_OF))
 """Those that are seconds."""
-TEXTS = frozenset((KIND, COLLECTIVE, GROUP))
+TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))
 """Those that are texts. The others are whole numbers from 0 on, or true and false."""

@@ -138,20 +138,25 @@ def test_collectives_that_are_not_the_same():
     assert unaligned[1].fit.error > unaligned[1].fit.duration
 
 
-def test_what_is_kept_of_collectives():
-    """Each number once, the first of it, in the order of keys; what returned before all had come has the end of its work."""
+def kept(works, calls=((2, 100, True), (1, 50, False), (1, 70, False), (3, 150, True))):
+    """By number, start and end of what is kept."""
     found = CollectiveList()
-    for number, start, is_async in ((2, 100, True), (1, 50, False), (1, 70, False), (3, 150, True)):
+    for number, start, is_async in calls:
         more = {"torch.collective.async": True} if is_async else {}
         found.add_call(
             start, 5, {"torch.collective.name": "all_reduce", "torch.collective.sequence_nr": number, **more}
         )
-    found.add_work("gloo:all_reduce", 160, 9)
-    found.add_work("gloo:all_reduce", 105, 8)
+    for start, duration in works:
+        found.add_work("gloo:all_reduce", start, duration)
     settled = found.settled()
-    assert settled.start.tolist() == [50, 100, 150]
-    assert settled.end.tolist() == [55, 113, 169]
-    assert settled.is_async.tolist() == [False, True, True]
+    return [(key & 0xFF, start, end) for key, start, end in zip(*(column.tolist() for column in settled), strict=True)]
+
+
+def test_what_is_kept_of_collectives():
+    """Each number once, the first of it, by key; where a backend worked, with the end of that work, or not at all."""
+    assert kept([]) == [(1, 50, 55)]
+    assert kept([(160, 9), (105, 8), (51, 7)]) == [(1, 50, 58), (2, 100, 113), (3, 150, 169)]
+    assert kept([(160, 9), (105, 8)]) == []
 
 
 @pytest.mark.parametrize("late", [0, 2_000_000])
