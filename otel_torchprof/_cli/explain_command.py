@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .progress import Progress, size
+from .progress import Progress, ReadingTwice
 from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse
 
     from otel_torchprof._explain.explanation import Explanation
-    from otel_torchprof._export.byte_stream import ByteStream
-
-_BAR = 20
 
 
 def add_parser(commands: Any) -> None:
@@ -43,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.explanation import explain
 
-    reading = _Reading(options.files)
+    reading = ReadingTwice(options.files)
     progress = Progress(reading.line)
     if not options.quiet:
         progress.start()
@@ -67,26 +63,3 @@ def text_of(found: Explanation, options: argparse.Namespace) -> str:
         return as_markdown(found)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     return as_text(found, is_plain=not encoding.startswith("utf"))
-
-
-class _Reading:
-    """How far the files have been read: each is read twice."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._sizes = {path: Path(path).stat().st_size if Path(path).is_file() else 0 for path in paths}
-        self._whole = 2 * sum(self._sizes.values())
-        self._before = 0
-        self._stream: ByteStream | None = None
-        self._path = ""
-
-    def watch(self, path: str, stream: ByteStream) -> None:
-        """A file is read from its begin."""
-        self._before += self._sizes.get(self._path, 0)
-        self._path, self._stream = path, stream
-
-    def line(self) -> str:
-        """For the progress."""
-        read = self._before + (self._stream.read_bytes if self._stream else 0)
-        share = min(read / self._whole, 1.0) if self._whole else 0.0
-        bar = "#" * round(share * _BAR)
-        return f"otel-torchprof: reading [{bar:<{_BAR}}] {share:.0%} of {size(self._whole // 2)}"

@@ -11,7 +11,7 @@ from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.version import __version__
 
-from . import build, doctor_command, explain_command, run, send, show
+from . import build, doctor_command, explain_command, merge, run, send, show
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _COMMANDS = {
     "run": run,
     "show": show,
     "explain": explain_command,
+    "merge": merge,
     "send": send,
     "doctor": doctor_command,
     "build": build,

@@ -68,9 +68,9 @@ class Meetings:
             found.add_call(start, end - start, attributes(number))
         return found.settled()
 
-    def trace(self, rank: int, clock: WrongClock, **more: Any) -> RankTrace:
-        """A recording with a step around each collective."""
-        trace = RankTrace(rank, **more)
+    def trace(self, rank: int, clock: WrongClock, *, is_named: bool = True, **more: Any) -> RankTrace:
+        """A recording with a step around each collective, which says or does not say its rank."""
+        trace = RankTrace(rank if is_named else None, **more)
         times = zip(self.start[rank].tolist(), self.end[rank].tolist(), strict=True)
         for number, (start, end) in enumerate(times):
             begin = BEGIN + number * STEP
