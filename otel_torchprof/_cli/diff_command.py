@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from .explain_command import reading_with_progress
+from .progress import reading_twice
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.diff import diff
 
-    with reading_with_progress([options.before, options.after], quiet=options.quiet) as watch:
+    with reading_twice([options.before, options.after], quiet=options.quiet) as watch:
         found = diff(options.before, options.after, watch)
     show(_text_of(found, options))
     for problem in found.problems:

@@ -11,7 +11,7 @@ from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.version import __version__
 
-from . import build, diff_command, doctor_command, explain_command, run, send, show
+from . import build, diff_command, doctor_command, explain_command, merge_command, run, send, show
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _COMMANDS = {
     "show": show,
     "explain": explain_command,
     "diff": diff_command,
+    "merge": merge_command,
     "send": send,
     "doctor": doctor_command,
     "build": build,

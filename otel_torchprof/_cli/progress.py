@@ -1,20 +1,25 @@
-"""What ``otel-torchprof run`` says on stderr while it records and writes."""
+"""What commands say on stderr while they record, read or write."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from otel_torchprof._export.byte_stream import ByteStream
 
     from .terminal import OwnStderr
 
 _EVERY_SECOND = 1.0
 _FIRST, _LONGEST = 10.0, 600.0
 """Seconds between plain lines: twice as many each time."""
+_BAR = 20
 _LINE = "\r\x1b[2K{}\r"
 """Written over at every turn. The cursor goes back, so that what the program writes stands at the beginning of a line."""
 
@@ -76,6 +81,42 @@ class Progress:
             self._stream.flush()
         except (OSError, ValueError):  # closed by the program, or by whoever read it
             self._over.set()
+
+
+@contextlib.contextmanager
+def reading_twice(paths: list[str], *, quiet: bool) -> Iterator[Callable[[str, ByteStream], None]]:
+    """Shows how far files have been read, each twice: gives what is to be called when one is opened."""
+    reading = ReadingTwice(paths)
+    progress = Progress(reading.line)
+    if not quiet:
+        progress.start()
+    try:
+        yield reading.watch
+    finally:
+        progress.stop()
+
+
+class ReadingTwice:
+    """How far the files have been read: each is read twice."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._sizes = {path: Path(path).stat().st_size if Path(path).is_file() else 0 for path in paths}
+        self._whole = 2 * sum(self._sizes.values())
+        self._before = 0
+        self._stream: ByteStream | None = None
+        self._path = ""
+
+    def watch(self, path: str, stream: ByteStream) -> None:
+        """A file is read from its begin."""
+        self._before += self._sizes.get(self._path, 0)
+        self._path, self._stream = path, stream
+
+    def line(self) -> str:
+        """For the progress."""
+        read = self._before + (self._stream.read_bytes if self._stream else 0)
+        share = min(read / self._whole, 1.0) if self._whole else 0.0
+        bar = "#" * round(share * _BAR)
+        return f"otel-torchprof: reading [{bar:<{_BAR}}] {share:.0%} of {size(self._whole // 2)}"
 
 
 def duration(seconds: float) -> str:

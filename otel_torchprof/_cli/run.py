@@ -230,10 +230,8 @@ class _Recorded:
         files = next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None)
         if not files:
             return "otel-torchprof: nothing was written that could be explained\n"
-        if len(files) > 1:
-            return f"otel-torchprof: --explain reads one file, and {len(files)} were written: write one\n"
         try:
-            return str(explain(files[0]))
+            return str(explain(*files))
         except TorchProfError as error:
             return f"otel-torchprof: {error}\n"
 

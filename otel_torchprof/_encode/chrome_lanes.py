@@ -70,14 +70,15 @@ class Lanes:
     """Finds a lane for each span, however late it comes, in constant memory. For one thread at a time.
 
     Looked at in this order: the lane of its parent, that of children or siblings that came earlier, the first one with
-    room, a new one. What was put on a lane long ago is forgotten; nothing is put there any more.
+    room, a new one. What was put on a lane long ago is forgotten; nothing is put there any more. Of too many lanes the last one takes what
+    has no room elsewhere, and viewers draw that as well as they can.
     """
 
-    def __init__(self, *, most_slices: int = 20_000) -> None:
+    def __init__(self, *, most_slices: int = 20_000, most_lanes: int = 1000) -> None:
         self._lanes: list[_Lane] = []
         self._ends: list[int] = []
         """Per lane, when its last slice ends: a look at numbers finds nearly every lane, and there may be hundreds."""
-        self._most = most_slices
+        self._most, self._most_lanes = most_slices, most_lanes
         self._count = 0
         self._lane_of: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
@@ -95,10 +96,11 @@ class Lanes:
             if self._lanes[lane].add(slice_):
                 break
         else:
-            lane = len(self._lanes)
-            self._lanes.append(_Lane())
-            self._ends.append(slice_.end)
-            self._lanes[lane].add(slice_)
+            lane = min(len(self._lanes), self._most_lanes - 1)
+            if lane == len(self._lanes):
+                self._lanes.append(_Lane())
+                self._ends.append(slice_.end)
+                self._lanes[lane].add(slice_)
         self._ends[lane] = max(self._ends[lane], slice_.end)
         self._count += 1
         self._note(slice_, lane)

@@ -77,12 +77,12 @@ class _ThreadTrack:
 
 
 class Tracks:
-    """The tracks of one trace file. For one thread at a time; memory grows with threads, not with spans."""
+    """The tracks of one process. For one thread at a time; memory grows with threads, not with spans."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, lanes: Lanes | None = None) -> None:
         self._pid = pid
         self._threads: dict[int, _ThreadTrack] = {}
-        self._lanes = Lanes()
+        self._lanes = Lanes() if lanes is None else lanes
         self._lane_tids: list[int] = []
         self._tids: set[int] = set()
         self._next_tid = 1

@@ -69,7 +69,7 @@ class _Side(NamedTuple):
 
 
 def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, list[str]]:
-    found, problems, read_again = read_steps(path, watch)
+    found, problems, read_again = read_steps([path], watch)
     tree = TreeTimes(found, DIFF_RULES.warm_up_steps)
     read_again(tree)
     tree.settle()

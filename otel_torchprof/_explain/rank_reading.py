@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_torchprof._trace_files.reading import read_events
+from otel_torchprof._trace_files.records import check_can_be_read_twice
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from .step_list import Process
     from .steps import OperatorTime
 
+_PART = re.compile(r"\.\d{6}(?=\.)")
+"""In the name of a file that others follow: its number."""
+
 
 def read_ranks(
     paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
@@ -35,8 +41,8 @@ def read_ranks(
     """
     ranks: list[tuple[int | None, Rank]] = []
     problems: list[str] = []
-    for path in paths:
-        found, said = _read(path, watch)
+    for parts in _recordings(paths):
+        found, said = _read(parts, watch)
         ranks += found
         problems += said
     numbers = [number for number, _ in ranks]
@@ -50,20 +56,30 @@ def read_ranks(
     return [rank for _, rank in ranks], problems
 
 
+def _recordings(paths: Sequence[str]) -> list[list[str]]:
+    """Files that follow one another together: their names differ in their number only."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(_PART.sub("", path), []).append(path)
+    return [sorted(parts) for parts in found.values()]
+
+
 def read_steps(
-    path: str, watch: Callable[[str, ByteStream], None]
-) -> tuple[StepList, list[str], Callable[[Events], list[str]]]:
-    """The steps of a file, what is to be said of it, and what reads it again.
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None]
+) -> tuple[StepList, list[str], Callable[[Events], object]]:
+    """The steps of a recording, what is to be said of its files, and what reads them again.
 
     Raises:
-        TorchProfError: it cannot be read twice, or has no steps.
+        TorchProfError: one cannot be read twice, or there are no steps.
     """
-    if Path(path).is_fifo() or Path(path).is_char_device():
-        raise TorchProfError(
-            f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
-        )
-    listed = StepList()
-    problems = read_events(path, listed, lambda stream: watch(path, stream))
+
+    def read(events: Events) -> list[str]:
+        return [said for path in paths for said in read_events(path, events, partial(watch, path))]
+
+    for each in paths:
+        check_can_be_read_twice(each)
+    path, listed = paths[0], StepList()
+    problems = read(listed)
     listed.settle()
     if not listed.processes:
         raise TorchProfError(
@@ -72,11 +88,13 @@ def read_steps(
         )
     if listed.left_out:
         problems.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
-    return listed, problems, lambda events: read_events(path, events, lambda stream: watch(path, stream))
+    return listed, problems, read
 
 
-def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tuple[int | None, Rank]], list[str]]:
-    listed, problems, read_again = read_steps(path, watch)
+def _read(
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None]
+) -> tuple[list[tuple[int | None, Rank]], list[str]]:
+    listed, problems, read_again = read_steps(paths, watch)
     details = Details(listed)
     read_again(details)
     details.settle()
@@ -85,7 +103,7 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[list[tup
     for place, process in enumerate(listed.processes.values()):
         steps = details.steps(place)
         of_steps = operators[steps.first : steps.first + len(process.steps)]
-        rank = rank_of_process(Path(path).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
+        rank = rank_of_process(Path(paths[0]).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
         if len(listed.processes) == 1:
             rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
             if listed.device_slices:

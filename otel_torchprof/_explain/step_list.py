@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._trace_files.collectives import OF_COLLECTIVES, CollectiveList
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from .collectives import CollectiveList
 from .known_names import phase_of
 from .steps import PAUSES, TRAINING, Pause
 
@@ -23,8 +23,6 @@ MOST_STEPS = 50_000
 _MOST_PROCESSES = 1024
 _MOST_INTERVALS = 100_000
 """Of a process: waits for data, pauses."""
-_DEFAULT_GROUP = "0"
-"""In which a rank's number is that of its process."""
 _MOST_DIGITS = 18
 SKIPPED = frozenset(("Trace", "overhead", "gpu_user_annotation"))
 """Categories of slices that are no work."""
@@ -80,7 +78,7 @@ class StepList:
     wanted = frozenset(
         (
             *(w.STEP, w.UNFINISHED, w.KIND, w.REVISION, w.PART, w.RUNNABLE, w.DROPPED, w.THREAD),
-            *(w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC),
+            *OF_COLLECTIVES,
             *w.COUNTERS,
             *w.PHASE_OF,
             *(w.AVERAGES, w.SELF_DURATION),  # so that what cannot be read is found out by the first reading
@@ -132,8 +130,6 @@ class StepList:
                 found.pauses.append(Pause(PAUSES[name], start, duration))
         elif w.COLLECTIVE in attributes:
             found.collectives.add_call(start, duration, attributes)
-            if attributes.get(w.GROUP) == _DEFAULT_GROUP and found.rank is None:
-                found.rank = attributes.get(w.RANK_IN_GROUP)
         elif phase_of(name) == "data":
             _note_wait(found, start, duration)
         else:
@@ -168,7 +164,9 @@ class StepList:
         """The file has been read: processes without steps are forgotten."""
         for each in self.processes.values():
             each.settle()
-            each.rank = self._rank if each.rank is None else each.rank
+            each.rank = next(
+                (rank for rank in (each.rank, each.collectives.rank, self._rank) if rank is not None), None
+            )
         self.processes = {key: each for key, each in self.processes.items() if each.steps}
 
     def _process(self, key: Hashable) -> Process | None:

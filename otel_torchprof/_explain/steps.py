@@ -10,8 +10,9 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASES, Segment
 
 if TYPE_CHECKING:
+    from otel_torchprof._trace_files.collectives import Collectives
+
     from .arrays import Flags, Floats, Integers
-    from .collectives import Collectives
 
 PLACE_OF = {phase: place for place, phase in enumerate(PHASES)}
 """Of each phase, its column."""
@@ -67,8 +68,8 @@ class Rank:
     """Seconds that the busiest stream of a device worked."""
     operators: list[list[OperatorTime]]
     """The longest of each step."""
+    collectives: Collectives
     pauses: list[Pause] = field(default_factory=list)
-    collectives: Collectives | None = None
     communicates: bool = False
     """It takes part in collectives: what looks like a gap may be a wait for other ranks."""
     events: int = 0

@@ -12,6 +12,8 @@ from .byte_stream import UnexpectedError, cut_off
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Decode = Callable[[str, int], tuple[Any, int]]
+
 LARGEST_VALUE = 1 << 20
 """Characters of one value that is looked at. Python's objects take up to 30 bytes for each, and the text four."""
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -35,9 +37,11 @@ class JsonStream:
     Args:
         read: the next bytes, none at the end.
         offset: of the first of them in the file.
+        decode: the value at a place of a text, and where it ends, as ``raw_decode`` of a JSONDecoder.
     """
 
-    def __init__(self, read: Callable[[], bytes], offset: int = 0) -> None:
+    def __init__(self, read: Callable[[], bytes], offset: int = 0, decode: Decode | None = None) -> None:
+        self._decode = decode or _decode
         self._read = read
         # So that bytes which are no UTF-8 can be counted in the text, and are shown as escapes.
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -92,7 +96,7 @@ class JsonStream:
         while True:
             self._begun = self._text, self._at, self._before
             try:
-                found, end = _decode(self._text, self._at)
+                found, end = self._decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 further = error.pos - self._at
                 if len(self._text) - self._at > LARGEST_VALUE:

@@ -13,8 +13,8 @@ RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
-RANK_IN_GROUP, ASYNC = "torch.collective.rank", "torch.collective.async"
-RANK, INSTANCE = "torch.distributed.rank", "service.instance.id"
+RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
+RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
 """Of resources."""
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
@@ -23,5 +23,5 @@ DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, *PHASE_OF)
 )
 """Those that are seconds."""
-TEXTS = frozenset((KIND, COLLECTIVE, GROUP))
+TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))
 """Those that are texts, and :data:`AVERAGES` is JSON. The others are whole numbers from 0 on, or true and false."""

@@ -264,3 +264,10 @@ def test_a_threads_past_takes_little_memory():
     assert len(track._start) <= 1024
     events = events_of([on_thread("epoch", -5, 200_000), on_thread("next", 200_001, 200_002)], encoder=encoder)
     assert {event["tid"] for event in slices(events)} == {7}
+
+
+def test_lanes_have_a_limit():
+    """Of spans that all overlap, those that find no room share the last lane; one that has room elsewhere goes there."""
+    lanes = Lanes(most_lanes=3)
+    assert [lanes.place(0, 10 + span, span, 0) for span in range(1, 6)] == [0, 1, 2, 2, 2]
+    assert lanes.place(11, 12, 9, 0) == 0

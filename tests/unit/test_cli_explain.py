@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from malformed_files import malformed
 
 import otel_torchprof as otp
-from otel_torchprof._cli import explain_command
 from otel_torchprof._cli import main as cli
+from otel_torchprof._cli import progress
 from otel_torchprof._explain import pair_sums
 from otel_torchprof._explain.pair_sums import PairSums
 
@@ -75,7 +75,7 @@ def test_a_terminal_without_unicode(waiting):
 
 def test_progress(waiting):
     """Each file is read twice, and the bar says how much of that is done."""
-    reading = explain_command._Reading([str(waiting)])
+    reading = progress.ReadingTwice([str(waiting)])
     seen = []
 
     def watch(path, stream):

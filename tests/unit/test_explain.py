@@ -412,3 +412,14 @@ def test_sums_that_are_none(explained, text):
     found = explained(trace)
     assert found.steps == 60
     assert "not counted: 1" in found.problems[0]
+
+
+def test_files_that_follow_one_another(tmp_path):
+    """Files whose names differ in their number are one recording of one rank, whatever their order."""
+    trace, paths = Trace(rank=3), []
+    for part in range(3):
+        trace.spans = []
+        paths.append(trace.steps(20, data=0.5).chrome(tmp_path / f"t.00000{part}.json"))
+    found = otp.explain(*reversed(paths))
+    assert (found.ranks, found.steps, found.steady_steps) == (("rank 3",), 60, 55)
+    assert verdicts(found) == ["input-bound"]

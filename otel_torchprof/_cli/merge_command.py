@@ -1,0 +1,40 @@
+"""``otel-torchprof merge``: the trace files of several ranks as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .progress import reading_twice
+from .terminal import say
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "merge",
+        help="put the trace files of several ranks onto one clock, into one Chrome trace",
+        description="Writes one Chrome trace of several ranks, for Perfetto. Their clocks are aligned by the ends of collectives that no rank "
+        "leaves before all have come; stderr tells how well. Reads Chrome JSON and OTLP, compressed or not, each file twice. Exit status: "
+        "0 when all of the files was read, else 1.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the file to write; .gz: compressed")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Merges; returns 1 where a part of a file could not be read.
+
+    Raises:
+        TorchProfError: a file cannot be read or written, or ranks cannot be aligned.
+    """
+    from otel_torchprof._trace_files.merge import merge
+
+    with reading_twice(options.files, quiet=options.quiet) as watch:
+        merged = merge(options.files, options.output, watch)
+    for line in (*merged.ranks, *merged.problems):
+        say(line)
+    return 1 if merged.problems else 0

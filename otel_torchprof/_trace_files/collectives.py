@@ -1,0 +1,98 @@
+"""The collectives of a rank: when it came to each, and when all had come."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import wanted as w
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from .self_times import Numbers
+
+MOST_COLLECTIVES = 50_000
+"""Of a process: the first of them."""
+OF_COLLECTIVES = frozenset((w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC, w.BACKEND))
+"""The attributes that are looked at."""
+_BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
+"""None of these ends on any rank before it has begun on all."""
+_PLACE = {name: place for place, name in enumerate(_BARRIER_LIKE)}
+WORKS = ("gloo:", "nccl:")
+"""Begins of the names of what backends do on threads of their own."""
+_RETURN_AT_ONCE = frozenset(("gloo", "nccl", "xccl", "ucc"))
+"""Backends to which an operator hands its work, and does not wait, also where the program does: it waits after the operator."""
+_DEFAULT_GROUP = "0"
+"""In which a rank's number is that of its process."""
+
+
+class Collectives(NamedTuple):
+    """Those that all ranks take part in and that have a number, each once, by key; times in ns."""
+
+    key: npt.NDArray[np.uint64]
+    """Of group and number, the same on every rank."""
+    start: Numbers
+    end: Numbers
+    """After the last rank has come."""
+
+    def chosen(self, which: Any) -> Collectives:
+        """Some of them."""
+        return Collectives(*(column[which] for column in self))
+
+
+class CollectiveList:
+    """Takes the spans of one process, and keeps its collectives and the work of backends."""
+
+    def __init__(self) -> None:
+        self._key, self._start, self._end = array("Q"), array("q"), array("q")
+        self._name, self._returns_at_once = array("B"), array("B")
+        self._works: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """By name of a collective, begin and end of each on the threads of its backend."""
+        self.count = 0
+        self.rank: int | None = None
+        """Of the process, where a collective says it."""
+
+    def add_call(self, start: int, duration: int, attributes: Mapping[str, Any]) -> None:
+        """The span of a collective."""
+        self.count += 1
+        name, group = attributes[w.COLLECTIVE], attributes.get(w.GROUP, "")
+        if group == _DEFAULT_GROUP and self.rank is None:
+            self.rank = attributes.get(w.RANK_IN_GROUP)
+        if name in _PLACE and w.SEQUENCE in attributes and len(self._key) < MOST_COLLECTIVES:
+            number = attributes[w.SEQUENCE] & 0xFFFFFFFF
+            self._key.append(zlib.crc32(group.encode("utf-8", "surrogatepass")) << 32 | number)
+            self._start.append(start)
+            self._end.append(start + duration)
+            self._name.append(_PLACE[name])
+            self._returns_at_once.append(bool(attributes.get(w.ASYNC)) or attributes.get(w.BACKEND) in _RETURN_AT_ONCE)
+
+    def add_work(self, name: str, start: int, duration: int) -> None:
+        """A slice of a thread on which a backend works; others have no effect."""
+        if name.startswith(WORKS):
+            self.count += 1
+            name = name.partition(":")[2]
+            if name in _PLACE and len(self._works[name]) < MOST_COLLECTIVES:
+                self._works[name].append((start, start + duration))
+
+    def settled(self) -> Collectives:
+        """Those whose end is known: that of the work on a thread of the backend, where there is such work; it is in the order of the calls."""
+        _, first = np.unique(np.array(self._key, np.uint64), return_index=True)
+        columns = zip((self._key, self._start, self._end), ("u8", "i8", "i8"), strict=True)
+        found = Collectives(*(np.array(column, dtype)[first] for column, dtype in columns))
+        names, is_known = np.array(self._name)[first], np.array(self._returns_at_once)[first] == 0
+        for name, works in self._works.items():
+            calls = np.flatnonzero(names == _PLACE[name])
+            is_known[calls] = len(works) == len(calls) or (
+                len(works) > len(calls) and len(self._key) == MOST_COLLECTIVES
+            )
+            if is_known[calls].any():
+                calls = calls[np.argsort(found.start[calls], kind="stable")]
+                found.end[calls] = [end for _, end in sorted(works)[: len(calls)]]
+        return found.chosen(is_known)

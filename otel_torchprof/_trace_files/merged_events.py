@@ -1,0 +1,172 @@
+"""Events of one rank's Chrome trace as events of the merged one: on its clock, as its process, with ids that no other rank has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._encode.chrome_json import compact, microseconds, process_events
+from otel_torchprof._encode.chrome_objects import json_value
+
+from .reading import LARGEST_NUMBER, key_of
+from .records import MalformedError, malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from .alignment import Clock
+
+_OF_PROCESSES = frozenset(("process_name", "process_sort_index"))
+_FLOWS, _ASYNCHRONOUS = frozenset("stf"), frozenset("bneSTFpNOD")
+LARGEST_ID = 1 << 40
+"""Ids of a rank: with that of the rank before them they are exact in a double, which is how viewers have them."""
+_MOST_PROCESSES = 1000
+"""Of a file, beside the rank itself; later ones are one."""
+_MOST_NAMED = 100_000
+"""Tracks and processes whose names are told apart."""
+_LARGE_INTEGER = re.compile(r"[:,\[]-?\d{19}")
+_LARGEST_TIME = LARGEST_NUMBER // 1000
+"""Microseconds."""
+_NUMBERS = frozenset((int, float, Decimal))
+_NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?")
+
+
+@dataclass
+class Target:
+    """What a rank is in the merged trace."""
+
+    place: int
+    """Among the ranks."""
+    pid: int
+    name: str
+    clock: Clock
+    base: int
+    """What times count from, Unix ns."""
+    named: set[Hashable]
+    """Tracks and processes of all ranks that have a name."""
+    pids: dict[Hashable, int] = field(default_factory=dict)
+    """By process of its files."""
+
+    def time(self, time: int) -> int:
+        """Unix ns of the rank's clock, as ns of the merged trace."""
+        return self.clock.corrected(time) - self.base
+
+
+def exact(text: str) -> Decimal | float:
+    """A number of JSON with all its digits. One with an exponent has those of a double: it may be too large to be written out."""
+    return Decimal(text) if _NUMBER.fullmatch(text) else float(text)
+
+
+class MergedEvents:
+    """Turns the events of one file into lines.
+
+    Args:
+        target: the rank.
+        base: of the file's times, Unix ns.
+        main: the process of the file that is the rank.
+        names: of its other processes.
+        free: process ids for these.
+    """
+
+    def __init__(
+        self, target: Target, base: int, main: Hashable, names: Mapping[Hashable, str], free: Iterator[int]
+    ) -> None:
+        self._target, self._base, self._main, self._names, self._free = target, base, main, names, free
+        target.pids[main] = target.pid
+
+    def lines(self, event: dict[str, Any]) -> Iterator[str]:
+        """An event, and before it what has to be known of its process. Raises MalformedError; the event is changed."""
+        phase, name, ts, dur = event.get("ph"), event.get("name"), event.pop("ts", None), event.pop("dur", None)
+        if not isinstance(phase, str):
+            raise malformed(phase, "ph", "a text")
+        pid = key_of(event.get("pid"))
+        if phase == "M":
+            if not isinstance(name, str):
+                raise malformed(name, "name", "a text")
+            is_said = name in _OF_PROCESSES or (name == "process_labels" and pid != self._main)
+            if is_said or not self._is_new((name, pid, key_of(event.get("tid")))):
+                return
+            times = ""
+        else:
+            times = self._times(ts, dur)
+            self._change_ids(event, phase)
+        yield from self._settle_process(event, pid)
+        yield f",\n{text_of(event)[:-1]}{times}}}"
+
+    def _times(self, ts: Any, dur: Any) -> str:
+        start = self._base + nanoseconds(ts, "ts")
+        begin = self._target.time(start)
+        if dur is None:
+            return f',"ts":{microseconds(begin)}'
+        end = self._target.time(start + max(0, nanoseconds(dur, "dur")))
+        return f',"ts":{microseconds(begin)},"dur":{microseconds(end - begin)}'
+
+    def _change_ids(self, event: dict[str, Any], phase: str) -> None:
+        if phase in _FLOWS or phase in _ASYNCHRONOUS:
+            if "id" in event:
+                event["id"] = self._id(event["id"])
+            elif "id2" not in event:
+                raise MalformedError(f"an event of phase {phase!r} has no id, expected one")
+            if isinstance(event.get("id2"), dict) and "global" in event["id2"]:
+                event["id2"] = {**event["id2"], "global": self._id(event["id2"]["global"])}
+        if "bind_id" in event:
+            event["bind_id"] = self._id(event["bind_id"])
+
+    def _id(self, value: Any) -> int:
+        """One that no other rank has. Texts, and numbers that are too large, become others that are as good as unique."""
+        if type(value) is int and 0 <= value < LARGEST_ID:
+            return self._target.place * LARGEST_ID + value
+        digest = hashlib.blake2s(repr(value).encode("utf-8", "replace"), digest_size=5).digest()
+        return self._target.place * LARGEST_ID + int.from_bytes(digest, "big")
+
+    def _settle_process(self, event: dict[str, Any], pid: Hashable) -> Iterator[str]:
+        pids = self._target.pids
+        known = pid if pid in pids or len(pids) < _MOST_PROCESSES else next(reversed(pids))
+        if known not in pids:
+            pids[known] = next(self._free)
+            name = self._names.get(pid) or (pid if pid and isinstance(pid, str) else f"process {pid}")
+            for line in process_events(pids[known], json_value(f"{self._target.name} {name}"), self._target.place):
+                yield f",\n{line}"
+        event["pid"] = pids[known]
+
+    def _is_new(self, what: Hashable) -> bool:
+        named = self._target.named
+        what = self._target.place, what
+        is_new = what not in named
+        if is_new and len(named) < _MOST_NAMED:
+            named.add(what)
+        return is_new
+
+
+def process_lines(target: Target, label: str) -> Iterator[str]:
+    """Name and place of a rank's process."""
+    yield from process_events(target.pid, json_value(f"{target.name}: {label}" if label else target.name), target.place)
+
+
+def nanoseconds(value: Any, what: str) -> int:
+    """Microseconds of a Chrome trace, to the nanosecond. Raises MalformedError."""
+    if isinstance(value, str):
+        value = exact(value) if _NUMBER.fullmatch(value) else None
+    if type(value) in _NUMBERS and -_LARGEST_TIME < value < _LARGEST_TIME:
+        found: int = round(value * 1000)
+        return found
+    raise malformed(float(value) if isinstance(value, Decimal) else value, what, f"a number up to {_LARGEST_TIME}")
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """An event as JSON that viewers take, whatever stood in the file. Raises MalformedError."""
+    try:
+        text = json.dumps(event, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=float)
+        text.encode()
+        if _LARGE_INTEGER.search(text) is None:
+            return text
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return compact(json_value(json.loads(json.dumps(event, default=float))))
+    except (ValueError, RecursionError) as error:
+        raise MalformedError("an event that is nested too deeply") from error

@@ -1,0 +1,235 @@
+"""What trace files hold, record by record, as it stands there: events of Chrome JSON, this package's and torch's; spans of OTLP.
+
+Nothing in a file is trusted: whatever it holds, memory is bounded, what can be read is handed over, and the rest is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
+from otel_torchprof._export.json_stream import JsonStream, UnusableError
+from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, contents
+from otel_torchprof.errors import TorchProfError
+
+from .wanted import INSTANCE, RANK, SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Protocol
+
+    from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._export.json_stream import Decode
+    from otel_torchprof._export.otlp_reading import Content
+
+BASE_TIME = "baseTimeNanoseconds"
+"""The member of a Chrome trace's document that says when its times count from."""
+_MEMBERS = frozenset(("distributedInfo", "otherData", BASE_TIME))
+_OF_RESOURCES = frozenset((RANK, INSTANCE, SERVICE))
+
+
+if TYPE_CHECKING:
+
+    class Records(Protocol):
+        """Takes the records of a file one by one; its length is how many it counted. Each may raise MalformedError."""
+
+        def __len__(self) -> int: ...
+
+        def add_member(self, name: str, value: Any, /) -> None:
+            """A member of a Chrome trace's document, which stands before the events."""
+
+        def add_event(self, event: dict[str, Any], /) -> None:
+            """An event of a Chrome trace."""
+
+        def begin_resource(self, attributes: dict[str, Any], /) -> None:
+            """The resource of the OTLP spans that follow: its rank, instance and service."""
+
+        def add_span(self, span: Any, scope: str, /) -> None:
+            """A span of OTLP, an object of JSON or a protobuf message, and the name of its scope."""
+
+
+class MalformedError(ValueError):
+    """A record that cannot be counted; those after it can."""
+
+
+def check_can_be_read_twice(path: str) -> None:
+    """Raises TorchProfError for a pipe or a device."""
+    if Path(path).is_fifo() or Path(path).is_char_device():
+        raise TorchProfError(
+            f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
+        )
+
+
+class RecordReading:
+    """A file on its way to what takes its records; each turn of the iteration reads one.
+
+    Iterating raises TorchProfError where nothing of the file can be read; it names the file, the place and the way out.
+
+    Args:
+        path: of the file.
+        records: takes what is in it.
+        watch: gets the file, to see how far it has been read.
+        decode: as :class:`JsonStream` takes it, for Chrome JSON.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        records: Records,
+        watch: Callable[[ByteStream], None] = lambda _stream: None,
+        decode: Decode | None = None,
+    ) -> None:
+        self._path, self._records, self._watch, self._decode = path, records, watch, decode
+        self._unusable = 0
+        self._first = ""
+        self.problems: list[str] = []
+        """After the iteration: what could not be read; nothing where all was."""
+
+    def __iter__(self) -> Iterator[None]:
+        try:
+            with opened(self._path) as stream:
+                self._watch(stream)
+                yield from self._read(stream)
+        except TorchProfError as error:
+            if not len(self._records):
+                raise
+            self.problems.append(f"{error}; what comes before that is counted")
+        self.end()
+
+    def end(self) -> None:
+        """No more is read. Raises TorchProfError where nothing was counted."""
+        if self._unusable:
+            self.problems.append(f"{self._path!r}: not counted: {self._unusable:,}; the first: {self._first}")
+        if not len(self._records):
+            nothing = f"{self._path!r} is a trace without a span; nothing is to be shown"
+            raise TorchProfError("; ".join(self.problems) or nothing)
+
+    def _read(self, stream: ByteStream) -> Iterator[None]:
+        """Reads all of it. Raises UnexpectedError, or OSError, where no more can be read."""
+        start = stream.peek(256)
+        mark = BYTE_ORDER_MARK if start.startswith(BYTE_ORDER_MARK) else b""
+        text = start.removeprefix(mark).lstrip()
+        # A serialized message begins with what is white space in JSON, and its size may be a brace.
+        if start[:1] == b"\n" or text[:1] not in {b"[", b"{"} or re.match(rb'\{\s*"resource', text):
+            yield from self._read_otlp(stream)
+        else:
+            stream.skip(len(mark))
+            yield from self._read_chrome(JsonStream(stream.some, stream.offset, self._decode), stream)
+
+    def _read_otlp(self, stream: ByteStream) -> Iterator[None]:
+        for number, content in enumerate(contents(stream), 1):
+            spans = _spans(content, self._records)
+            unread = True
+            while unread:
+                try:
+                    for span, scope in spans:
+                        self._records.add_span(span, scope)
+                        yield
+                    unread = False
+                except MalformedError as error:  # noqa: PERF203 - one that cannot be counted does not stop the others
+                    self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
+
+    def _read_chrome(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
+        """What comes after the events is not looked at."""
+        if text.peek() == "{":
+            for name in text.members():
+                if name == "traceEvents":
+                    break
+                if name in _MEMBERS:
+                    self._read_member(name, text)
+                else:
+                    text.skip()
+            else:
+                expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
+                raise UnexpectedError(text.offset, f"expected an object with {expected}, found one with neither")
+        for number, _ in enumerate(text.elements(), 1):
+            try:
+                event = text.value()
+                if type(event) is dict:
+                    self._records.add_event(event)
+            except (UnusableError, MalformedError) as error:
+                self._note(f"{error}, event {number}, {place(stream, text.value_offset)}")
+            yield
+
+    def _read_member(self, name: str, text: JsonStream) -> None:
+        try:
+            self._records.add_member(name, text.value())
+        except (UnusableError, MalformedError) as error:
+            self._note(f"{name} cannot be read ({error})")
+
+    def _note(self, text: str) -> None:
+        self._unusable += 1
+        self._first = self._first or text
+
+
+def _spans(content: Content, records: Records) -> Iterator[tuple[Any, str]]:
+    """Of JSON the objects, of protobuf the messages; each with the name of its scope."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    request = content.request
+    if isinstance(request, dict):
+        for resource in objects(request, "resourceSpans"):
+            records.begin_resource(_of_resource(json_attributes(object_of(resource.get("resource") or {}, "resource"))))
+            for scope in objects(resource, "scopeSpans"):
+                name = object_of(scope.get("scope") or {}, "scope").get("name")
+                for span in objects(scope, "spans"):
+                    yield span, name if isinstance(name, str) else ""
+        return
+    if len(request) > LARGEST_PARSED:
+        raise MalformedError(f"spans with {len(request):,} bytes of one span, or of their resource")
+    for resource_spans in _parsed(ExportTraceServiceRequest, request).resource_spans:
+        records.begin_resource(_of_resource(protobuf_attributes(resource_spans.resource)))
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                yield span, scope_spans.scope.name
+
+
+def _of_resource(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in attributes if key in _OF_RESOURCES}
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise MalformedError(f"{len(message):,} bytes that are no OTLP message") from error
+
+
+def json_attributes(parent: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values of the attributes of an object of OTLP/JSON."""
+    for each in objects(parent, "attributes"):
+        key = each.get("key")
+        if isinstance(key, str):
+            yield key, next(iter(object_of(each.get("value"), key).values()), 0)
+
+
+def protobuf_attributes(parent: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of the attributes of a message."""
+    for each in parent.attributes:
+        yield each.key, getattr(each.value, each.value.WhichOneof("value") or "int_value")
+
+
+def object_of(value: Any, what: str) -> dict[str, Any]:
+    """The value, which has to be an object. Raises MalformedError."""
+    if not isinstance(value, dict):
+        raise malformed(value, what, "an object")
+    return value
+
+
+def objects(parent: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """The objects of a member that is a list. Raises MalformedError."""
+    found = parent.get(name) or []
+    if not isinstance(found, list):
+        raise malformed(found, name, "a list")
+    for each in found:
+        yield object_of(each, name)
+
+
+def malformed(value: Any, what: str, expected: str) -> MalformedError:
+    """The error for a value that is something else than expected."""
+    displayed = repr(value[:30]) if isinstance(value, str) else str(value) if isinstance(value, float | bool) else ""
+    return MalformedError(f"{what} is {displayed or 'of type ' + type(value).__name__}, expected {expected}")

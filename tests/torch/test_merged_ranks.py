@@ -1,0 +1,39 @@
+"""``merge`` on what two processes recorded of the same collectives over gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from merge_program import COLLECTIVES
+
+import otel_torchprof as otp
+from otel_torchprof._trace_files.merge import merge
+
+PROGRAM = Path(__file__).parent / "merge_program.py"
+
+
+def test_ends_of_collectives_agree(tmp_path):
+    """Each rank leaves a collective when the other does, within the error that the file states; the ranks are told by what was recorded."""
+    words = [[sys.executable, str(PROGRAM), str(tmp_path), str(rank)] for rank in range(2)]
+    ranks = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in words]
+    said = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    files = [str(tmp_path / "0.json.gz"), str(tmp_path / "1.otlp")]
+    assert merge(files, str(tmp_path / "all.json")).problems == ()
+    document = json.loads((tmp_path / "all.json").read_text())
+    info = document["otherData"]["merged_ranks"][1]
+    assert info["collectives"] == COLLECTIVES
+    ends = [[], []]
+    for each in document["traceEvents"]:
+        if each["name"] == "gloo:all_reduce":
+            ends[each["pid"]].append(each["ts"] + each["dur"])
+    assert [len(each) for each in ends] == [COLLECTIVES] * 2
+    apart = np.subtract(*(np.sort(each) for each in ends)) * 1000
+    assert np.abs(apart).max() <= info["alignment_largest_error_ns"] + 2
+    assert np.median(np.abs(apart)) * 1.4826 == pytest.approx(info["alignment_error_ns"], abs=10)
+    assert otp.explain(tmp_path / "all.json").ranks == ("rank 0", "rank 1")
