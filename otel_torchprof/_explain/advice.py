@@ -72,6 +72,11 @@ ADVICE = {
         "look for other processes on the machine, and set torch.set_num_threads() and num_workers to the cores that there are",
         "run on a machine with nothing else on it: if steps do not become shorter, this is wrong",
     ),
+    "gil": Advice(
+        "of step time waits for Python's lock (GIL), which another Python thread has",
+        "find that thread (py-spy dump, or --detail frames) and move its work into a process, or into code that lets go of the lock",
+        "run without that thread: if steps do not become shorter by that much, this is wrong",
+    ),
     "python-gap": Advice(
         "of step time no operator runs: Python gap, cause unknown",
         "record Python's calls, --detail frames, and look at those with the most self time",

@@ -53,7 +53,7 @@ class StepsOfProcess:
         self._data_starts = np.array(process.data_starts, np.int64)[order]
         self._data_ends = np.array(process.data_ends, np.int64)[order]
         self.phases = np.zeros((len(self.start), len(PLACE_OF)))
-        self.gap = np.zeros(len(self.start))
+        self.gap, self.operating = np.zeros(len(self.start)), np.zeros(len(self.start))
 
     def places(self, starts: Integers) -> tuple[Integers, Any]:
         """The step in which each began, and whether there is one."""
@@ -87,6 +87,7 @@ class Details:
             StepsOfProcess(each, begin) for each, begin in zip(self._processes.values(), first, strict=False)
         ]
         self._names = {"(between)": _BETWEEN, "(phase)": _OTHER_PHASE}
+        self._is_operator = [False, False]
         self._tracks: dict[Hashable, int] = {}
         self._operators, self._device = PairSums(), PairSums()
         self._self_times = SelfTimes(self._add_self_times)
@@ -203,6 +204,8 @@ class Details:
         if number is None:
             name = name if len(self._names) < _MOST_NAMES else OTHER_NAMES
             number = self._names.setdefault(name, len(self._names))
+            if number == len(self._is_operator):
+                self._is_operator.append(is_operator(name))
         return number
 
     def _track(self, track: Hashable) -> int:
@@ -239,7 +242,13 @@ class Details:
         for number, steps in enumerate(self._steps):
             _, starts, members, own = rows[rows[:, 0] == number].T
             places, inside = steps.places(starts)
-            self._operators.add(places[inside] + steps.first, members[inside], own[inside])
+            self._add_operators(steps, places[inside], members[inside], own[inside])
+
+    def _add_operators(self, steps: StepsOfProcess, places: Integers, members: Integers, own: Integers) -> None:
+        """Names, operators or not, and of operators all together."""
+        self._operators.add(places + steps.first, members, own)
+        is_counted = np.array(self._is_operator)[members & ~_IN_DATA] & (members & _IN_DATA == 0)
+        np.add.at(steps.operating, places[is_counted], own[is_counted] / 1e9)
 
     def _add_self_times(self, keys: Integers, starts: Integers, own: Integers) -> None:
         processes, names = keys >> _PROCESS_BITS, keys & ((1 << _PROCESS_BITS) - 1)
@@ -252,7 +261,7 @@ class Details:
             is_named = names[mine] > _OTHER_PHASE
             mine, places = mine[is_named], places[is_named]
             members = names[mine] | np.where(steps.in_data(starts[mine]), _IN_DATA, 0)
-            self._operators.add(places + steps.first, members, own[mine])
+            self._add_operators(steps, places, members, own[mine])
 
     def _add_phase_times(self, keys: Integers, starts: Integers, own: Integers) -> None:
         processes, phases = keys >> _PROCESS_BITS, keys & ((1 << _PROCESS_BITS) - 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 """Operators that are named as evidence,"""
+_WAITING = ("data", "checkpoint", "collective", "device_wait")
 _SMALL = 0.01
 """with more than this share."""
 _FAULTS = COUNTERS.index("minor page faults")
@@ -46,7 +47,10 @@ def levels(rank: Rank) -> list[Finding]:
     known = with_runnable(rank, chosen)
     if int(known.sum()) >= RULES.fewest_steps:
         found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known))
-    return [each for each in found if each is not None]
+    kept = [each for each in found if each is not None]
+    if any(each.verdict == "gil" and not each.is_note for each in kept):  # it is the cause of the gap
+        kept = [each for each in kept if each.verdict != "python-gap"]
+    return kept
 
 
 def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
@@ -80,6 +84,7 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
         yield from _operators(rank, chosen)
         if not rank.communicates and not np.isnan(rank.gap).all():
             yield _Candidate("python-gap", rank.gap)
+            yield _gil(rank, chosen)
 
 
 def _computing(rank: Rank, chosen: Flags) -> _Candidate:
@@ -93,6 +98,24 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
     seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
     evidence = parts, *unknown, *_longest(rank, chosen, in_data=False), *_pages(rank, chosen)
     return _Candidate("compute-bound", seconds, evidence)
+
+
+def _gil(rank: Rank, chosen: Flags) -> _Candidate:
+    """Seconds in which the loop's thread was blocked outside of operators and of phases that wait, while other threads ran.
+
+    Whoever holds Python's lock gives it up after 5 ms when another thread asks, so that waits for it are many and of about that length.
+    A wait for a native thread that works is one long one.
+    """
+    waits = rank.counters[:, COUNTERS.index("voluntary context switches")]
+    elsewhere = rank.phases[:, [PLACE_OF[phase] for phase in _WAITING]].sum(axis=1)
+    blocked = np.minimum(rank.blocked - elsewhere, rank.seconds - rank.operating - elsewhere)
+    seconds = np.maximum(np.minimum(blocked, rank.other_threads), 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        length = rank.blocked / waits
+        is_lock = (waits >= RULES.fewest_waits) & (length >= RULES.shortest_wait) & (length <= RULES.longest_wait)
+    median = [float(np.median(column[chosen])) for column in (waits, length)]
+    evidence = f"the loop's thread waits {median[0]:.0f} times a step, {time(median[1])} each, while other threads run"
+    return _Candidate("gil", np.where(is_lock, seconds, 0.0), (evidence,))
 
 
 def _pages(rank: Rank, chosen: Flags) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def rank_of_process(
     seconds = np.array([row.duration for row in rows]) / 1e9
     phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
     numbers = [row.number for row in rows]
-    gap = np.minimum(steps.gap, seconds) if knows_gaps else np.full(len(rows), NAN)
+    unknown = np.full(len(rows), NAN)
     return Rank(
         name=name,
         number=np.array(numbers, np.int64),
@@ -131,9 +131,12 @@ def rank_of_process(
         is_derived=not process.has_phases,
         revision=np.array([row.revision for row in rows], np.int64),
         runnable=np.array([row.runnable for row in rows]),
+        blocked=np.array([row.blocked for row in rows]),
+        other_threads=np.array([row.other_threads for row in rows]),
         counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
-        gap=gap,
-        device=np.full(len(rows), NAN),
+        gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
+        operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
+        device=unknown,
         operators=operators,
         pauses=sorted(process.pauses, key=lambda pause: pause.start),
         collectives=process.collectives.settled(),

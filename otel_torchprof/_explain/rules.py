@@ -28,6 +28,12 @@ class Rules(NamedTuple):
     """That a page of fresh memory costs at least, which is how memory that is given back and taken anew is judged."""
     fewest_pages: int = 1000
     """Of a step: fewer are not mentioned."""
+    fewest_waits: int = 5
+    """Of a step, that are waits for Python's lock: so many,"""
+    shortest_wait: float = 0.5e-3
+    """not shorter than this on average,"""
+    longest_wait: float = 8e-3
+    """and not longer: another thread gives it up after 5 ms."""
     resamples: int = 1000
     """Of the bootstrap."""
     seed: int = 0

@@ -41,6 +41,8 @@ class StepRow(NamedTuple):
     is_training: bool
     revision: int = 0
     runnable: float = NAN
+    blocked: float = NAN
+    other_threads: float = NAN
     counters: tuple[float, ...] = (NAN,) * len(w.COUNTERS)
     phases: tuple[float, ...] | None = None
 
@@ -77,7 +79,18 @@ class StepList:
 
     wanted = frozenset(
         (
-            *(w.STEP, w.UNFINISHED, w.KIND, w.REVISION, w.PART, w.RUNNABLE, w.DROPPED, w.THREAD),
+            *(
+                w.STEP,
+                w.UNFINISHED,
+                w.KIND,
+                w.REVISION,
+                w.PART,
+                w.RUNNABLE,
+                w.BLOCKED,
+                w.OTHER_THREADS,
+                w.DROPPED,
+                w.THREAD,
+            ),
             *OF_COLLECTIVES,
             *w.COUNTERS,
             *w.PHASE_OF,
@@ -197,6 +210,8 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
         attributes.get(w.KIND, TRAINING) == TRAINING and not attributes.get(w.UNFINISHED),
         attributes.get(w.REVISION, 0),
         attributes.get(w.RUNNABLE, NAN),
+        attributes.get(w.BLOCKED, NAN),
+        attributes.get(w.OTHER_THREADS, NAN),
         tuple(attributes.get(key, NAN) for key in w.COUNTERS),
         phases,
     )

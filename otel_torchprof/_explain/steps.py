@@ -60,10 +60,16 @@ class Rank:
     """Of the rule by which the step began, 0 where there is none."""
     runnable: Floats
     """Seconds that the loop's thread was ready to run, and did not."""
+    blocked: Floats
+    """Seconds that it neither ran nor was ready to."""
+    other_threads: Floats
+    """Seconds that other threads of the process ran while it did not."""
     counters: Floats
     """By step and :data:`COUNTERS`."""
     gap: Floats
     """Seconds of the loop's thread in which no operator ran."""
+    operating: Floats
+    """Seconds of the loop's thread in operators, without waits for data."""
     device: Floats
     """Seconds that the busiest stream of a device worked."""
     operators: list[list[OperatorTime]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_OF_THE_REST = frozenset(("machine-busy", "operator-bound", "python-gap"))
+_OF_THE_REST = frozenset(("gil", "machine-busy", "operator-bound", "python-gap"))
 """Verdicts that hold whatever is in no phase, and may be on just that."""
 NOT_KNOWN = "not known"
 """What is in no phase where phases come from names of operators."""

@@ -423,3 +423,29 @@ def test_files_that_follow_one_another(tmp_path):
     found = otp.explain(*reversed(paths))
     assert (found.ranks, found.steps, found.steady_steps) == (("rank 3",), 60, 55)
     assert verdicts(found) == ["input-bound"]
+
+
+@pytest.mark.parametrize(
+    ("waits", "blocked", "others", "said"),
+    [
+        (20, 0.5, 0.5, ["gil"]),
+        (20, 0.5, 0.05, ["python-gap"]),  # nobody else ran: it waited for something else
+        (1, 0.5, 0.5, ["python-gap"]),  # one long wait is for a thread that works, not for a lock that is given up
+        (500, 0.5, 0.5, ["python-gap"]),  # very short waits are not for it either
+        (20, 0.05, 0.5, ["python-gap"]),  # it ran Python itself
+    ],
+)
+def test_pythons_lock(explained, waits, blocked, others, said):
+    """It is named only where the thread was blocked often, for about as long as the lock is held, and others ran meanwhile."""
+    trace, duration = Trace(), 10 * STEP_MS
+    seconds = duration / 1e3
+    for _ in range(60):
+        trace.span("aten::mm", trace.now, 0.4 * duration)
+        usage = {"torch__step__runnable_duration": 0.0, "torch__step__context_switches__voluntary": waits}
+        usage |= {"torch__step__blocked_duration": blocked * seconds}
+        trace.step(duration, rest=0.1, torch__step__other_threads_duration=others * seconds, **usage)
+    found = explained(trace)
+    assert verdicts(found) == said
+    if said == ["gil"]:
+        assert found.faults[0].share == pytest.approx(0.5)
+        assert found.faults[0].evidence[-1].startswith("the loop's thread waits 20 times a step, 2.500ms each")
