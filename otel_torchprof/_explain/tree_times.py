@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .arrays import Floats, Integers
     from .step_list import StepList
 
-MOST_STEPS = 1000
+MOST_STEPS = 500
 """That are looked at: of more, as many at equal distances."""
-MOST_PATHS = 4000
+MOST_PATHS = 2000
 """What is on others counts as self time of the nearest of these that is around it."""
-_MOST_NAMES = 10_000
+_MOST_NAMES = 4000
 _LONGEST_NAME = 500
 OTHER_NAMES = "(other names)"
 _DEEPEST = 500
@@ -103,15 +103,15 @@ class _Table:
     """Sums by row and step; rows are added as they come."""
 
     def __init__(self, steps: int) -> None:
-        self.times = np.zeros((64, steps))
-        self.counts = np.zeros((64, steps), np.int64)
+        self.times = np.zeros((64, steps), np.float32)
+        self.counts = np.zeros((64, steps), np.int32)
         self.is_sum = np.zeros(64, bool)
 
     def add(self, rows: Integers, steps: Integers, seconds: Floats, counts: Integers) -> None:
         """Adds each to its row and step."""
         more = int(rows.max(initial=0)) + 1 - len(self.times)
         if more > 0:
-            more = max(more, len(self.times))
+            more = max(more, len(self.times) // 4)
             self.times = np.pad(self.times, ((0, more), (0, 0)))
             self.counts = np.pad(self.counts, ((0, more), (0, 0)))
             self.is_sum = np.pad(self.is_sum, (0, more))
@@ -184,8 +184,9 @@ class TreeTimes:
     def _table(self) -> _Table:
         return self._of_names if self.by_name else self._of_paths
 
-    def _together(self, table: Floats | Integers, rows: list[int]) -> Floats:
-        found: Floats = table[[row for row in rows if row < len(table)]].sum(axis=0)[self._has_averages == self.by_name]
+    def _together(self, table: np.ndarray, rows: list[int]) -> Floats:
+        chosen = table[[row for row in rows if row < len(table)]]
+        found: Floats = chosen.sum(axis=0, dtype=np.float64)[self._has_averages == self.by_name]
         return found
 
     def name_rank(self, process: Hashable, rank: int) -> None:

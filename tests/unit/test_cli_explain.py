@@ -181,23 +181,25 @@ def test_values_that_cannot_be(tmp_path, attributes):
     json.dumps(found.as_json(), allow_nan=False)
 
 
-@given(st.integers(0, 1 << 40))
-def test_whatever_the_file(tmp_path_factory, seed):
-    """Any fault in any form: an explanation, or an error that names the file."""
+@pytest.mark.parametrize("read", [otp.explain, lambda path: otp.diff(path, path)], ids=["explain", "diff"])
+@given(seed=st.integers(0, 1 << 40))
+def test_whatever_the_file(tmp_path_factory, read, seed):
+    """Any fault in any form: an answer, or an error that names the file; and compared with itself no difference."""
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(malformed(seed).content)
     try:
-        found = otp.explain(path)
+        found = read(path)
     except otp.TorchProfError as error:
         assert str(path) in str(error)  # noqa: PT017 - most have none, and a few can be explained
     else:
         json.dumps(found.as_json(), allow_nan=False)
+        assert getattr(found, "changes", ()) == ()
 
 
 MEASURED = """
 import pathlib, re, sys
 from otel_torchprof._cli import main as cli
-code = cli.main(["explain", *sys.argv[1:]])
+code = cli.main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 sys.exit(code)
 """
@@ -225,10 +227,11 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_memory_is_bounded(tmp_path, name):
+@pytest.mark.parametrize("command", ["explain", "diff"])
+def test_memory_is_bounded(tmp_path, name, command):
     """Small files that grow when they are read stay under 256 MB."""
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"[" + b",".join(BOMBS[name]()) + b"]", 1))
-    words = (sys.executable, "-c", MEASURED, str(tmp_path / "bomb.gz"))
+    words = (sys.executable, "-c", MEASURED, command, *[str(tmp_path / "bomb.gz")] * (1 + (command == "diff")))
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode in {0, 1}, done.stderr
     assert "Traceback" not in done.stderr
