@@ -44,8 +44,8 @@ SUBJECTS = (
 )
 
 
-BY_NAME = ("instructions",)
-"""Only where they are asked for: these take long, and need a tool that is not everywhere."""
+BY_NAME = ("instructions", "verdicts")
+"""Only where they are asked for: these take long, or need a tool that is not everywhere."""
 
 
 def main() -> None:

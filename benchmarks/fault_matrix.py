@@ -1,0 +1,119 @@
+"""Which fault is injected into the training of which model, in which sizes and severities.
+
+Rules are made with programs of the develop half and tried with those of the unseen half, which have other models, other
+sizes, other severities, other seeds, and other ways to be faulty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import fault_models as models
+import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+CONTROL = "no fault"
+HALVES = ("develop", "unseen")
+_SEEDS = {"develop": 0, "unseen": 10_000}
+
+
+class Program(NamedTuple):
+    """A row of the matrix."""
+
+    half: str
+    fault: str
+    kind: type[faults.Fault]
+    make: Callable[[int], models.Task]
+    sizes: tuple[int, ...]
+    severities: tuple[float, ...] = (0.0,)
+
+    @property
+    def name(self) -> str:
+        ranks = f" on {self.kind.ranks} ranks" if self.kind.ranks > 1 else ""
+        return f"{self.fault}/{self.make.__name__}{ranks}".replace(" ", "-")
+
+    def parameters(self, run: int) -> tuple[int, float, int]:
+        """Size, severity and seed of a run: runs go through all pairs."""
+        size = self.sizes[run % len(self.sizes)]
+        severity = self.severities[run // len(self.sizes) % len(self.severities)]
+        return size, severity, _SEEDS[self.half] + run
+
+
+def matrix(half: str) -> list[Program]:
+    """All programs of a half."""
+    rows = _develop() if half == "develop" else _unseen()
+    return [Program(half, *row) for row in rows]
+
+
+def _develop() -> Iterator[tuple]:
+    mlp, convolutions = (models.mlp, (384, 512)), (models.convolutions, (16, 24))
+    transformer, lstm = (models.transformer, (64, 128)), (models.lstm, (96, 128))
+    yield from _each("slow loader", faults.SlowLoader, (0.010, 0.030), mlp, convolutions)
+    yield from _each("starved loader workers", faults.StarvedWorkers, (0.060, 0.100), mlp, lstm)
+    yield from _each("GIL hog", faults.GilHog, (0.006, 0.012), mlp, transformer)
+    yield from _each("garbage collection storm", faults.CollectionStorm, (60_000, 120_000), mlp, transformer)
+    yield from _each("busy neighbour", faults.BusyNeighbour, (1, 2), mlp, convolutions)
+    yield from _each("slow operator", faults.SlowOperator, (100_000, 200_000), mlp, convolutions)
+    yield from _each("recompilation", faults.Recompilation, (1, 2), mlp, convolutions)
+    yield from _each("checkpoints", faults.Checkpoints, (160, 240), mlp, lstm)
+    yield from _each("evaluations", faults.Evaluations, (80, 120), mlp, transformer)
+    yield from _each("late rank", faults.LateRank, (0.020, 0.040), (models.mlp, (128, 192)), (models.lstm, (32, 48)))
+    yield from _each("allocation churn", faults.AllocationChurn, (32, 64), mlp, lstm)
+    yield from _each("item in the loop", faults.ItemOfElements, (1200, 2000), mlp, lstm)
+    yield from _each("blocking log", faults.BlockingLog, (8, 16), mlp, convolutions)
+    yield from _controls(
+        mlp,
+        convolutions,
+        transformer,
+        lstm,
+        (models.embedding, (64, 96)),
+        (models.wide_layer, (1024, 1536)),
+        (models.autoencoder, (256, 384)),
+        (models.accumulating_mlp, (256, 384)),
+        (models.bfloat16_mlp, (512, 768)),
+    )
+    yield from _each(CONTROL, faults.TwoRanks, (0.0,), mlp)
+
+
+def _unseen() -> Iterator[tuple]:
+    residual, sequence = (models.residual_mlp, (320, 448)), (models.sequence_convolutions, (48, 64))
+    decoder, gru = (models.decoder, (96, 160)), (models.gru, (80, 112))
+    towers, images = (models.two_towers, (64, 96)), (models.image_autoencoder, (16, 32))
+    yield from _each("slow loader", faults.CompressedLoader, (20, 40), residual, towers)
+    yield from _each("starved loader workers", faults.BusyWorkers, (0.080, 0.120), images, towers)
+    yield from _each("GIL hog", faults.JsonHog, (800, 1600), residual, gru)
+    yield from _each("garbage collection storm", faults.CollectionInForward, (25_000, 50_000), sequence, gru)
+    yield from _each("busy neighbour", faults.SortingNeighbour, (1.5, 3), decoder, residual)
+    yield from _each("slow operator", faults.SlowDecomposition, (256, 320), residual, sequence)
+    yield from _each("recompilation", faults.DynamoRecompilation, (3, 5), residual, sequence)
+    yield from _each("checkpoints", faults.SplitCheckpoints, (180, 280), decoder, images)
+    yield from _each("evaluations", faults.MeasuringEvaluations, (60, 90), residual, gru)
+    yield from _each(
+        "late rank", faults.LateLoader, (0.030, 0.050), (models.residual_mlp, (96, 128)), (models.gru, (32, 40))
+    )
+    yield from _each("allocation churn", faults.ChurnInForward, (48, 96), residual, sequence)
+    yield from _each("item in the loop", faults.ItemOfNorms, (1000, 1600), residual, towers)
+    yield from _each("blocking log", faults.SlowHandler, (0.010, 0.025), images, decoder)
+    yield from _controls(
+        residual,
+        sequence,
+        decoder,
+        gru,
+        towers,
+        (models.wide_classifier, (2048, 4096)),
+        images,
+        (models.accumulating_decoder, (96, 128)),
+        (models.bfloat16_residual_mlp, (384, 512)),
+    )
+    yield from _each(CONTROL, faults.TwoRanks, (0.0,), sequence)
+
+
+def _each(fault: str, kind: type[faults.Fault], severities: tuple[float, ...], *sized: tuple) -> Iterator[tuple]:
+    for make, sizes in sized:
+        yield fault, kind, make, sizes, severities
+
+
+def _controls(*sized: tuple) -> Iterable[tuple]:
+    return _each(CONTROL, faults.Fault, (0.0,), *sized)
