@@ -8,10 +8,11 @@ import numpy as np
 
 from otel_torchprof._columns.distinct import distinct_values
 
-from .findings import steady, trained, with_runnable
+from .findings import steady, trained, whole_time, with_runnable
 from .rules import RULES
 
 if TYPE_CHECKING:
+    from .arrays import Floats
     from .steps import Rank
 
 
@@ -27,6 +28,11 @@ class Abstention(NamedTuple):
     way_out: str
     of_levels_only: bool = False
     """Single steps can still be judged."""
+
+
+def _busy(runnable: Floats, seconds: Floats) -> float:
+    """Share of the time ready to run: of most steps, or of all together, as far as that is sure."""
+    return max(float(np.median(runnable / seconds)), whole_time(runnable, seconds)[1])
 
 
 def abstentions(rank: Rank) -> list[Abstention]:
@@ -61,7 +67,7 @@ def abstentions(rank: Rank) -> list[Abstention]:
             )
         )
     known = with_runnable(rank, chosen)
-    busy = float(np.median(rank.share(rank.runnable)[known])) if known.any() else 0.0
+    busy = _busy(rank.runnable[known], rank.seconds[known]) if known.any() else 0.0
     if busy > RULES.most_runnable:
         reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and did not"
         found.append(Abstention(rank.name, reason, "nothing else is judged; record while nothing else runs"))

@@ -13,7 +13,7 @@ from .rules import RULES
 from .steps import PLACE_OF
 
 if TYPE_CHECKING:
-    from .arrays import Flags, Floats
+    from .arrays import Flags, Floats, Integers
     from .steps import Rank
 
 _HIGH, _MEDIUM = 0.4, 0.2
@@ -83,12 +83,27 @@ def with_runnable(rank: Rank, chosen: Flags) -> Flags:
     return known if 2 * int(known.sum()) >= int(chosen.sum()) else np.zeros_like(chosen)
 
 
-def interval(shares: Floats) -> tuple[float, float, float]:
-    """The median, and the 95 % interval of it: the bootstrap's."""
-    thinned = shares[:: -(-len(shares) // _MOST_RESAMPLED)]
-    drawn = np.random.default_rng(RULES.seed).integers(0, len(thinned), (RULES.resamples, len(thinned)))
-    low, high = np.percentile(np.median(thinned[drawn], axis=1), (2.5, 97.5))
-    return float(np.median(shares)), float(low), float(high)
+def median_share(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
+    """The median of the shares of steps, and the 95 % interval of it: the bootstrap's."""
+    thinned = (seconds / of_steps)[:: _thinning(seconds)]
+    low, high = np.percentile(np.median(thinned[_drawn(len(thinned))], axis=1), (2.5, 97.5))
+    return float(np.median(seconds / of_steps)), float(low), float(high)
+
+
+def whole_time(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
+    """The share of all steps together, likewise: of what some steps have much of and others nothing, a median says little."""
+    part, whole = (each[:: _thinning(seconds)] for each in (seconds, of_steps))
+    drawn = _drawn(len(part))
+    low, high = np.percentile(part[drawn].sum(axis=1) / whole[drawn].sum(axis=1), (2.5, 97.5))
+    return float(seconds.sum() / of_steps.sum()), float(low), float(high)
+
+
+def _thinning(seconds: Floats) -> int:
+    return -(-len(seconds) // _MOST_RESAMPLED)
+
+
+def _drawn(count: int) -> Integers:
+    return np.random.default_rng(RULES.seed).integers(0, count, (RULES.resamples, count))
 
 
 def time(seconds: float) -> str:

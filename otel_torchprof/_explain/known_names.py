@@ -22,7 +22,10 @@ _OF_ANY_THREAD = frozenset(("backward",))
 _DERIVED = frozenset(phase for _, phase in _PREFIXES)
 DERIVED = tuple(phase for phase in PLACE_OF if phase in _DERIVED)
 """The phases that names prove."""
-_MATRIX = re.compile(r"(mm|conv|attention|linear|matmul|einsum|lstm|gru|rnn|embedding)", re.IGNORECASE)
+_OF_MODELS = re.compile(
+    r"(mm|conv|attention|linear|matmul|einsum|lstm|gru|rnn|embedding|(layer|batch|group|instance|rms)_norm|softmax|pool|cross_entropy|loss)",
+    re.IGNORECASE,
+)
 _BACKWARD = re.compile(r"Backward\d*$")
 _NOT_COUNTED = ("autograd::engine::", "c10d::")
 """What is around other operators, and what waits for other ranks."""
@@ -49,5 +52,5 @@ def is_operator(name: str) -> bool:
 
 
 def is_what_models_do(name: str) -> bool:
-    """Whether a model is expected to spend most of its time there: products of matrices, convolutions, attention."""
-    return bool(_MATRIX.search(name.rpartition("::")[2]))
+    """Whether a model is expected to spend its time there: products of matrices, convolutions, attention, normalization, losses."""
+    return bool(_OF_MODELS.search(name.rpartition("::")[2]))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .advice import BY_PHASE, COMPUTING
-from .findings import finding, interval, steady, time, with_runnable
+from .findings import finding, median_share, steady, time, whole_time, with_runnable
 from .known_names import DERIVED, is_operator, is_what_models_do
 from .rules import RULES
 from .steps import COUNTERS, PLACE_OF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .arrays import Flags, Floats
     from .findings import Finding
@@ -46,26 +46,31 @@ def levels(rank: Rank) -> list[Finding]:
     found = [_judged(rank, each, chosen) for each in _candidates(rank, chosen)]
     known = with_runnable(rank, chosen)
     if int(known.sum()) >= RULES.fewest_steps:
-        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known))
+        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known, whole_time))
     kept = [each for each in found if each is not None]
     if any(each.verdict == "gil" and not each.is_note for each in kept):  # it is the cause of the gap
         kept = [each for each in kept if each.verdict != "python-gap"]
     return kept
 
 
-def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
-    seconds, shares = candidate.seconds[chosen], rank.share(candidate.seconds)[chosen]
-    if not np.median(shares) >= RULES.note_share:
+def _judged(
+    rank: Rank,
+    candidate: _Candidate,
+    chosen: Flags,
+    interval: Callable[[Floats, Floats], tuple[float, float, float]] = median_share,
+) -> Finding | None:
+    seconds = candidate.seconds[chosen]
+    share, low, high = interval(seconds, rank.seconds[chosen])
+    if not share >= RULES.note_share:
         return None
-    median, low, high = interval(shares)
-    is_bound = median >= RULES.bound_share and low >= RULES.bound_lower
+    is_bound = share >= RULES.bound_share and low >= RULES.bound_lower
     count = int(chosen.sum())
     evidence = (
-        f"median {median:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",
+        f"{share:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",
         f"{time(float(np.median(seconds)))} of {time(float(np.median(rank.seconds[chosen])))} a step",
         *candidate.evidence,
     )
-    result = finding(candidate.verdict, median, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
+    result = finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Rules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 2
+    version: int = 3
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
@@ -52,12 +52,12 @@ class Rules(NamedTuple):
     """in at least so many of them,"""
     spike_chance_ratio: float = 3.0
     """and in so many times as many as its usual share of a step would make it cover by chance."""
+    alignment_errors: float = 3.0
+    """A rank waits in a collective where the last one comes later than so many times the error of the alignment of clocks."""
     last_share: float = 0.60
-    """A straggler comes last to at least this fraction of the collectives,"""
+    """A straggler comes last to at least this fraction of those collectives,"""
     fewest_collectives: int = 20
     """of which there are at least so many,"""
-    alignment_errors: float = 3.0
-    """is later than so many times the error of the alignment of clocks,"""
     lateness_share: float = 0.05
     """and costs at least this."""
 

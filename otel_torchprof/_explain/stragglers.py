@@ -34,6 +34,10 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
         way_out = "record all ranks with this package, detail ops; Kineto's traces do not number collectives"
         return [], [Abstention(STRAGGLERS, reason, way_out, of_levels_only=True)]
     starts, error = _aligned(common)
+    waited = _waits(starts) > RULES.alignment_errors * error
+    if int(waited.sum()) < RULES.fewest_collectives:
+        return [], []
+    common, starts = [each.chosen(waited) for each in common], starts[waited]
     last = starts.argmax(axis=1)
     late = int(np.bincount(last, minlength=len(ranks)).argmax())
     others = np.delete(starts, late, axis=1)
@@ -42,11 +46,11 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     step_time = float(np.sum(ranks[late].seconds[trained(ranks[late])]))
     cost = _cost(ranks[late], common[late].chosen(last == late), lateness[last == late])
     share = cost / step_time if step_time else 0.0
-    holds = share_last >= RULES.last_share and median > RULES.alignment_errors * error and share >= RULES.lateness_share
-    if not holds:
+    if share_last < RULES.last_share or share < RULES.lateness_share:
         return [], []
     evidence = (
-        f"{ranks[late].name} comes last to {share_last:.0%} of {count} collectives, by {time(median)} as a median",
+        f"{ranks[late].name} comes last to {share_last:.0%} of those {len(last)} of {count} collectives that others wait in",
+        f"it comes {time(median)} later than the others, as a median",
         f"the clocks are aligned to {time(error)}",
         *_phase_before(ranks, late),
     )
@@ -54,6 +58,12 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
         "straggler", share, cost, evidence, steps=min(int(steady(rank).sum()) for rank in ranks), is_note=False
     )
     return [found._replace(ranks=(ranks[late].name,))], []
+
+
+def _waits(starts: Floats) -> Floats:
+    """How much later than most the last rank came to each collective: none waits long in those that follow at once on another."""
+    found: Floats = starts.max(axis=1) - np.median(np.sort(starts, axis=1)[:, :-1], axis=1)
+    return found
 
 
 def _cost(rank: Rank, late: Collectives, lateness: Floats) -> float:
