@@ -377,7 +377,7 @@ class LateLoader(Fault):
 class AllocationChurn(Fault):
     """Each step takes so many MB of memory anew, 4 MB at a time, and frees them."""
 
-    right = frozenset(("operator-bound",))
+    right = frozenset(("operator-bound", "allocation-churn"))
 
     def churn(self) -> None:
         pieces = [torch.zeros(1_000_000) for _ in range(int(self.severity / 4))]
