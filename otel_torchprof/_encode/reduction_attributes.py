@@ -51,5 +51,14 @@ REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
             '`self` in seconds, with `"phase":"data"` what ran while the loop waited for data; under 2,048 bytes, which is what Tempo keeps'
         ),
     ),
+    (
+        "torch.collectives",
+        _NAME,
+        "on steps without details, where a backend of `torch.distributed` worked on threads of its own",
+        (
+            '`[["0",123,5000.1,5200.7]]`: group, `torch.collective.sequence_nr`, when this rank came to it and when all had come, in us since '
+            "the step began; under 1,024 bytes, which is some 30 of them"
+        ),
+    ),
 )
 """Key, type, when it is there and what it means, in the order in which the page has them."""

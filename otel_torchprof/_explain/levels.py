@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SHOWN = 3
 """Operators that are named as evidence,"""
 _WAITING = ("data", "checkpoint", "collective", "device_wait")
+_WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
+"""Made of Python's code between operators: what takes the time there is the lock, where that is known."""
 _SMALL = 0.01
 """with more than this share."""
 _FAULTS = COUNTERS.index("minor page faults")
@@ -48,8 +50,8 @@ def levels(rank: Rank) -> list[Finding]:
     if int(known.sum()) >= RULES.fewest_steps:
         found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known, whole_time))
     kept = [each for each in found if each is not None]
-    if any(each.verdict == "gil" and not each.is_note for each in kept):  # it is the cause of the gap
-        kept = [each for each in kept if each.verdict != "python-gap"]
+    if any(each.verdict == "gil" and not each.is_note for each in kept):
+        kept = [each for each in kept if each.verdict not in _WITH_LOCK]
     return kept
 
 

@@ -135,6 +135,7 @@ class StepList:
         found.events += 1
         found.dropped += attributes.get(w.DROPPED, 0)
         if name == STEP_NAME and w.STEP in attributes:
+            found.collectives.add_step(start, attributes)
             if w.PART not in attributes:
                 self._append(found, step_row(start, duration, attributes))
                 found.thread = attributes.get(w.THREAD, found.thread)

@@ -19,6 +19,7 @@ from otel_torchprof._tree.span_table import AttributeType
 
 from .absorbing import collapsed_of, counts_of, phases, with_values
 from .policy import RECORDED, without_hidden
+from .step_collectives import COLLECTIVES, collective_texts
 
 if TYPE_CHECKING:
     from otel_torchprof._tree.span_table import SpanTable
@@ -61,7 +62,8 @@ def without_detail(
     """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
-    2,047 bytes. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
+    2,047 bytes. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
+    collectives whose end is known (:mod:`~otel_torchprof._sampling.step_collectives`). Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
 
     Args:
         table: of whole trace groups, each with its root.
@@ -78,7 +80,11 @@ def without_detail(
     goes = ~stays[rows]
     texts = _averages(table, rows[goes], which[goes], len(keys))
     reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
-    found = {row: {AVERAGES: text} for row, text in zip(roots.tolist(), texts, strict=True)}
+    collectives = collective_texts(table, rows, which, roots)
+    found = {
+        row: {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})}
+        for row, text, calls in zip(roots.tolist(), texts, collectives, strict=True)
+    }
     return without_hidden(with_attributes(reported, found))
 
 

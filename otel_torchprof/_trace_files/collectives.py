@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 MOST_COLLECTIVES = 50_000
 """Of a process: the first of them."""
-OF_COLLECTIVES = frozenset((w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC, w.BACKEND))
+OF_COLLECTIVES = frozenset((w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC, w.BACKEND, w.COLLECTIVES))
 """The attributes that are looked at."""
 _BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
 """None of these ends on any rank before it has begun on all."""
 _PLACE = {name: place for place, name in enumerate(_BARRIER_LIKE)}
+_NO_PLACE = len(_BARRIER_LIKE)
 WORKS = ("gloo:", "nccl:")
 """Begins of the names of what backends do on threads of their own."""
 _RETURN_AT_ONCE = frozenset(("gloo", "nccl", "xccl", "ucc"))
@@ -65,13 +66,23 @@ class CollectiveList:
         name, group = attributes[w.COLLECTIVE], attributes.get(w.GROUP, "")
         if group == _DEFAULT_GROUP and self.rank is None:
             self.rank = attributes.get(w.RANK_IN_GROUP)
-        if name in _PLACE and w.SEQUENCE in attributes and len(self._key) < MOST_COLLECTIVES:
-            number = attributes[w.SEQUENCE] & 0xFFFFFFFF
-            self._key.append(zlib.crc32(group.encode("utf-8", "surrogatepass")) << 32 | number)
-            self._start.append(start)
-            self._end.append(start + duration)
-            self._name.append(_PLACE[name])
-            self._returns_at_once.append(bool(attributes.get(w.ASYNC)) or attributes.get(w.BACKEND) in _RETURN_AT_ONCE)
+        if name in _PLACE and w.SEQUENCE in attributes:
+            at_once = bool(attributes.get(w.ASYNC)) or attributes.get(w.BACKEND) in _RETURN_AT_ONCE
+            self._add(group, attributes[w.SEQUENCE], (start, start + duration), _PLACE[name], returns_at_once=at_once)
+
+    def add_step(self, start: int, attributes: Mapping[str, Any]) -> None:
+        """The span of a step, which has those that have no spans."""
+        for group, number, begin, end in attributes.get(w.COLLECTIVES, ()):
+            self.count += 1
+            self._add(group, number, (start + begin, start + end), _NO_PLACE, returns_at_once=False)
+
+    def _add(self, group: str, number: int, times: tuple[int, int], name: int, *, returns_at_once: bool) -> None:
+        if len(self._key) < MOST_COLLECTIVES:
+            self._key.append(zlib.crc32(group.encode("utf-8", "surrogatepass")) << 32 | number & 0xFFFFFFFF)
+            self._start.append(times[0])
+            self._end.append(times[1])
+            self._name.append(name)
+            self._returns_at_once.append(returns_at_once)
 
     def add_work(self, name: str, start: int, duration: int) -> None:
         """A slice of a thread on which a backend works; others have no effect."""

@@ -79,6 +79,9 @@ class Calls:
         """A span, maybe of a collective, or of the work of one."""
         self._events += 1
         start += self.base
+        if w.COLLECTIVES in attributes and abs(start) <= LARGEST_NUMBER and self._kept < _MOST_COLLECTIVES:
+            self._kept += len(attributes[w.COLLECTIVES])
+            self.process(process).calls.add_step(start, attributes)
         is_call, is_work = w.COLLECTIVE in attributes, name.startswith(WORKS)
         if (is_call or is_work) and abs(start) <= LARGEST_NUMBER and self._kept < _MOST_COLLECTIVES:
             self._kept += 1

@@ -9,7 +9,7 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
 from .records import RecordReading, json_attributes, malformed, object_of, objects, protobuf_attributes
-from .wanted import AVERAGES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
+from .wanted import AVERAGES, COLLECTIVES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -27,7 +27,8 @@ _WITH_RANK = frozenset(("distributedInfo", "otherData"))
 """Members of a Chrome trace's document that say which rank it is of."""
 MERGED_RANKS = "merged_ranks"
 """In the ``otherData`` of a trace that was merged: its processes and their ranks."""
-_LONGEST_AVERAGES = 4096
+_OF_ENTRY = ("group", "number", "begin", "end")
+_LONGEST_LIST = 4096
 """Characters. This package writes 2,047 at most."""
 
 
@@ -194,6 +195,8 @@ def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
         if key == UNFINISHED
         else _averages(value)
         if key == AVERAGES
+        else _collectives(value)
+        if key == COLLECTIVES
         else _seconds(value, key)
         if key in DURATIONS
         else _text(value, key)[:_LONGEST_KEY]
@@ -204,13 +207,6 @@ def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
 
 
 def _averages(value: Any) -> list[StepAverage]:
-    text = _text(value, AVERAGES)
-    try:
-        found = json.loads(text) if len(text) <= _LONGEST_AVERAGES else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        raise malformed(text, AVERAGES, f"a JSON list of at most {_LONGEST_AVERAGES:,} characters")
     return [
         StepAverage(
             _text(entry.get("name"), "name"),
@@ -218,8 +214,32 @@ def _averages(value: Any) -> list[StepAverage]:
             _seconds(entry.get("self"), "self"),
             entry.get("phase") == "data",
         )
-        for entry in (object_of(each, AVERAGES) for each in found)
+        for entry in (object_of(each, AVERAGES) for each in _list(value, AVERAGES))
     ]
+
+
+def _collectives(value: Any) -> list[tuple[str, int, int, int]]:
+    """Group, number, begin and end; the last two in ns."""
+    found = []
+    for entry in _list(value, COLLECTIVES):
+        if not isinstance(entry, list) or len(entry) != len(_OF_ENTRY):
+            raise malformed(entry, COLLECTIVES, f"lists of {', '.join(_OF_ENTRY)}")
+        group, number, *times = entry
+        begin, end = (_rounded(time, 1e3, COLLECTIVES) for time in times)
+        found.append((_text(group, COLLECTIVES)[:_LONGEST_KEY], whole(number, COLLECTIVES), begin, end))
+    return found
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    """Of a text in JSON."""
+    text = _text(value, what)
+    try:
+        found = json.loads(text) if len(text) <= _LONGEST_LIST else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise malformed(text, what, f"a JSON list of at most {_LONGEST_LIST:,} characters")
+    return found
 
 
 def _seconds(value: Any, what: str) -> float:

@@ -6,7 +6,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, U
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
-AVERAGES, SELF_DURATION = "torch.averages", "torch.self_duration"
+AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "torch.self_duration"
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
@@ -24,4 +24,4 @@ DURATIONS = frozenset(
 )
 """Those that are seconds."""
 TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))
-"""Those that are texts, and :data:`AVERAGES` is JSON. The others are whole numbers from 0 on, or true and false."""
+"""Those that are texts, and :data:`AVERAGES` and :data:`COLLECTIVES` are JSON. The others are whole numbers from 0 on, or true and false."""

@@ -14,16 +14,18 @@ COLLECTIVES = 100
 
 
 def main(folder: Path, rank: int) -> None:
-    """Records the rank, the first one as Chrome JSON and the other as OTLP."""
+    """Records the rank, the first one as Chrome JSON and the other as OTLP; then again, without the details of most steps."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     exporter = otp.OTLPFileExporter(folder / "1.otlp") if rank else otp.ChromeTraceExporter(folder / "0.json.gz")
-    with otp.stream(exporter, detail="ops") as streamed:
-        for _ in range(COLLECTIVES):
-            if rank:  # the other one waits for it: longer than a busy machine takes to wake a thread
-                torch.ones(300, 300).mm(torch.ones(300, 300))
-            dist.all_reduce(torch.ones(8))
-            streamed.step()
-    dist.barrier()
+    short = otp.OTLPFileExporter(folder / f"short{rank}.otlp")
+    for each, keep in ((exporter, "all"), (short, "slow")):
+        with otp.stream(each, detail="ops", policy=otp.SpanPolicy(keep=keep)) as streamed:
+            for _ in range(COLLECTIVES):
+                if rank:  # the other one waits for it: longer than a busy machine takes to wake a thread
+                    torch.ones(300, 300).mm(torch.ones(300, 300))
+                dist.all_reduce(torch.ones(8))
+                streamed.step()
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -98,9 +98,9 @@ def test_what_run_says_at_the_end(tmp_path):
 
 
 def test_steps_whose_details_are_not_kept(tmp_path):
-    """Where only slow steps keep their details, as ``run`` does, the operator is found in the sums of the others."""
-    path = tmp_path / "t.json"
-    with otp.stream(otp.ChromeTraceExporter(path), detail="ops", policy=otp.SpanPolicy(keep="slow")):
+    """Where only slow steps keep their details, the operator is found in the sums of the others."""
+    path = tmp_path / "t.otlp"
+    with otp.stream(otp.OTLPFileExporter(path), detail="ops", policy=otp.SpanPolicy(keep="slow")):
         faulty_programs.slow_operator(lambda: None, tmp_path)
     assert verdicts(otp.explain(path)) == ("operator-bound",)
 
