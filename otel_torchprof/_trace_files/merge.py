@@ -66,7 +66,7 @@ def merge(
     outlines, ranks = read_rank_files(paths, watch)
     if len(ranks) == 1:
         raise TorchProfError(
-            f"{', '.join(map(repr, paths))}: all of {ranks[0].name}, and nothing to merge; give the files of several ranks"
+            f"{', '.join(map(repr, paths))} {'is' if len(paths) == 1 else 'are'} of one rank: there is nothing to merge; give the files of several ranks"
         )
     reference = next((place for place, each in enumerate(ranks) if each.rank == 0), _place_of_first(ranks, outlines))
     found, unaligned = align([each.collectives for each in ranks], reference)
