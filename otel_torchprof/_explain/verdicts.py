@@ -57,8 +57,10 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
     is_doubtful = any(not reason.of_levels_only for reason in reasons)
     late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
-    found = [*_of_ranks(ranks), *late]
-    found.sort(key=lambda each: -each.recoverable_seconds)
+    found = [*late, *_of_ranks(ranks)]
+    of_waits = max((each.recoverable_seconds for each in found if each.verdict == "communication-bound"), default=0.0)
+    # A rank that comes late is the cause of waits, and stands before them.
+    found.sort(key=lambda each: -max(each.recoverable_seconds, of_waits if each.verdict == "straggler" else 0.0))
     chosen = [steady(rank) for rank in ranks]
     steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
     return Explanation(

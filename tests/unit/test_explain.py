@@ -243,7 +243,11 @@ def test_a_straggler_on_another_clock(explained):
     """The late rank is named with its phase, though its clock is a second ahead."""
     found = explained(*(with_collectives(rank, 3.0 * (rank == 2), 1000.0 * (rank == 2)) for rank in (3, 0, 2, 1)))
     assert found.ranks == ("rank 0", "rank 1", "rank 2", "rank 3")
-    [late] = [each for each in found.faults if each.verdict == "straggler"]
+    late, *others = found.faults
+    assert (late.verdict, others[0].verdict) == (
+        "straggler",
+        "communication-bound",
+    )  # the cause before the waits for it
     assert late.ranks == ("rank 2",)
     assert late.share == pytest.approx(0.3)
     assert "before that it spends 3.000ms a step more than the others in data" in late.evidence
@@ -255,6 +259,19 @@ def test_no_straggler(explained, late):
     found = explained(*(with_collectives(rank, late * (rank == 2)) for rank in range(4)))
     assert "straggler" not in verdicts(found)
     assert found.abstentions == ()
+
+
+def test_collectives_of_steps_without_details(explained):
+    """Times of collectives that stand on their steps count as those of spans."""
+    traces = []
+    for rank in range(4):
+        trace = Trace(rank, 1000.0 * (rank == 2))
+        for number in range(60):
+            came = 5000 if rank == 2 else 2000
+            trace.step(data=0.2, torch__collectives=json.dumps([["0", number, came, 9000 + number % 3 * 10]]))
+        traces.append(trace)
+    [late] = [each for each in explained(*traces).faults if each.verdict == "straggler"]
+    assert late.ranks == ("rank 2",)
 
 
 def test_too_few_collectives(explained):
