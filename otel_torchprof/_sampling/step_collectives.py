@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._spans.span_tree import column_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: A
         return texts
     works = _works(table, rows)
     names, groups, numbers = (_values(table, f"torch.collective.{key}") for key in ("name", "group", "sequence_nr"))
-    for place in np.unique(trace_group[calls]).tolist():
+    for place in distinct_values(trace_group[calls]).tolist():
         begin = int(table.start[roots[place]])
         ends = _ends(table, rows[works[trace_group[works] == place]])
         entries, left = [], MOST_BYTES - len("[]")

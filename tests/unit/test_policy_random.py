@@ -14,7 +14,15 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings
 from recorded_tables import recorded_table
 from span_tables import tables
-from trace_group_tables import TARGET, attributes_of, cut, per_name, random_trace_group, trace_group_of
+from trace_group_tables import (
+    TARGET,
+    attributes_of,
+    cut,
+    per_name,
+    random_trace_group,
+    trace_group_of,
+    with_collectives,
+)
 
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import add_attributes
@@ -131,8 +139,9 @@ def test_merging_keeps_counts_and_sums(seed):
 def test_the_documentation_knows_all_that_is_added():
     """The attributes of reduced and shrunk traces are those that the table of attributes has for them, with their types."""
     tables_of = [cut(random_trace_group(seed), Budget(max_spans=10, short=seed * 2e-6))[0] for seed in range(10)]
-    tables_of.append(root_only(random_trace_group(0), TARGET))
+    tables_of += [root_only(random_trace_group(0), TARGET), root_only(with_collectives(), TARGET)]
     before = {column.key for column in random_trace_group(0).attributes} | {"torch.step"}
+    before |= {column.key for column in with_collectives().attributes}
     added = {(c.key, c.type) for table in tables_of for c in table.attributes if c.key not in before}
     assert added == {(key, kind) for key, kind, *_ in REDUCTIONS}
 

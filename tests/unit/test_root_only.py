@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
-import numpy as np
-from trace_group_tables import TARGET, attribute, attributes_of, displayed, trace_group, trace_group_of
+from trace_group_tables import (
+    TARGET,
+    attribute,
+    attributes_of,
+    displayed,
+    trace_group,
+    trace_group_of,
+    with_collectives,
+)
 
-from otel_torchprof._columns.batch import Names
 from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._tree.span_table import AttributeType
 
@@ -60,20 +65,7 @@ def test_the_text_is_short_enough_for_tempo():
 
 def test_collectives_stay_as_times():
     """Of each the group, the number, when the rank came and when the backend's work on it ended; not where there is no such work."""
-    texts = ["", "torch.step", "call", "gloo:all_reduce", "all_reduce", "broadcast", "7"]
-    rows = [
-        *(("torch.step", 0, 100, 0), ("call", 10, 11, 1), ("call", 5, 6, 1), ("call", 20, 21, 1)),
-        *(("gloo:all_reduce", 12, 30, 1), ("gloo:all_reduce", 7, 9, 1)),
-    ]
-    columns = (
-        attribute("torch.collective.name", AttributeType.NAME, None, 4, 4, 5, None, None),
-        attribute("torch.collective.group", AttributeType.NAME, None, 6, 6, 6, None, None),
-        attribute("torch.collective.sequence_nr", AttributeType.INT64, None, 3, 2, 4, None, None),
-    )
-    name = np.array([texts.index(row[0]) for row in rows], np.uint32)
-    table = replace(trace_group_of(rows, name=name, attributes=columns), names=Names.of(texts))
-    found = root_only(table, TARGET)
-    said = attributes_of(found, 0)["torch.collectives"]
+    said = attributes_of(root_only(with_collectives(), TARGET), 0)["torch.collectives"]
     assert json.loads(said) == [["7", 2, 5000.0, 9000.0], ["7", 3, 10000.0, 30000.0]]
 
 

@@ -61,15 +61,17 @@ def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
     loop.step(4)
     names = [event.name for event in loop.events if event.name.startswith("NEXT")]
     loop.usage |= {
-        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4),
-        loop.recorder.id_of(names[2]): (7, 350, 11, 2, 4, 4),
+        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4, 1_000, 2_000),
+        loop.recorder.id_of(names[2]): (7, 120, 11, 2, 4, 4, 1_010, 2_025),
     }
-    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9
+    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9, 0, 0
     loop.step()
     loop.usage[loop.recorder.id_of(next(e.name for e in reversed(loop.events) if e.name.startswith("NEXT")))] = (
         8,
         9,
         99,
+        9,
+        9,
         9,
         9,
         9,
@@ -83,7 +85,12 @@ def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
     faults = ("page_faults.minor", "page_faults.major", "context_switches.voluntary", "context_switches.involuntary")
     assert used == [
         {},
-        {"runnable_duration": 2.5e-07, **dict(zip(faults, (10, 0, 1, 0), strict=True))},
+        {
+            "runnable_duration": pytest.approx(20e-9),
+            **dict(zip(faults, (10, 0, 1, 0), strict=True)),
+            "blocked_duration": pytest.approx(20e-9),  # of 50 ns, of which it ran 10 and waited 20
+            "other_threads_duration": pytest.approx(15e-9),
+        },
         dict(zip(faults, (1, 0, 0, 5), strict=True)),
         {},  # its end is on another thread
         {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,22 @@ def attribute(key: str, kind: AttributeType, *values: Any) -> AttributeColumn:
         np.array([0 if value is None else value for value in values], dtype=kind.dtype),
         np.array([value is not None for value in values], dtype=np.uint8),
     )
+
+
+def with_collectives() -> SpanTable:
+    """A step with three calls of collectives, two of which a backend worked on, and not in their order."""
+    texts = ["", "torch.step", "call", "gloo:all_reduce", "all_reduce", "broadcast", "7"]
+    rows = [
+        *(("torch.step", 0, 100, 0), ("call", 10, 11, 1), ("call", 5, 6, 1), ("call", 20, 21, 1)),
+        *(("gloo:all_reduce", 12, 30, 1), ("gloo:all_reduce", 7, 9, 1)),
+    ]
+    columns = (
+        attribute("torch.collective.name", AttributeType.NAME, None, 4, 4, 5, None, None),
+        attribute("torch.collective.group", AttributeType.NAME, None, 6, 6, 6, None, None),
+        attribute("torch.collective.sequence_nr", AttributeType.INT64, None, 3, 2, 4, None, None),
+    )
+    name = np.array([texts.index(row[0]) for row in rows], np.uint32)
+    return replace(trace_group_of(rows, name=name, attributes=columns), names=Names.of(texts))
 
 
 def ids() -> dict[str, Any]:
