@@ -46,8 +46,8 @@ def no_slower(request: pytest.FixtureRequest) -> NoSlower:
 
     It gives a :class:`~otel_torchprof.profile`, whose ``step()`` ends a step; at least 25 are needed. What it compares with is a trace
     in ``.torch_baselines``, which the first run records, and every run with ``--record-baselines``; what was recorded last lies
-    beside it. Fails by the rule of ``otel-torchprof diff --fail-over``: steps are slower by more than ``over``, a fraction, at the lower end
-    of the 95 % interval. The message says what became slower.
+    beside it. Fails by the rule of ``otel-torchprof diff --fail-over``: what changed makes steps slower by more than ``over``, a fraction.
+    The message says what that is.
     """
     name = re.sub(r"[^\w.=-]+", "_", request.node.nodeid)
     before, latest = (request.config.rootpath / FOLDER / f"{name}{kind}.json.gz" for kind in ("", ".latest"))
@@ -71,6 +71,6 @@ def _compare(before: Path, latest: Path, over: float) -> None:
     found = diff(before, latest)
     if found.is_slower_by(over):
         pytest.fail(
-            f"steps are more than {over:.1%} slower than those of {before}, which --record-baselines records anew\n{found}",
+            f"steps are {found.slowdown:.1%} slower than those of {before}, which --record-baselines records anew\n{found}",
             pytrace=False,
         )

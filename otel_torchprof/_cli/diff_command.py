@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         "--fail-over",
         type=_fraction,
         metavar="PERCENT",
-        help="exit with 1 where steps became slower by more than this, such as 5%%, at the lower end of the 95 %% interval",
+        help="exit with 1 where what changed makes steps slower by more than this, such as 5%%",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all that is known, and the rules, as JSON")
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     for problem in found.problems:
         say(problem)
     if options.fail_over is not None and found.is_slower_by(options.fail_over):
-        say(f"steps are more than {options.fail_over:.1%} slower: {found.low - 1:+.1%} at least")
+        say(f"what changed makes steps {found.slowdown:.1%} slower, and {options.fail_over:.1%} are allowed")
         return _FAILED
     return _FAILED if found.problems else 0
 

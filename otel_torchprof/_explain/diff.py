@@ -55,7 +55,7 @@ def diff(
         ratio / spread,
         ratio * spread,
         common,
-        tuple(_change(each, first.recording.median) for each in compared),
+        tuple(_change(each, first.recording.median, common) for each in compared),
         tuple(problems),
     )
 
@@ -81,10 +81,10 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
     return _Side(Recording(path, len(tree.seconds), float(np.median(tree.seconds))), tree), problems
 
 
-def _change(found: Compared, step: float) -> Change:
+def _change(found: Compared, step: float, common: float) -> Change:
     row = found.row
     before, after = (float(np.median(side)) for side in (row.before, row.after))
     spread = math.exp(QUANTILE * found.error) if math.isfinite(found.error) else math.nan
     ratio = after / before if before else math.nan
-    calls, share = (row.calls_before, row.calls_after), (after - before) / step
+    calls, share = (row.calls_before, row.calls_after), (after / common - before) / step
     return Change(row.name, row.path, before, after, ratio / spread, ratio * spread, *calls, share)

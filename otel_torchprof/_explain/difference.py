@@ -33,7 +33,7 @@ class Change(NamedTuple):
     calls_after: float
     """Per step, as medians; NaN where spans stand for several."""
     share: float
-    """Of the difference, in the first recording's step."""
+    """Of the difference beyond what all changed by, in the first recording's step."""
 
     @property
     def is_new(self) -> bool:
@@ -102,8 +102,16 @@ class Difference:
         return f"no difference that is more than chance; {step}"
 
     def is_slower_by(self, fraction: float) -> bool:
-        """Whether steps took longer by more than this, at the lower end of the 95 % interval."""
-        return self.low > 1 + fraction
+        """Whether what changed makes steps longer by more than this.
+
+        What all changed by does not count: it is the machine's speed, which is another one from one minute to the next.
+        """
+        return self.slowdown > fraction
+
+    @property
+    def slowdown(self) -> float:
+        """What the changes add to the first recording's step, as a fraction of it."""
+        return math.fsum(each.share for each in self.changes)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -121,6 +129,7 @@ class Difference:
             "ratio": self.ratio,
             "interval": [self.low, self.high],
             "common": self.common,
+            "slowdown": self.slowdown,
             "changes": [_json(each) for each in self.changes],
             "problems": list(self.problems),
             "rules": DIFF_RULES._asdict(),
