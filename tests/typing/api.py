@@ -250,6 +250,8 @@ def show() -> None:
     try:
         explained: otp.Explanation = otp.explain("no such file", Path("nor this one"))
         assert explained.headline
+        difference: otp.Difference = otp.diff("before", Path("after"))
+        assert not difference.is_slower_by(0.05)
     except otp.TorchProfError as error:
         assert "no such file" in str(error)  # noqa: PT017 - a program, not a test
     try:
