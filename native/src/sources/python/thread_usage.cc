@@ -1,11 +1,12 @@
-// What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run and
-// did not, page faults and context switches, all since the thread began; and how long the other threads of the process ran.
+// What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run
+// and did not, page faults and context switches, all since the thread began; and how long the other threads of the
+// process ran.
 //
 // Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
 // step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
-// it is read only where the thread has been switched out since, without which it has run all the time and has not waited;
-// what other threads did meanwhile is nothing that it waited for, and is left out. A descriptor that is kept would save
-// most of that, and may be closed by the program, and another file have its number.
+// it is read only where the thread has been switched out since, without which it has run all the time and has not
+// waited; what other threads did meanwhile is nothing that it waited for, and is left out. A descriptor that is kept
+// would save most of that, and may be closed by the program, and another file have its number.
 //
 // Python's lock is held in all of this.
 #include <fcntl.h>
