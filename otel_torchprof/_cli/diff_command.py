@@ -7,6 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from .explain_command import add_form
 from .progress import reading_twice
 from .terminal import say, show
 
@@ -34,10 +35,7 @@ def add_parser(commands: Any) -> None:
         metavar="PERCENT",
         help="exit with 1 where what changed makes steps slower by more than this, such as 5%%",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print all that is known, and the rules, as JSON")
-    form.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    add_form(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -25,6 +25,11 @@ def add_parser(commands: Any) -> None:
         "compressed or not; several files are several ranks. Exit status: 0 when all of the files was read, else 1.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+")
+    add_form(parser)
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """In which form the answer is printed, and whether progress is shown."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all that is known, and the rules, as JSON")
     form.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")

@@ -38,7 +38,6 @@ WANTED = frozenset(
 """The attributes that are looked at."""
 _NOT_SHOWN = frozenset(("Trace", "overhead", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"))
 """Categories of slices that are no work of the CPU."""
-_NS = 1e9
 
 MOST_NAMES = MAX_NAMES
 """Different names; the rest share one entry. Their first 500 characters are compared and kept."""
@@ -135,15 +134,13 @@ class TraceSums:
             self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished, phases))
             if is_unfinished:
                 return
-        if AGGREGATED_COUNT in attributes:
-            duration = round(float(attributes.get(AGGREGATED_DURATION, duration / _NS)) * _NS)
-        collapsed = round(float(attributes.get(COLLAPSED_DURATION, 0)) * _NS)
+        duration, own = self_times.span_times(duration, attributes)
         self._collapsed_count += int(attributes.get(COLLAPSED_COUNT, 0))
-        self._collapsed_time += collapsed
+        self._collapsed_time += duration - own
         if name == OPERATORS_NAME:
             return
         count = int(attributes.get(AGGREGATED_COUNT, 1))
-        self._append(name, count, (start, duration, duration - collapsed, -1, span_id, parent_id))
+        self._append(name, count, (start, duration, own, -1, span_id, parent_id))
 
     def add_slice(self, name: str, start: int, duration: int, track: Hashable, _category: str = "") -> None:
         """An event whose parent is the one around it on its track; times in ns."""

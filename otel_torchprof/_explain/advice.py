@@ -62,7 +62,7 @@ ADVICE = {
         "leave the operator out in a trial run: if steps do not become shorter by that much, this is wrong",
     ),
     "allocation-churn": Advice(
-        "of step time, at least, takes memory anew that was given back before",
+        "of step time, at least, takes memory from the system anew that was freed before",
         "keep large tensors from step to step (out=, in-place operators, zero_grad(set_to_none=False)), or let the allocator keep them: "
         "MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of glibc, or another allocator (LD_PRELOAD of jemalloc or tcmalloc)",
         "run with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296: if steps do not become shorter, this is wrong",

@@ -86,7 +86,7 @@ def judged(rows: list[Row], step: float) -> tuple[float, list[Compared]]:
     errors = np.where(is_both, np.sqrt(error**2 + other**2 + spread**2), np.inf)
     beyond = np.abs(ratios - common)
     is_changed = is_both & (beyond > np.log1p(DIFF_RULES.least_change)) & (beyond > DIFF_RULES.deviations * errors)
-    is_changed |= ~is_both & np.array([min(row.calls_before, row.calls_after) == 0 for row in rows])
+    is_changed |= ~is_both & np.array([0 in {row.calls_before, row.calls_after} for row in rows])
     difference = np.array([np.median(row.after) - np.median(row.before) for row in rows])
     is_changed &= np.abs(difference) > DIFF_RULES.least_share * step
     order = np.argsort(-np.abs(difference), kind="stable")
@@ -127,7 +127,7 @@ def _common(ratios: Floats) -> tuple[float, float]:
 
 
 def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Floats) -> Iterator[Compared]:
-    """Of a name on several paths either all of it, or the one path that makes its change; none that is new or gone on one path only."""
+    """Of a name on several paths either all of it, or the one path that makes its change; none that is new or vanished on one path only."""
     of_all = {rows[place].name: place for place in changed if not rows[place].path}
     several = {row.name for row in rows if not row.path}
     single = {}

@@ -10,7 +10,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._trace_files import wanted as w
-from otel_torchprof._trace_files.self_times import SelfTimes
+from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
@@ -121,9 +121,7 @@ class Details:
         number = self._numbers.get(process)
         if number is None or name in _NOT_IN_STEPS:
             return
-        if w.AGGREGATED_COUNT in attributes:
-            duration = round(float(attributes.get(w.AGGREGATED_DURATION, duration / 1e9)) * 1e9)
-        own = duration - round(float(attributes.get(w.COLLAPSED_DURATION, 0)) * 1e9)
+        duration, own = span_times(duration, attributes)
         is_step = name == STEP_NAME and w.STEP in attributes
         thread = attributes.get(w.THREAD)
         span_id, parent_id = ids[:2]

@@ -28,7 +28,7 @@ class Change(NamedTuple):
     after: float
     low: float
     high: float
-    """The 95 % interval of ``after / before``; NaN where it is new, or gone."""
+    """The 95 % interval of ``after / before``; NaN where it is new, or vanished."""
     calls_before: float
     calls_after: float
     """Per step, as medians; NaN where spans stand for several."""
@@ -41,17 +41,23 @@ class Change(NamedTuple):
         return self.calls_before == 0
 
     @property
-    def is_gone(self) -> bool:
+    def is_vanished(self) -> bool:
         """It ran in no step of the second recording."""
         return self.calls_after == 0
 
     @property
+    def moved(self) -> str:
+        """By how much it changed, in a word."""
+        if self.is_new or self.is_vanished:
+            return "new" if self.is_new else "vanished"
+        return _signed(self.after / self.before - 1)
+
+    @property
     def sentence(self) -> str:
         """One line."""
-        moved = "new" if self.is_new else "gone" if self.is_gone else f"{_signed(self.after / self.before - 1)}"
         times = f"{time(self.before)} -> {time(self.after)} a step"
         calls = "" if self._same_calls else f", {self.calls_before:g} -> {self.calls_after:g} calls"
-        return f"{self.name}: {moved}, {times}{calls}, {_signed(self.share)} of the step"
+        return f"{self.name}: {self.moved}, {times}{calls}, {_signed(self.share)} of the step"
 
     @property
     def _same_calls(self) -> bool:
@@ -152,7 +158,7 @@ def as_markdown(found: Difference) -> str:
             "| --- | ---: | ---: | ---: | ---: | --- |",
         ]
         lines += [
-            f"| {escaped(each.name)} | {time(each.before)} | {time(each.after)} | {_moved(each)} | {each.share:+.1%} | {escaped(_where(each))} |"
+            f"| {escaped(each.name)} | {time(each.before)} | {time(each.after)} | {each.moved} | {each.share:+.1%} | {escaped(_where(each))} |"
             for each in found.changes[:_LISTED]
         ]
         lines += [""]
@@ -163,12 +169,12 @@ def _changes(found: Difference) -> Iterator[str]:
     if found.changes:
         yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>20}{'Of step':>9}{'Calls a step':>16}  What"
     for each in found.changes[:_LISTED]:
-        between = "" if each.is_new or each.is_gone else f"{each.low - 1:+.1%} to {each.high - 1:+.1%}"
+        between = "" if each.is_new or each.is_vanished else f"{each.low - 1:+.1%} to {each.high - 1:+.1%}"
         calls = (
             "" if math.isnan(each.calls_before + each.calls_after) else f"{each.calls_before:g} -> {each.calls_after:g}"
         )
         yield (
-            f"{time(each.before):>10}{time(each.after):>12}{_moved(each):>10}{between:>20}{each.share:>+9.1%}{calls:>16}  "
+            f"{time(each.before):>10}{time(each.after):>12}{each.moved:>10}{between:>20}{each.share:>+9.1%}{calls:>16}  "
             f"{_where(each) or each.name}"
         )
     if len(found.changes) > _LISTED:
@@ -185,12 +191,6 @@ def _recording(which: str, each: Recording) -> str:
     return f"{which:<6} {each.steps:,} steps, median {time(each.median)}  {each.path}"
 
 
-def _moved(each: Change) -> str:
-    if each.is_new or each.is_gone:
-        return "new" if each.is_new else "gone"
-    return f"{each.after / each.before - 1:+.1%}"
-
-
 def _where(each: Change) -> str:
     return " > ".join(("...", *each.path[-_SHOWN_NAMES:]) if len(each.path) > _SHOWN_NAMES else each.path)
 
@@ -200,5 +200,8 @@ def _signed(fraction: float) -> str:
 
 
 def _json(change: Change) -> dict[str, Any]:
-    numbers = {key: None if value != value else value for key, value in change._asdict().items()}  # noqa: PLR0124 - NaN is no JSON
-    return {**numbers, "path": list(change.path)}
+    """JSON has no NaN."""
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in change._asdict().items()
+    }

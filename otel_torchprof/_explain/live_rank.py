@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import deque
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ class LiveSteps:
         for row in tuple(self._rows):
             kind, number, start, duration, *values = _ROW.unpack(row)
             segment = _SEGMENTS[kind]
-            attributes = {key: value for key, value in zip(_OF_SPAN, values, strict=True) if value == value}  # noqa: PLR0124 - NaN
+            attributes = {key: value for key, value in zip(_OF_SPAN, values, strict=True) if not math.isnan(value)}
             if segment is Segment.STEP and duration > 0:
                 process.steps.append(step_row(start, duration, {w.STEP: number, **attributes}))
             elif segment.span_name in PAUSES:

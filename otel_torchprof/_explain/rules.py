@@ -25,7 +25,7 @@ class Rules(NamedTuple):
     note_share: float = 0.10
     """From here on it is a note."""
     page_seconds: float = 0.5e-6
-    """That a page of fresh memory costs at least, which is how memory that is given back and taken anew is judged."""
+    """That a page of fresh memory costs at least, which is how memory that is freed and taken anew is judged."""
     fewest_pages: int = 1000
     """Of a step: fewer are not mentioned."""
     fewest_waits: int = 5

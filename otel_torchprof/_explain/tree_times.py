@@ -12,7 +12,7 @@ import numpy as np
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._trace_files import wanted as w
-from otel_torchprof._trace_files.self_times import SelfTimes
+from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
@@ -210,9 +210,7 @@ class TreeTimes:
         if w.AVERAGES in attributes:
             self._add_averages(number, start, attributes[w.AVERAGES])
         is_sum = _IS_SUM if w.AGGREGATED_COUNT in attributes or w.COLLAPSED_COUNT in attributes else 0
-        if w.AGGREGATED_COUNT in attributes:
-            duration = round(float(attributes.get(w.AGGREGATED_DURATION, duration / 1e9)) * 1e9)
-        own = duration - round(float(attributes.get(w.COLLAPSED_DURATION, 0)) * 1e9)
+        duration, own = span_times(duration, attributes)
         key = self._key(number, "" if name == STEP_NAME and w.STEP in attributes else name) | is_sum
         self._rows.append(key, (start, duration, own, -1, *ids[:2]))
 

@@ -189,24 +189,25 @@ def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
 
 
 def _values(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
-    """The attributes that are looked at, as numbers that can be added up, as short texts, and as :class:`StepAverage`."""
-    return {
-        key: bool(value)
-        if key == UNFINISHED
-        else _averages(value)
-        if key == AVERAGES
-        else _collectives(value)
-        if key == COLLECTIVES
-        else _seconds(value, key)
-        if key in DURATIONS
-        else _text(value, key)[:_LONGEST_KEY]
-        if key in TEXTS
-        else whole(value, key)
-        for key, value in attributes
-    }
+    """The attributes that are looked at, as numbers that can be added up, as short texts, and as lists of what is in them."""
+    return {key: _reader_of(key)(value, key) for key, value in attributes}
 
 
-def _averages(value: Any) -> list[StepAverage]:
+def _reader_of(key: str) -> Callable[[Any, str], Any]:
+    if key in DURATIONS:
+        return _seconds
+    return _short_text if key in TEXTS else _READERS.get(key, whole)
+
+
+def _short_text(value: Any, what: str) -> str:
+    return _text(value, what)[:_LONGEST_KEY]
+
+
+def _flag(value: Any, _what: str) -> bool:
+    return bool(value)
+
+
+def _averages(value: Any, what: str) -> list[StepAverage]:
     return [
         StepAverage(
             _text(entry.get("name"), "name"),
@@ -214,19 +215,19 @@ def _averages(value: Any) -> list[StepAverage]:
             _seconds(entry.get("self"), "self"),
             entry.get("phase") == "data",
         )
-        for entry in (object_of(each, AVERAGES) for each in _list(value, AVERAGES))
+        for entry in (object_of(each, what) for each in _list(value, what))
     ]
 
 
-def _collectives(value: Any) -> list[tuple[str, int, int, int]]:
+def _collectives(value: Any, what: str) -> list[tuple[str, int, int, int]]:
     """Group, number, begin and end; the last two in ns."""
     found = []
-    for entry in _list(value, COLLECTIVES):
+    for entry in _list(value, what):
         if not isinstance(entry, list) or len(entry) != len(_OF_ENTRY):
-            raise malformed(entry, COLLECTIVES, f"lists of {', '.join(_OF_ENTRY)}")
+            raise malformed(entry, what, f"lists of {', '.join(_OF_ENTRY)}")
         group, number, *times = entry
-        begin, end = (_rounded(time, 1e3, COLLECTIVES) for time in times)
-        found.append((_text(group, COLLECTIVES)[:_LONGEST_KEY], whole(number, COLLECTIVES), begin, end))
+        begin, end = (_rounded(time, 1e3, what) for time in times)
+        found.append((_text(group, what)[:_LONGEST_KEY], whole(number, what), begin, end))
     return found
 
 
@@ -288,3 +289,11 @@ def key_of(value: Any) -> Any:
     if isinstance(value, str):
         return value[:_LONGEST_KEY]
     return value if isinstance(value, int | float | None) else None
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    UNFINISHED: _flag,
+    AVERAGES: _averages,
+    COLLECTIVES: _collectives,
+}
+"""Of attributes that are neither durations, nor texts, nor whole numbers."""

@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .wanted import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Numbers = npt.NDArray[np.int64]
 
 Row = tuple[int, int, int, int, int, int]
 """Start, duration, duration without what was collapsed into it, track or -1, id, parent's id."""
 
+_NS = 1e9
 MOST_ROWS = 200_000
 """Events whose parents are looked for among one another; then half of them are settled, those that ended first."""
+
+
+def span_times(duration: int, attributes: Mapping[str, Any]) -> tuple[int, int]:
+    """What a span took, and without what was collapsed into it, in ns: of an aggregate span the sum of those that it stands for."""
+    if AGGREGATED_COUNT in attributes:
+        duration = round(float(attributes.get(AGGREGATED_DURATION, duration / _NS)) * _NS)
+    return duration, duration - round(float(attributes.get(COLLAPSED_DURATION, 0)) * _NS)
 
 
 class SelfTimes:

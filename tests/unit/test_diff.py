@@ -76,10 +76,10 @@ def test_faster_is_said_too(compared):
     assert not found.is_slower_by(0.0)
 
 
-def test_new_and_gone(compared):
+def test_new_and_vanished(compared):
     """What runs in one of the recordings only."""
     found = compared(aten__new=0.7, aten__add=0.0)
-    assert [(each.name, each.is_new, each.is_gone) for each in found.changes] == [
+    assert [(each.name, each.is_new, each.is_vanished) for each in found.changes] == [
         ("aten::add", False, True),
         ("aten::new", True, False),
     ]
@@ -159,6 +159,22 @@ def test_spans_that_stand_for_several(tmp_path):
     assert change.after == pytest.approx(0.003)
     assert np.isnan(change.calls_before)
     assert "calls" not in change.sentence
+
+
+def test_what_stood_for_several_and_vanished(tmp_path):
+    """That the number of events is not known does not hide that a name runs no more, nor that it is new."""
+
+    def traced(path, *names):
+        trace = Trace()
+        for _ in range(STEPS):
+            for place, name in enumerate(names):
+                trace.span(name, trace.now + place, 0.9, torch__aggregated__count=10)
+            trace.step()
+        return trace.chrome(path)
+
+    before, after = traced(tmp_path / "a.json", "aten::mm", "aten::add"), traced(tmp_path / "b.json", "aten::mm")
+    assert [each.moved for each in otp.diff(before, after).changes if each.name == "aten::add"] == ["vanished"]
+    assert [each.moved for each in otp.diff(after, before).changes if each.name == "aten::add"] == ["new"]
 
 
 def test_the_exit_status(tmp_path, capsys):
