@@ -164,22 +164,19 @@ class ContextTable:
         return len(self._spans)
 
     def _resolve_new(self, span: trace.Span) -> int:
-        span_context = span.get_span_context()
-        if not span_context.is_valid:
+        # A property of it is a call in Python, and this comes once per request.
+        trace_id, span_id, is_remote, flags, state, is_valid = span.get_span_context()
+        if not is_valid:
             return NONE
-        if not span_context.trace_flags.sampled:
+        if not flags & trace.TraceFlags.SAMPLED:
             return MUTED
+        start = getattr(span, "start_time", None)
+        current = trace_id, span_id, is_remote, int(flags), state or None, start if isinstance(start, int) else None
         with self._lock:
             known = self._numbers.get(id(span))
             if known is not None and known[0]() is span:  # by another thread, meanwhile
                 return known[1]
-            start = getattr(span, "start_time", None)
-            start = start if isinstance(start, int) else None
-            state = span_context.trace_state or None
-            flags = int(span_context.trace_flags)
-            return self._add(
-                span, (span_context.trace_id, span_context.span_id, span_context.is_remote, flags, state, start)
-            )
+            return self._add(span, current)
 
     def _add(self, span: trace.Span, current: _Kept) -> int:
         number = self._next_number()
