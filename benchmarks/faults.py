@@ -128,10 +128,19 @@ class StarvedWorkers(Fault):
 
 
 class BusyWorkers(StarvedWorkers):
-    """Two workers compute for so many seconds for a batch."""
+    """Two workers compute for so many seconds for a batch: beside the loop, more processes than a small machine has processors."""
+
+    also = frozenset(("machine-busy",))
 
     def load(self) -> None:
         spin(self.severity)
+
+
+class SortingWorkers(BusyWorkers):
+    """Two workers sort so many elements for a batch."""
+
+    def load(self) -> None:
+        torch.rand(int(self.severity)).sort()
 
 
 class GilHog(Fault):

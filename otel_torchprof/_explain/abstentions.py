@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_torchprof._columns.distinct import distinct_values
 
-from .findings import steady, trained, whole_time, with_runnable
+from .findings import busy_share, steady, trained
 from .rules import RULES
 
 if TYPE_CHECKING:
-    from .arrays import Floats
     from .steps import Rank
 
 
 STRAGGLERS = "stragglers"
+
+
+class Leaves(str, Enum):
+    """What can be judged all the same."""
+
+    NOTHING = "nothing"
+    SINGLE_STEPS = "single steps"
+    """And what holds whatever is in no phase."""
+    WAITS = "waits"
+    """As far as the thread was blocked in them."""
 
 
 class Abstention(NamedTuple):
@@ -26,13 +36,7 @@ class Abstention(NamedTuple):
     """Of what there is none: a rank, or stragglers."""
     reason: str
     way_out: str
-    of_levels_only: bool = False
-    """Single steps can still be judged."""
-
-
-def _busy(runnable: Floats, seconds: Floats) -> float:
-    """Share of the time ready to run: of most steps, or of all together, as far as that is sure."""
-    return max(float(np.median(runnable / seconds)), whole_time(runnable, seconds)[1])
+    leaves: Leaves = Leaves.NOTHING
 
 
 def abstentions(rank: Rank) -> list[Abstention]:
@@ -66,13 +70,13 @@ def abstentions(rank: Rank) -> list[Abstention]:
                 "record with ProfilerActivity.CUDA, or use_device",
             )
         )
-    known = with_runnable(rank, chosen)
-    busy = _busy(rank.runnable[known], rank.seconds[known]) if known.any() else 0.0
+    busy = busy_share(rank, chosen)
     if busy > RULES.most_runnable:
         reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and did not"
-        found.append(Abstention(rank.name, reason, "nothing else is judged; record while nothing else runs"))
+        way_out = "only waits are judged; record while nothing else runs"
+        found.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
     if unknown > RULES.most_unattributed and not rank.is_derived:
         reason = f"{unknown:.0%} of step time is in no phase"
-        found.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", of_levels_only=True))
+        found.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
     return found

@@ -83,6 +83,15 @@ def with_runnable(rank: Rank, chosen: Flags) -> Flags:
     return known if 2 * int(known.sum()) >= int(chosen.sum()) else np.zeros_like(chosen)
 
 
+def busy_share(rank: Rank, chosen: Flags) -> float:
+    """Share of the time ready to run: of most steps, or of all together, as far as that is sure; 0 where it is not known."""
+    known = with_runnable(rank, chosen)
+    if not known.any():
+        return 0.0
+    runnable, seconds = rank.runnable[known], rank.seconds[known]
+    return max(float(np.median(runnable / seconds)), whole_time(runnable, seconds)[1])
+
+
 def median_share(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
     """The median of the shares of steps, and the 95 % interval of it: the bootstrap's."""
     thinned = (seconds / of_steps)[:: _thinning(seconds)]

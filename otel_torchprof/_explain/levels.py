@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .advice import BY_PHASE, COMPUTING
-from .findings import finding, median_share, steady, time, whole_time, with_runnable
+from .findings import busy_share, finding, median_share, steady, time, whole_time, with_runnable
 from .known_names import DERIVED, is_operator, is_what_models_do
 from .rules import RULES
 from .steps import COUNTERS, PLACE_OF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .arrays import Flags, Floats
     from .findings import Finding
@@ -38,6 +38,8 @@ class _Candidate(NamedTuple):
     verdict: str
     seconds: Floats
     evidence: tuple[str, ...] = ()
+    comes_in_bursts: bool = False
+    """Some steps have much of it and others none: four workers of a loader have their batches at one time, and every fourth step waits."""
 
 
 def levels(rank: Rank) -> list[Finding]:
@@ -45,42 +47,49 @@ def levels(rank: Rank) -> list[Finding]:
     chosen = steady(rank)
     if int(chosen.sum()) < RULES.fewest_steps:
         return []
-    found = [_judged(rank, each, chosen) for each in _candidates(rank, chosen)]
+    is_busy = busy_share(rank, chosen) > RULES.most_runnable
+    candidates = _waits_of_busy(rank) if is_busy else _candidates(rank, chosen)
+    ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are told apart
+    found = [_judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in candidates]
     known = with_runnable(rank, chosen)
     if int(known.sum()) >= RULES.fewest_steps:
-        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable), known, whole_time))
+        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable, comes_in_bursts=True), known))
     kept = [each for each in found if each is not None]
     if any(each.verdict == "gil" and not each.is_note for each in kept):
         kept = [each for each in kept if each.verdict not in _WITH_LOCK]
     return kept
 
 
-def _judged(
-    rank: Rank,
-    candidate: _Candidate,
-    chosen: Flags,
-    interval: Callable[[Floats, Floats], tuple[float, float, float]] = median_share,
-) -> Finding | None:
-    seconds = candidate.seconds[chosen]
-    share, low, high = interval(seconds, rank.seconds[chosen])
+def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
+    seconds, of_steps = candidate.seconds[chosen], rank.seconds[chosen]
+    interval, typical = (whole_time, np.mean) if candidate.comes_in_bursts else (median_share, np.median)
+    share, low, high = interval(seconds, of_steps)
     if not share >= RULES.note_share:
         return None
     is_bound = share >= RULES.bound_share and low >= RULES.bound_lower
     count = int(chosen.sum())
     evidence = (
         f"{share:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",
-        f"{time(float(np.median(seconds)))} of {time(float(np.median(rank.seconds[chosen])))} a step",
+        f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
         *candidate.evidence,
     )
     result = finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 
+def _waits_of_busy(rank: Rank) -> Iterator[_Candidate]:
+    """Where the thread was often ready to run and did not, phases that wait count as far as it was blocked: that is no lack of processors."""
+    for phase in _WAITING:
+        seconds = np.minimum(rank.phases[:, PLACE_OF[phase]], rank.blocked)
+        evidence = ("only time in which the loop's thread was blocked, not ready to run",)
+        yield _Candidate(BY_PHASE[phase], seconds, evidence, comes_in_bursts=True)
+
+
 def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     for phase, verdict in BY_PHASE.items():
         if phase != "compile":  # steps that compile are not steady
             evidence = _longest(rank, chosen, in_data=True) if phase == "data" else ()
-            yield _Candidate(verdict, rank.phases[:, PLACE_OF[phase]], evidence)
+            yield _Candidate(verdict, rank.phases[:, PLACE_OF[phase]], evidence, comes_in_bursts=True)
     has_device = not np.isnan(rank.device).all()
     if has_device:
         yield _Candidate("device-bound", rank.device)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Rules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 3
+    version: int = 4
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
@@ -19,7 +19,7 @@ class Rules(NamedTuple):
     firm_steps: int = 50
     """With fewer, a verdict is tentative."""
     bound_share: float = 0.20
-    """A step is bound by what takes at least this, as a median,"""
+    """A step is bound by what takes at least this, of phases of all steps together, of anything else as a median,"""
     bound_lower: float = 0.15
     """and at least this at the lower end of its 95 % interval."""
     note_share: float = 0.10
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
     most_dropped: float = 0.01
     """Abstain: more than this fraction of the events was dropped."""
     most_runnable: float = 0.10
-    """Abstain: the loop's thread was ready to run for more than this, and did not get a processor."""
+    """Abstain, but from waits: the loop's thread was ready to run for more than this, and did not get a processor."""
     spike_ratio: float = 3.0
     """There are spikes where the 99th percentile is above so many medians; each step above so many is one."""
     spike_cause_share: float = 0.80

@@ -10,7 +10,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASES
 from otel_torchprof._trace_files.alignment import fit
 
-from .abstentions import STRAGGLERS, Abstention
+from .abstentions import STRAGGLERS, Abstention, Leaves
 from .findings import finding, steady, time, trained
 from .rules import RULES
 from .steps import PLACE_OF
@@ -32,7 +32,7 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     if count < RULES.fewest_collectives:
         reason = f"{count} collectives with the same number on all ranks, and {RULES.fewest_collectives} are needed"
         way_out = "record all ranks with this package, detail ops; Kineto's traces do not number collectives"
-        return [], [Abstention(STRAGGLERS, reason, way_out, of_levels_only=True)]
+        return [], [Abstention(STRAGGLERS, reason, way_out, Leaves.SINGLE_STEPS)]
     starts, error = _aligned(common)
     waited = _waits(starts) > RULES.alignment_errors * error
     if int(waited.sum()) < RULES.fewest_collectives:

@@ -11,7 +11,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof.errors import TorchProfError
 
-from .abstentions import abstentions
+from .abstentions import Leaves, abstentions
 from .explanation import Explanation, PhaseRow
 from .findings import steady, trained
 from .levels import levels
@@ -55,7 +55,7 @@ def explain(
 def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     """What the steps of some ranks say; ``problems``: of what could not be read."""
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
-    is_doubtful = any(not reason.of_levels_only for reason in reasons)
+    is_doubtful = any(reason.leaves is not Leaves.SINGLE_STEPS for reason in reasons)
     late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
     found = [*late, *_of_ranks(ranks)]
     of_waits = max((each.recoverable_seconds for each in found if each.verdict == "communication-bound"), default=0.0)
@@ -97,10 +97,13 @@ def _judged(rank: Rank) -> list[Finding]:
     reasons = abstentions(rank)
     if not reasons:
         return [*levels(rank), *spikes(rank), *pauses(rank)]
-    if all(each.of_levels_only for each in reasons):
-        gaps = (each for each in levels(rank) if each.verdict in _OF_THE_REST and not each.is_note)
-        return [*gaps, *spikes(rank), *pauses(rank)]
-    return [each for each in levels(rank) if each.verdict == "machine-busy" and not each.is_note]
+    found = [each for each in levels(rank) if not each.is_note]
+    left = {each.leaves for each in reasons}
+    if left == {Leaves.SINGLE_STEPS}:
+        return [*(each for each in found if each.verdict in _OF_THE_REST), *spikes(rank), *pauses(rank)]
+    if left == {Leaves.WAITS}:  # and there are no other levels where a machine is busy
+        return found
+    return [each for each in found if each.verdict == "machine-busy"]
 
 
 def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:

@@ -126,6 +126,49 @@ def test_a_busy_machine(explained):
     assert verdicts(explained(trace.steps(60, data=0.5))) == ["input-bound"]
 
 
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_waits_in_bursts(explained, workers):
+    """A loader's workers have their batches at one time: most steps wait for nothing, and the loop for data half of its time."""
+    trace = Trace()
+    for number in range(65):
+        if number % workers:
+            trace.step(STEP_MS, data=0.0)
+        else:
+            trace.step((workers + 1) * STEP_MS, data=workers / (workers + 1))
+    [found] = explained(trace).faults
+    assert found.verdict == "input-bound"
+    assert found.share == pytest.approx(0.5, abs=0.1)
+
+
+def test_one_long_wait(explained):
+    """A single wait, however long, binds no steps."""
+    trace = Trace().steps(30)
+    for times in (2.5, 20):
+        trace.step(times * STEP_MS, data=0.9)
+        assert verdicts(explained(trace.steps(30))) == []
+
+
+@pytest.mark.parametrize(
+    ("blocked", "runnable", "said"),
+    [
+        (0.45, 0.3, ["input-bound", "machine-busy"]),
+        (0.45, 0.15, ["input-bound"]),
+        (0.1, 0.3, ["machine-busy"]),
+        (0.1, 0.15, []),
+    ],
+)
+def test_waits_beside_a_busy_machine(explained, blocked, runnable, said):
+    """A loop that is blocked while it waits for data is bound by that, however busy the machine is; nothing else is judged."""
+    of_step = {"blocked": blocked, "runnable": runnable}
+    attributes = {f"torch__step__{name}_duration": share * STEP_MS / 1e3 for name, share in of_step.items()}
+    found = explained(Trace().steps(60, data=0.5, optimizer=0.4, **attributes))
+    assert verdicts(found) == said
+    assert "machine busy" in found.abstentions[0].reason
+    assert any("only time in which the loop's thread was blocked" in text for each in found.findings for text in each.evidence) is (
+        "input-bound" in said
+    )
+
+
 @pytest.mark.parametrize(("pages", "said"), [(900, []), (1_500, []), (5_000, ["allocation-churn"])])
 def test_memory_that_is_taken_anew(explained, pages, said):
     """Page faults of a step at half a microsecond each are a verdict like a phase, and evidence from 1,000 on."""
