@@ -11,7 +11,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX
 from .rules import DIFF_RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .arrays import Flags, Floats
     from .tree_times import TreeTimes
@@ -39,11 +39,13 @@ class Row(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A row that changed."""
+    """A row that changed; logarithms are natural."""
 
     row: Row
     error: float
     """Standard error of the logarithm of the ratio; infinite where it was not in both recordings."""
+    alike: float
+    """As much of that logarithm as the machine may have changed."""
 
 
 def rows_of(before: TreeTimes, after: TreeTimes) -> list[Row]:
@@ -77,32 +79,67 @@ def judged(rows: list[Row], step: float) -> tuple[float, list[Compared]]:
     """
     if not rows:
         return 1.0, []
-    (before, error), (after, other) = (
-        log_medians(np.stack(side)) for side in ([row.before for row in rows], [row.after for row in rows])
-    )
+    sides = np.stack([row.before for row in rows]), np.stack([row.after for row in rows])
+    (before, error), (after, other) = (log_and_error(side, undisturbed) for side in sides)
     is_both = np.isfinite(before) & np.isfinite(after)
     ratios = np.where(is_both, after, 0) - np.where(is_both, before, 0)
-    common, spread = _common(ratios[is_both & _stand_for_names(rows)])
-    errors = np.where(is_both, np.sqrt(error**2 + other**2 + spread**2), np.inf)
-    beyond = np.abs(ratios - common)
-    is_changed = is_both & (beyond > np.log1p(DIFF_RULES.least_change)) & (beyond > DIFF_RULES.deviations * errors)
-    is_changed |= ~is_both & np.array([0 in {row.calls_before, row.calls_after} for row in rows])
-    difference = np.array([np.median(row.after) - np.median(row.before) for row in rows])
-    is_changed &= np.abs(difference) > DIFF_RULES.least_share * step
+    common = _common(ratios[is_both & _stand_for_names(rows)])
+    is_changed, alike, errors = _beyond_machine(ratios, np.hypot(error, other), common)
+    errors, alike = np.where(is_both, errors, np.inf), np.where(is_both, alike, 0.0)
+    has_begun_or_ended = np.array([0 in {row.calls_before, row.calls_after} for row in rows])
+    difference = undisturbed(sides[1]) / np.exp(alike) - undisturbed(sides[0])
+    is_changed = np.where(is_both, is_changed, has_begun_or_ended) & (
+        np.abs(difference) > DIFF_RULES.least_share * step
+    )
     order = np.argsort(-np.abs(difference), kind="stable")
-    return float(np.exp(common)), [*_once(rows, order[is_changed[order]].tolist(), errors, difference)]
+    chosen = _once(rows, order[is_changed[order]].tolist(), errors, difference)
+    return float(np.exp(common.ratio)), [Compared(rows[at], float(errors[at]), float(alike[at])) for at in chosen]
 
 
-def log_medians(values: Floats) -> tuple[Floats, Floats]:
-    """Of rows of steps, or of one: logarithms of the medians, and their standard errors, from blocks of steps that follow one another.
+def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Flags, Floats, Floats]:
+    """Which logarithms of ratios are beyond chance and beyond what the machine may have done; how much of them that is, and their errors.
+
+    A machine that has become slower slows names down by different parts of that. So either a name is outside of all that is between no
+    change and the common one, or it is far from the common one beside how far other names are from it.
+    """
+    between = np.clip(ratios, min(0.0, common.ratio), max(0.0, common.ratio))
+    outer, inner = np.hypot(errors, common.least_spread), np.hypot(errors, common.spread)
+    is_outside, is_apart = _is_beyond(ratios - between, outer), _is_beyond(ratios - common.ratio, inner)
+    return is_outside | is_apart, np.where(is_outside, between, common.ratio), np.where(is_outside, outer, inner)
+
+
+def undisturbed(values: Floats) -> Floats:
+    """Of rows of steps: the fastest tenth of those in which it runs; 0 where these are less than half of the steps.
+
+    A machine that is slower for a while, or for half of a recording, changes medians; that it is faster than it can be, it never is.
+    """
+    return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values))
+
+
+def _fastest(values: Floats) -> Floats:
+    idle = (values <= 0).sum(axis=-1, keepdims=True)
+    place = idle + ((values.shape[-1] - 1 - idle) * DIFF_RULES.fastest).astype(np.int64)
+    found: Floats = np.take_along_axis(np.sort(values, axis=-1), place.clip(0, values.shape[-1] - 1), axis=-1)[..., 0]
+    return found
+
+
+def log_and_error(values: Floats, typical: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+    """Of rows of steps: logarithms of what is typical, and their standard errors, from blocks of steps that follow one another.
 
     Steps near one another are alike, so that an error from single steps would be too small.
     """
-    blocks = [np.median(block, axis=-1) for block in np.array_split(values, DIFF_RULES.blocks, axis=-1)]
+    blocks = [typical(block) for block in np.array_split(values, DIFF_RULES.blocks, axis=-1)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found, logs = np.log(np.median(values, axis=-1)), np.log(np.stack(blocks))
+        found, logs = np.log(typical(values)), np.log(np.stack(blocks))
         errors = np.std(logs, axis=0, ddof=1) / np.sqrt(len(blocks))
     return found, np.where(np.isfinite(errors), errors, np.inf)
+
+
+def _is_beyond(ratios: Floats, errors: Floats) -> Flags:
+    found: Flags = (np.abs(ratios) > np.log1p(DIFF_RULES.least_change)) & (
+        np.abs(ratios) > DIFF_RULES.deviations * errors
+    )
+    return found
 
 
 def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -118,15 +155,24 @@ def _stand_for_names(rows: list[Row]) -> Flags:
     return np.array([not row.path or row.name not in several for row in rows])
 
 
-def _common(ratios: Floats) -> tuple[float, float]:
-    """By what all names changed alike, and how far they are from that: as far as two recordings of one program are apart."""
+class _Common(NamedTuple):
+    """What all names changed by alike, as a logarithm, and how far they are from that, as a standard deviation."""
+
+    ratio: float
+    spread: float
+    least_spread: float
+    """By which a name differs in two recordings of one program at least."""
+
+
+def _common(ratios: Floats) -> _Common:
     if len(ratios) < DIFF_RULES.fewest_names:
-        return 0.0, DIFF_RULES.spread
-    common = float(np.median(ratios))
-    return common, max(_NORMAL * float(np.median(np.abs(ratios - common))), DIFF_RULES.least_spread)
+        return _Common(0.0, DIFF_RULES.spread_of_few, DIFF_RULES.spread_of_few)
+    ratio = float(np.median(ratios))
+    spread = _NORMAL * float(np.median(np.abs(ratios - ratio)))
+    return _Common(ratio, max(spread, DIFF_RULES.spread), DIFF_RULES.spread)
 
 
-def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Floats) -> Iterator[Compared]:
+def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Floats) -> Iterator[int]:
     """Of a name on several paths either all of it, or the one path that makes its change; none that is new or vanished on one path only."""
     of_all = {rows[place].name: place for place in changed if not rows[place].path}
     several = {row.name for row in rows if not row.path}
@@ -142,4 +188,4 @@ def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Float
         else:
             is_told = bool(np.isfinite(errors[place])) or row.name not in several
         if is_told:
-            yield Compared(row, float(errors[place]))
+            yield place

@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_torchprof.errors import TorchProfError
 
-from .compared import QUANTILE, judged, log_medians, rows_of
+from .compared import QUANTILE, judged, log_and_error, rows_of, undisturbed
 from .difference import Change, Difference, Recording
 from .rank_reading import read_steps
 from .rules import DIFF_RULES
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._export.byte_stream import ByteStream
 
+    from .arrays import Floats
     from .compared import Compared
 
 
@@ -45,7 +46,7 @@ def diff(
         sides.append(side)
         problems += said
     first, second = sides
-    (before_log, error), (after_log, other) = (log_medians(side.tree.seconds) for side in (first, second))
+    (before_log, error), (after_log, other) = (log_and_error(side.tree.seconds, _median) for side in (first, second))
     ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
     common, compared = judged(rows_of(first.tree, second.tree), first.recording.median)
     return Difference(
@@ -55,7 +56,7 @@ def diff(
         ratio / spread,
         ratio * spread,
         common,
-        tuple(_change(each, first.recording.median, common) for each in compared),
+        tuple(_change(each, first.recording.median) for each in compared),
         tuple(problems),
     )
 
@@ -81,10 +82,15 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
     return _Side(Recording(path, len(tree.seconds), float(np.median(tree.seconds))), tree), problems
 
 
-def _change(found: Compared, step: float, common: float) -> Change:
+def _median(values: Floats) -> Floats:
+    found: Floats = np.median(values, axis=-1)
+    return found
+
+
+def _change(found: Compared, step: float) -> Change:
     row = found.row
-    before, after = (float(np.median(side)) for side in (row.before, row.after))
+    before, after = (float(undisturbed(side)) for side in (row.before, row.after))
     spread = math.exp(QUANTILE * found.error) if math.isfinite(found.error) else math.nan
     ratio = after / before if before else math.nan
-    calls, share = (row.calls_before, row.calls_after), (after / common - before) / step
+    calls, share = (row.calls_before, row.calls_after), (after / math.exp(found.alike) - before) / step
     return Change(row.name, row.path, before, after, ratio / spread, ratio * spread, *calls, share)

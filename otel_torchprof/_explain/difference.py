@@ -19,7 +19,7 @@ _SHOWN_NAMES = 4
 
 
 class Change(NamedTuple):
-    """What takes more or less time in the second recording; seconds are self time of a step, as medians."""
+    """What takes more or less time in the second recording; seconds are self time of a step, in the fastest tenth of those in which it runs."""
 
     name: str
     path: tuple[str, ...]
@@ -33,7 +33,7 @@ class Change(NamedTuple):
     calls_after: float
     """Per step, as medians; NaN where spans stand for several."""
     share: float
-    """Of the difference beyond what all changed by, in the first recording's step."""
+    """Of the difference beyond what the machine may have changed, in the first recording's step."""
 
     @property
     def is_new(self) -> bool:

@@ -65,28 +65,30 @@ class Rules(NamedTuple):
 class DiffRules(NamedTuple):
     """By which two recordings differ."""
 
-    version: int = 1
+    version: int = 2
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
     fewest_steps: int = 20
     """Of each recording."""
+    fastest: float = 0.10
+    """Of the steps in which a name runs: what it takes there is compared."""
     blocks: int = 10
-    """Of steps, from whose medians the error of a median is known."""
+    """Of steps, from which the error of that is known."""
     least_share: float = 0.005
     """Of a step: what takes less is not compared, and no difference is smaller."""
     least_change: float = 0.02
     """A path, or a name, changed by at least this,"""
     deviations: float = 4.0
-    """and by so many standard deviations: of its own medians, and of how far names are from what all changed by."""
+    """and by so many standard deviations: of its own times, and of how far names are from what all changed by."""
     path_share: float = 0.80
     """Of the difference of a name: if one path has it, that is named."""
     fewest_names: int = 5
     """With fewer, that is not known,"""
-    spread: float = 0.05
-    """and this is taken,"""
-    least_spread: float = 0.01
-    """as it is where names are closer to one another than this."""
+    spread_of_few: float = 0.05
+    """and this is taken."""
+    spread: float = 0.015
+    """By which a name differs in two recordings of one program at least; and as much outside of what is between no change and that of all."""
     common_change: float = 0.10
     """Everything changed alike by more than this: less may be the machine."""
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 AVERAGES = "torch.averages"
-MOST_BYTES = 2_047
-"""Of the text: Tempo cuts what has 2,048."""
+MOST_BYTES = 1_279
+"""Of the text, with that of collectives: a step with its phases then takes 3,000 (measured, docs/ranks.md). Tempo cuts what has 2,048."""
 _LONGEST_NAME = 200
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -62,7 +62,7 @@ def without_detail(
     """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
-    2,047 bytes. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
+    1,279 bytes, less those of collectives. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
     collectives whose end is known (:mod:`~otel_torchprof._sampling.step_collectives`). Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
 
     Args:
@@ -78,9 +78,10 @@ def without_detail(
     recorded = np.zeros(len(keys), dtype=np.int64)
     np.add.at(recorded, which, (counts_of(table) + collapsed_of(table))[rows])
     goes = ~stays[rows]
-    texts = _averages(table, rows[goes], which[goes], len(keys))
-    reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
     collectives = collective_texts(table, rows, which, roots)
+    left = [MOST_BYTES - len(calls.encode("utf-8", "replace")) for calls in collectives]
+    texts = _averages(table, rows[goes], which[goes], left)
+    reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
     found = {
         row: {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})}
         for row, text, calls in zip(roots.tolist(), texts, collectives, strict=True)
@@ -88,7 +89,7 @@ def without_detail(
     return without_hidden(with_attributes(reported, found))
 
 
-def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) -> list[str]:
+def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[int]) -> list[str]:
     """The text of each trace group; ``which``: the trace group of each event."""
     names, name = distinct(table.name[events])
     keys = which * max(len(names), 1) + name
@@ -100,8 +101,8 @@ def _averages(table: SpanTable, events: Array, which: Array, trace_groups: int) 
     of_trace_group, of_name = np.divmod(pairs[place[sums.first]] >> 1, max(len(names), 1))
     order = np.lexsort((of_name, -seconds, of_trace_group))
     texts = [table.names[index][:_LONGEST_NAME] for index in names.tolist()]
-    lines: list[list[str]] = [[] for _ in range(trace_groups)]
-    left = [MOST_BYTES - len("[]")] * trace_groups
+    lines: list[list[str]] = [[] for _ in most_bytes]
+    left = [most - len("[]") for most in most_bytes]
     entries = (of_trace_group[order], of_name[order], counts[order], seconds[order], in_data[order])
     for number, text, count, own, is_data in zip(*(column.tolist() for column in entries), strict=True):
         if left[number] < 0:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 COLLECTIVES = "torch.collectives"
-MOST_BYTES = 1_023
+MOST_BYTES = 511
 _WORKS = ("gloo:", "nccl:")
 """Begins of the names of what backends do on threads of their own; the name of the collective follows."""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: Array) -> list[str]:
-    """Of each trace group a JSON list of ``[group, number, begin, end]``, in us since the root began; as many as go into 1,023 bytes.
+    """Of each trace group a JSON list of ``[group, number, begin, end]``, in us since the root began; as many as go into 511 bytes.
 
     Of those whose end is known: the end of the backend's work of that name, which comes in the order of the calls. Empty where there are none.
 

@@ -29,7 +29,7 @@ MERGED_RANKS = "merged_ranks"
 """In the ``otherData`` of a trace that was merged: its processes and their ranks."""
 _OF_ENTRY = ("group", "number", "begin", "end")
 _LONGEST_LIST = 4096
-"""Characters. This package writes 2,047 at most."""
+"""Characters. This package writes 1,279 at most."""
 
 
 class StepAverage(NamedTuple):

@@ -164,9 +164,9 @@ def test_waits_beside_a_busy_machine(explained, blocked, runnable, said):
     found = explained(Trace().steps(60, data=0.5, optimizer=0.4, **attributes))
     assert verdicts(found) == said
     assert "machine busy" in found.abstentions[0].reason
-    assert any("only time in which the loop's thread was blocked" in text for each in found.findings for text in each.evidence) is (
-        "input-bound" in said
-    )
+    assert any(
+        "only time in which the loop's thread was blocked" in text for each in found.findings for text in each.evidence
+    ) is ("input-bound" in said)
 
 
 @pytest.mark.parametrize(("pages", "said"), [(900, []), (1_500, []), (5_000, ["allocation-churn"])])
