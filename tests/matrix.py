@@ -2,7 +2,7 @@
 
 Each pair gets an environment in `build/matrix`, which stays: torch alone is a download of up to 3 GB the first time. Then a user's script
 runs, with the wheel of `dist/` and without any compiler where there is one, and the parity tests, whose reference is that torch's own
-profiler. Prints a table as Markdown, with versions and the date; fails where anything of a pair does.
+profiler, and what `explain` says of that profiler's traces. Prints a table as Markdown, with versions and the date; fails where anything of a pair does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ TESTS = (
     "parity",
     *(
         f"test_{name}.py"
-        for name in ("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast", "event_tree")
+        for name in (
+            *("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast", "event_tree"),
+            "explained_programs",
+        )
     ),
 )
 SCRIPT = """

@@ -104,7 +104,8 @@ def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Fl
     """
     between = np.clip(ratios, min(0.0, common.ratio), max(0.0, common.ratio))
     outer, inner = np.hypot(errors, common.least_spread), np.hypot(errors, common.spread)
-    is_outside, is_apart = _is_beyond(ratios - between, outer), _is_beyond(ratios - common.ratio, inner)
+    is_outside = np.abs(ratios - between) > DIFF_RULES.deviations * outer
+    is_apart = np.abs(ratios - common.ratio) > DIFF_RULES.deviations * inner
     return is_outside | is_apart, np.where(is_outside, between, common.ratio), np.where(is_outside, outer, inner)
 
 
@@ -133,13 +134,6 @@ def log_and_error(values: Floats, typical: Callable[[Floats], Floats]) -> tuple[
         found, logs = np.log(typical(values)), np.log(np.stack(blocks))
         errors = np.std(logs, axis=0, ddof=1) / np.sqrt(len(blocks))
     return found, np.where(np.isfinite(errors), errors, np.inf)
-
-
-def _is_beyond(ratios: Floats, errors: Floats) -> Flags:
-    found: Flags = (np.abs(ratios) > np.log1p(DIFF_RULES.least_change)) & (
-        np.abs(ratios) > DIFF_RULES.deviations * errors
-    )
-    return found
 
 
 def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -17,6 +17,11 @@ _PREFIXES = (
     ("Python GC", "gc"),  # torch's, and this package's, with record_python_gc_info
     ("gc.collect: generation", "gc"),
 )
+LOADERS = {
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "num_workers=0: the loop makes its batches itself",
+    "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__": "the loader has workers, and they do not keep up",
+}
+"""What names of torch's loaders say of them."""
 _ANY = (PHASE_PREFIX, *(prefix for prefix, _ in _PREFIXES))
 _OF_ANY_THREAD = frozenset(("backward",))
 _DERIVED = frozenset(phase for _, phase in _PREFIXES)

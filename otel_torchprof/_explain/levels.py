@@ -9,7 +9,7 @@ import numpy as np
 
 from .advice import BY_PHASE, COMPUTING
 from .findings import busy_share, finding, median_share, steady, time, whole_time, with_runnable
-from .known_names import DERIVED, is_operator, is_what_models_do
+from .known_names import DERIVED, LOADERS, is_operator, is_what_models_do
 from .rules import RULES
 from .steps import COUNTERS, PLACE_OF
 
@@ -48,7 +48,7 @@ def levels(rank: Rank) -> list[Finding]:
     if int(chosen.sum()) < RULES.fewest_steps:
         return []
     is_busy = busy_share(rank, chosen) > RULES.most_runnable
-    candidates = _waits_of_busy(rank) if is_busy else _candidates(rank, chosen)
+    candidates = _waits_of_busy(rank, chosen) if is_busy else _candidates(rank, chosen)
     ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are told apart
     found = [_judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in candidates]
     known = with_runnable(rank, chosen)
@@ -77,18 +77,19 @@ def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 
-def _waits_of_busy(rank: Rank) -> Iterator[_Candidate]:
+def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     """Where the thread was often ready to run and did not, phases that wait count as far as it was blocked: that is no lack of processors."""
     for phase in _WAITING:
         seconds = np.minimum(rank.phases[:, PLACE_OF[phase]], rank.blocked)
-        evidence = ("only time in which the loop's thread was blocked, not ready to run",)
-        yield _Candidate(BY_PHASE[phase], seconds, evidence, comes_in_bursts=True)
+        evidence = _of_data(rank, chosen) if phase == "data" else ()
+        how = "only time in which the loop's thread was blocked, not ready to run"
+        yield _Candidate(BY_PHASE[phase], seconds, (how, *evidence), comes_in_bursts=True)
 
 
 def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     for phase, verdict in BY_PHASE.items():
         if phase != "compile":  # steps that compile are not steady
-            evidence = _longest(rank, chosen, in_data=True) if phase == "data" else ()
+            evidence = _of_data(rank, chosen) if phase == "data" else ()
             yield _Candidate(verdict, rank.phases[:, PLACE_OF[phase]], evidence, comes_in_bursts=True)
     has_device = not np.isnan(rank.device).all()
     if has_device:
@@ -160,6 +161,11 @@ def _operators(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
                 for operators in rank.operators
             )
             yield _Candidate("operator-bound", np.array([*of_steps], np.float64), (f"operator {name}",))
+
+
+def _of_data(rank: Rank, chosen: Flags) -> tuple[str, ...]:
+    names = {name for name, _ in _totals(rank, chosen, in_data=True)}
+    return *(text for name, text in LOADERS.items() if name in names), *_longest(rank, chosen, in_data=True)
 
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:

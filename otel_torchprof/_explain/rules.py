@@ -77,10 +77,8 @@ class DiffRules(NamedTuple):
     """Of steps, from which the error of that is known."""
     least_share: float = 0.005
     """Of a step: what takes less is not compared, and no difference is smaller."""
-    least_change: float = 0.02
-    """A path, or a name, changed by at least this,"""
     deviations: float = 4.0
-    """and by so many standard deviations: of its own times, and of how far names are from what all changed by."""
+    """A path, or a name, changed by at least so many standard deviations: of its own times, and of how far names are from what all changed by."""
     path_share: float = 0.80
     """Of the difference of a name: if one path has it, that is named."""
     fewest_names: int = 5

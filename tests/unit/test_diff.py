@@ -216,7 +216,7 @@ def test_the_forms(tmp_path, capsys):
     assert cli.main(["diff", "--json", str(before), str(after)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads(json.dumps(found.as_json()))
-    assert said["rules"]["least_change"] == 0.02
+    assert said["rules"]["deviations"] == 4
     assert said["changes"][0]["path"] == ["forward", "aten::mm"]
 
 

@@ -378,6 +378,16 @@ def test_phases_of_torchs_traces(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("iterator", "said"), [("SingleProcess", "num_workers=0: "), ("MultiProcessing", "the loader has workers, ")]
+)
+def test_what_a_loader_has(tmp_path, iterator, said):
+    """Whether a loader has workers is in the evidence: it is in the name of its iterator."""
+    name = f"enumerate(DataLoader)#_{iterator}DataLoaderIter.__next__"
+    [found] = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 5)])).faults
+    assert [text.startswith(said) for text in found.evidence].count(True) == 1
+
+
+@pytest.mark.parametrize(
     ("name", "verdict"),
     [
         ("Python GC", "gc-bound"),
