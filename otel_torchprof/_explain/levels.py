@@ -47,11 +47,12 @@ def levels(rank: Rank) -> list[Finding]:
     chosen = steady(rank)
     if int(chosen.sum()) < RULES.fewest_steps:
         return []
-    is_busy = busy_share(rank, chosen) > RULES.most_runnable
-    candidates = _waits_of_busy(rank, chosen) if is_busy else _candidates(rank, chosen)
-    ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are told apart
-    found = [_judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in candidates]
     known = with_runnable(rank, chosen)
+    ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are told apart
+    if busy_share(rank, chosen) > RULES.most_runnable:
+        found = [_judged(rank, each, ordinary & known) for each in _waits_of_busy(rank, chosen)]
+    else:
+        found = [_judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in _candidates(rank, chosen)]
     if int(known.sum()) >= RULES.fewest_steps:
         found.append(_judged(rank, _Candidate("machine-busy", rank.runnable, comes_in_bursts=True), known))
     kept = [each for each in found if each is not None]
