@@ -52,7 +52,9 @@ def levels(rank: Rank) -> list[Finding]:
     if busy_share(rank, chosen) > RULES.most_runnable:
         found = [_judged(rank, each, ordinary & known) for each in _waits_of_busy(rank, chosen)]
     else:
-        found = [_judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in _candidates(rank, chosen)]
+        found = [
+            _judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in _candidates(rank, chosen)
+        ]
     if int(known.sum()) >= RULES.fewest_steps:
         found.append(_judged(rank, _Candidate("machine-busy", rank.runnable, comes_in_bursts=True), known))
     kept = [each for each in found if each is not None]
