@@ -66,7 +66,7 @@ def _instrumented(provider: TracerProvider, detail: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooks() -> Iterator[None]:
-    """Of torch, before and after each module's forward, that do nothing: what anybody pays who is told of modules."""
+    """Torch's hooks before and after the forward of each module, which do nothing: the floor of every tool that uses them."""
     modules = torch.nn.modules.module
     handles = [
         modules.register_module_forward_pre_hook(lambda *_: None),

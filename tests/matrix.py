@@ -22,7 +22,12 @@ TESTS = (
     *(
         f"test_{name}.py"
         for name in (
-            *("frames_parity", "torch_differences", "imports", "schedules", "record_function_fast", "event_tree"),
+            "frames_parity",
+            "torch_differences",
+            "imports",
+            "schedules",
+            "record_function_fast",
+            "event_tree",
             "explained_programs",
         )
     ),

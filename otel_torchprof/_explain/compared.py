@@ -87,7 +87,7 @@ def judged(rows: list[Row], step: float) -> tuple[float, list[Compared]]:
     is_changed, alike, errors = _beyond_machine(ratios, np.hypot(error, other), common)
     errors, alike = np.where(is_both, errors, np.inf), np.where(is_both, alike, 0.0)
     has_begun_or_ended = np.array([0 in {row.calls_before, row.calls_after} for row in rows])
-    difference = undisturbed(sides[1]) / np.exp(alike) - undisturbed(sides[0])
+    difference = np.exp(after - alike) - np.exp(before)
     is_changed = np.where(is_both, is_changed, has_begun_or_ended) & (
         np.abs(difference) > DIFF_RULES.least_share * step
     )
@@ -112,7 +112,7 @@ def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Fl
 def undisturbed(values: Floats) -> Floats:
     """Of rows of steps: the fastest tenth of those in which it runs; 0 where these are less than half of the steps.
 
-    A machine that is slower for a while, or for half of a recording, changes medians; that it is faster than it can be, it never is.
+    A machine that is slow for half of a recording changes medians; the fastest steps stay as they are.
     """
     return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values))
 

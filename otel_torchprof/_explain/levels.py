@@ -83,17 +83,15 @@ def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
 def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     """Where the thread was often ready to run and did not, phases that wait count as far as it was blocked: that is no lack of processors."""
     for phase in _WAITING:
-        seconds = np.minimum(rank.phases[:, PLACE_OF[phase]], rank.blocked)
-        evidence = _of_data(rank, chosen) if phase == "data" else ()
+        found = _of_phase(rank, chosen, phase)
         how = "only time in which the loop's thread was blocked, not ready to run"
-        yield _Candidate(BY_PHASE[phase], seconds, (how, *evidence), comes_in_bursts=True)
+        yield found._replace(seconds=np.minimum(found.seconds, rank.blocked), evidence=(how, *found.evidence))
 
 
 def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
-    for phase, verdict in BY_PHASE.items():
+    for phase in BY_PHASE:
         if phase != "compile":  # steps that compile are not steady
-            evidence = _of_data(rank, chosen) if phase == "data" else ()
-            yield _Candidate(verdict, rank.phases[:, PLACE_OF[phase]], evidence, comes_in_bursts=True)
+            yield _of_phase(rank, chosen, phase)
     has_device = not np.isnan(rank.device).all()
     if has_device:
         yield _Candidate("device-bound", rank.device)
@@ -166,9 +164,15 @@ def _operators(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
             yield _Candidate("operator-bound", np.array([*of_steps], np.float64), (f"operator {name}",))
 
 
-def _of_data(rank: Rank, chosen: Flags) -> tuple[str, ...]:
-    names = {name for name, _ in _totals(rank, chosen, in_data=True)}
-    return *(text for name, text in LOADERS.items() if name in names), *_longest(rank, chosen, in_data=True)
+def _of_phase(rank: Rank, chosen: Flags, phase: str) -> _Candidate:
+    evidence: tuple[str, ...] = ()
+    if phase == "data":
+        names = {name for name, _ in _totals(rank, chosen, in_data=True)}
+        evidence = (
+            *(text for name, text in LOADERS.items() if name in names),
+            *_longest(rank, chosen, in_data=True),
+        )
+    return _Candidate(BY_PHASE[phase], rank.phases[:, PLACE_OF[phase]], evidence, comes_in_bursts=True)
 
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:

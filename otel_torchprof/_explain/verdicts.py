@@ -123,8 +123,6 @@ def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:
     for phase in (*PHASES, rest):
         seconds = np.concatenate(columns[phase])
         if seconds.any():
-            shares = seconds / steps
-            rows.append(
-                PhaseRow(phase, float(np.median(seconds)), float(np.percentile(seconds, 95)), float(np.median(shares)))
-            )
+            median, high = np.median(seconds), np.percentile(seconds, 95)
+            rows.append(PhaseRow(phase, float(median), float(high), float(seconds.sum() / steps.sum())))
     return tuple(rows)
