@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
         help="say what became slower between two trace files",
         description="Says what takes more or less time in a step of AFTER than in one of BEFORE: names of operators, phases, "
         "modules and calls, and where in the step; only what is more than chance. Reads Chrome JSON (of this package, or of "
-        "torch.profiler) and OTLP, compressed or not. Exit status: 0; 1 when --fail-over says so, or a part of a file could not "
-        "be read.",
+        "torch.profiler) and OTLP, compressed or not. Exit status: 0; 1 when --fail-over says so, or cannot be judged, or a part of a "
+        "file could not be read.",
     )
     parser.add_argument("before", metavar="BEFORE")
     parser.add_argument("after", metavar="AFTER")
@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
     for problem in found.problems:
         say(problem)
     if options.fail_over is not None and found.is_slower_by(options.fail_over):
-        say(f"what changed makes steps {found.slowdown:.1%} slower, and {options.fail_over:.1%} are allowed")
+        say(f"what is listed adds {found.slowdown:.1%} to a step, and --fail-over allows {options.fail_over:.1%}")
         return _FAILED
-    return _FAILED if found.problems else 0
+    return _FAILED if found.problems or (found.doubts and options.fail_over is not None) else 0
 
 
 def _text_of(found: Difference, options: argparse.Namespace) -> str:
@@ -70,6 +70,6 @@ def _fraction(text: str) -> float:
         found = float(text.removesuffix("%")) / 100
     except ValueError:
         found = math.nan
-    if not 0 <= found < math.inf:
+    if not text.endswith("%") or not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no percentage, such as 5%")
     return found

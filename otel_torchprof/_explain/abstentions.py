@@ -72,8 +72,8 @@ def abstentions(rank: Rank) -> list[Abstention]:
         )
     busy = busy_share(rank, chosen)
     if busy > RULES.most_runnable:
-        reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and did not"
-        way_out = "only waits are judged; record while nothing else runs"
+        reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and other threads had the processors"
+        way_out = "record while nothing else runs; only waits in which the thread was blocked are judged"
         found.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
     if unknown > RULES.most_unattributed and not rank.is_derived:

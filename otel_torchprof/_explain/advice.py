@@ -117,5 +117,6 @@ BY_PHASE = {
 }
 """The verdict on a step that is bound by a phase; those of the model's computing are left, which are one."""
 COMPUTING = ("forward", "backward", "inference")
+WAITING = ("data", "checkpoint", "collective", "device_wait")
 HARMLESS = frozenset(("compute-bound", "device-bound"))
 """Verdicts that are no fault."""

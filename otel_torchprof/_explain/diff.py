@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof.errors import TorchProfError
 
-from .compared import QUANTILE, judged, log_and_error, rows_of, undisturbed
+from .compared import QUANTILE, judged, log_and_error, rare_share, rows_of, undisturbed
 from .difference import Change, Difference, Recording
 from .rank_reading import read_steps
-from .rules import DIFF_RULES
+from .rules import DIFF_RULES, RULES
 from .tree_times import TreeTimes
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from .arrays import Floats
     from .compared import Compared
+    from .step_list import StepList
 
 
 def diff(
@@ -46,6 +48,7 @@ def diff(
         sides.append(side)
         problems += said
     first, second = sides
+    _check_alike(first, second)
     (before_log, error), (after_log, other) = (log_and_error(side.tree.seconds, _median) for side in (first, second))
     ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
     common, compared = judged(rows_of(first.tree, second.tree), first.recording.median)
@@ -58,6 +61,7 @@ def diff(
         common,
         tuple(_change(each, first.recording.median) for each in compared),
         tuple(problems),
+        tuple(doubt for side in sides for doubt in side.doubts),
     )
 
 
@@ -67,6 +71,20 @@ def diff(
 class _Side(NamedTuple):
     recording: Recording
     tree: TreeTimes
+    doubts: list[str]
+    """Why its times are not the program's."""
+
+
+def _check_alike(before: _Side, after: _Side) -> None:
+    """Raises TorchProfError where one recording has operators and the other steps and phases only."""
+    names = [{path[-1] for path in side.tree.paths if path} for side in (before, after)]
+    has_more = [any(not name.startswith(PHASE_PREFIX) for name in each) for each in names]
+    if all(names) and has_more[0] != has_more[1]:
+        more, less = (before, after) if has_more[0] else (after, before)
+        raise TorchProfError(
+            f"{more.recording.path!r} has operators, labels or modules, {less.recording.path!r} steps and phases only, so that times of the two "
+            "are not of the same: record both with one --detail"
+        )
 
 
 def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, list[str]]:
@@ -79,7 +97,31 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
             f"{path!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} left out), and "
             f"{DIFF_RULES.fewest_steps} are needed to compare it: record more steps"
         )
-    return _Side(Recording(path, len(tree.seconds), float(np.median(tree.seconds))), tree), problems
+    rare = rare_share(tree)
+    return _Side(
+        Recording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, found)
+    ), problems
+
+
+def _doubts(path: str, found: StepList) -> list[str]:
+    """As explain has them: events that are lost, steps that are told twice, processors that others had."""
+    doubts = []
+    for each in found.processes.values():
+        steps = [step for step in each.steps if step.is_training][DIFF_RULES.warm_up_steps :]
+        known = [step for step in steps if not math.isnan(step.runnable)]
+        busy = math.fsum(step.runnable for step in known) / max(sum(step.duration for step in known) / 1e9, 1e-9)
+        if busy > RULES.most_runnable:
+            doubts.append(
+                f"{path!r}: the loop's thread was ready to run for {busy:.0%} of the time, and other threads had the processors: record it "
+                "while nothing else runs"
+            )
+        if each.dropped > RULES.most_dropped * (each.events + each.dropped):
+            doubts.append(
+                f"{path!r}: {each.dropped / (each.events + each.dropped):.1%} of the events were dropped: record with less detail"
+            )
+        if len({step.number for step in each.steps}) < len(each.steps):
+            doubts.append(f"{path!r}: several steps have one number")
+    return doubts
 
 
 def _median(values: Floats) -> Floats:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._process.printable import printable
+
 from .explanation import escaped
 from .findings import time
 from .rules import DIFF_RULES
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LISTED = 20
+_LEAST_RARE = 0.01
+"""Less is not worth a word."""
 _SHOWN_NAMES = 4
 """Of a path, the last of them."""
 
@@ -71,6 +75,8 @@ class Recording(NamedTuple):
     steps: int
     median: float
     """Seconds of a step."""
+    rare: float
+    """As a fraction of it, what runs in less than half of the steps and is not compared."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class Difference:
     """What changed beyond that and beyond chance, the largest first."""
     problems: tuple[str, ...]
     """What could not be read."""
+    doubts: tuple[str, ...] = ()
+    """Why the times of a recording are not the program's: then nothing is judged."""
 
     @property
     def is_common(self) -> bool:
@@ -100,6 +108,8 @@ class Difference:
     def headline(self) -> str:
         """The difference in one line."""
         step = f"a step took {time(self.before.median)}, now {time(self.after.median)} ({_signed(self.ratio - 1)})"
+        if self.doubts:
+            return f"cannot be judged: {self.doubts[0]}"
         if self.changes:
             more = f" (and {len(self.changes) - 1} more)" if len(self.changes) > 1 else ""
             return f"{self.changes[0].sentence}{more}; {step}"
@@ -110,9 +120,10 @@ class Difference:
     def is_slower_by(self, fraction: float) -> bool:
         """Whether what changed makes steps longer by more than this.
 
-        What all changed by does not count: it is the machine's speed, which is another one from one minute to the next.
+        What all changed by does not count: it is the machine's speed, which is another one from one minute to the next. False where there
+        are :attr:`doubts`.
         """
-        return self.slowdown > fraction
+        return not self.doubts and self.slowdown > fraction
 
     @property
     def slowdown(self) -> float:
@@ -138,6 +149,7 @@ class Difference:
             "slowdown": self.slowdown,
             "changes": [_json(each) for each in self.changes],
             "problems": list(self.problems),
+            "doubts": list(self.doubts),
             "rules": DIFF_RULES._asdict(),
         }
 
@@ -145,7 +157,7 @@ class Difference:
 def as_text(found: Difference) -> str:
     """For a terminal."""
     blocks = ([found.headline], _changes(found), _steps(found))
-    texts = ("\n".join(lines) for lines in blocks)
+    texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
@@ -167,14 +179,14 @@ def as_markdown(found: Difference) -> str:
 
 def _changes(found: Difference) -> Iterator[str]:
     if found.changes:
-        yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>20}{'Of step':>9}{'Calls a step':>16}  What"
+        yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>22}{'Of step':>9}{'Calls a step':>16}  What"
     for each in found.changes[:_LISTED]:
         between = "" if each.is_new or each.is_vanished else f"{each.low - 1:+.1%} to {each.high - 1:+.1%}"
         calls = (
             "" if math.isnan(each.calls_before + each.calls_after) else f"{each.calls_before:g} -> {each.calls_after:g}"
         )
         yield (
-            f"{time(each.before):>10}{time(each.after):>12}{each.moved:>10}{between:>20}{each.share:>+9.1%}{calls:>16}  "
+            f"{time(each.before):>10}{time(each.after):>12}{each.moved:>10} {between:>21}{each.share:>+9.1%}{calls:>16}  "
             f"{_where(each) or each.name}"
         )
     if len(found.changes) > _LISTED:
@@ -184,11 +196,18 @@ def _changes(found: Difference) -> Iterator[str]:
 def _steps(found: Difference) -> Iterator[str]:
     yield _recording("before", found.before)
     yield _recording("after", found.after)
-    yield f"step {found.ratio - 1:+.1%}, 95 % interval {found.low - 1:+.1%} to {found.high - 1:+.1%}; all names alike {found.common - 1:+.1%}"
+    yield f"step {found.ratio - 1:+.1%}, 95 % interval {found.low - 1:+.1%} to {found.high - 1:+.1%}; the median name {found.common - 1:+.1%}, taken for the machine's"
+    for doubt in found.doubts[1:]:
+        yield f"cannot be judged: {doubt}"
 
 
 def _recording(which: str, each: Recording) -> str:
-    return f"{which:<6} {each.steps:,} steps, median {time(each.median)}  {each.path}"
+    rare = (
+        f", {each.rare:.0%} of it runs in less than half of the steps and is not compared"
+        if each.rare >= _LEAST_RARE
+        else ""
+    )
+    return f"{which:<6} {each.steps:,} steps, median {time(each.median)}{rare}  {each.path}"
 
 
 def _where(each: Change) -> str:

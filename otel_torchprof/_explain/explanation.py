@@ -51,6 +51,8 @@ class Explanation:
     slow_steps: tuple[SlowStep, ...]
     problems: tuple[str, ...]
     """What could not be read."""
+    knows_runnable: bool = True
+    """Whether the files say how long the loop's thread was ready to run; else a machine that was busy is not seen."""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -95,6 +97,7 @@ class Explanation:
             "phases": [each._asdict() for each in self.phases],
             "slow_steps": [each._asdict() for each in self.slow_steps],
             "problems": list(self.problems),
+            "knows_runnable": self.knows_runnable,
             "rules": RULES._asdict(),
         }
 
@@ -102,14 +105,14 @@ class Explanation:
 def as_text(found: Explanation, *, is_plain: bool = False) -> str:
     """For a terminal; plain: bars are of ASCII."""
     blocks = [
-        [found.headline],
+        [] if found.faults else [found.headline],
         *(_finding_lines(each) for each in found.findings),
         _doubts(found),
         [_steps_line(found)],
         _phase_lines(found, is_plain=is_plain),
         _slow_lines(found),
     ]
-    texts = ("\n".join(lines) for lines in blocks)
+    texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
@@ -183,7 +186,10 @@ def _bar(share: float, blocks: str) -> str:
 
 def _steps_line(found: Explanation) -> str:
     ranks = f"{len(found.ranks)} ranks, " if len(found.ranks) > 1 else ""
-    return f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}"
+    busy = "" if found.knows_runnable else "; whether the machine was busy is not in the file"
+    return (
+        f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}{busy}"
+    )
 
 
 def _on_ranks(each: Finding) -> str:
@@ -204,4 +210,6 @@ def escaped(text: str) -> str:
     text = printable(text)
     for char in "\\`*_[]<>|#":
         text = text.replace(char, f"\\{char}")
+    for begin in ("@", "://", "www."):  # of what GitHub makes mentions and links of
+        text = text.replace(begin, f"{begin[0]}<!-- -->{begin[1:]}")
     return text

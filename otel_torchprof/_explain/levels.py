@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .advice import BY_PHASE, COMPUTING
+from .advice import BY_PHASE, COMPUTING, WAITING
 from .findings import busy_share, finding, median_share, steady, time, whole_time, with_runnable
 from .known_names import DERIVED, LOADERS, is_operator, is_what_models_do
 from .rules import RULES
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 """Operators that are named as evidence,"""
-_WAITING = ("data", "checkpoint", "collective", "device_wait")
 _WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
 """Made of Python's code between operators: what takes the time there is the lock, where that is known."""
 _SMALL = 0.01
@@ -56,7 +55,8 @@ def levels(rank: Rank) -> list[Finding]:
             _judged(rank, each, ordinary if each.comes_in_bursts else chosen) for each in _candidates(rank, chosen)
         ]
     if int(known.sum()) >= RULES.fewest_steps:
-        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable, comes_in_bursts=True), known))
+        evidence = _blocked(rank, known)
+        found.append(_judged(rank, _Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known))
     kept = [each for each in found if each is not None]
     if any(each.verdict == "gil" and not each.is_note for each in kept):
         kept = [each for each in kept if each.verdict not in _WITH_LOCK]
@@ -82,10 +82,22 @@ def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
 
 def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     """Where the thread was often ready to run and did not, phases that wait count as far as it was blocked: that is no lack of processors."""
-    for phase in _WAITING:
+    for phase in WAITING:
         found = _of_phase(rank, chosen, phase)
         how = "only time in which the loop's thread was blocked, not ready to run"
         yield found._replace(seconds=np.minimum(found.seconds, rank.blocked), evidence=(how, *found.evidence))
+
+
+def _blocked(rank: Rank, known: Flags) -> tuple[str, ...]:
+    """How long the thread neither ran nor was ready to, and how much of that is in no phase that waits."""
+    total, blocked = (float(each[known].sum()) for each in (rank.seconds, rank.blocked))
+    if not blocked >= RULES.note_share * total:
+        return ()
+    waits = np.minimum(rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1), rank.blocked)
+    elsewhere = blocked - float(waits[known].sum())
+    return (
+        f"besides, it was blocked for {blocked / total:.0%} of the time, {elsewhere / total:.0%} in no phase that waits",
+    )
 
 
 def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
@@ -125,7 +137,7 @@ def _gil(rank: Rank, chosen: Flags) -> _Candidate:
     A wait for a native thread that works is one long one.
     """
     waits = rank.counters[:, COUNTERS.index("voluntary context switches")]
-    elsewhere = rank.phases[:, [PLACE_OF[phase] for phase in _WAITING]].sum(axis=1)
+    elsewhere = rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1)
     blocked = np.minimum(rank.blocked - elsewhere, rank.seconds - rank.operating - elsewhere)
     seconds = np.maximum(np.minimum(blocked, rank.other_threads), 0)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._trace_files.reading import read_events
-from otel_torchprof._trace_files.records import check_can_be_read_twice
+from otel_torchprof._trace_files.records import check_can_be_read_twice, check_given_once
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details
-from .step_list import MOST_STEPS, NAN, StepList
+from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, StepList
 from .steps import COUNTERS, Rank
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def read_ranks(
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
     """
+    check_given_once(paths)
     ranks: list[tuple[int | None, Rank]] = []
     problems: list[str] = []
     for parts in _recordings(paths):
@@ -81,14 +82,26 @@ def read_steps(
     path, listed = paths[0], StepList()
     problems = read(listed)
     listed.settle()
+    problems += _left_out(path, listed)
     if not listed.processes:
         raise TorchProfError(
-            f"{path!r} has no steps: record them with otel-torchprof run, prof.step(), or a schedule of torch.profiler"
+            f"{path!r} has {len(listed):,} events and no step: steps are known of loops with a backward pass; any other loop says where "
+            "each ends, by TorchInstrumentor().step(), prof.step(), or a schedule of torch.profiler"
             + "".join(f"; {problem}" for problem in problems)
         )
-    if listed.left_out:
-        problems.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
     return listed, problems, read
+
+
+def _left_out(path: str, listed: StepList) -> list[str]:
+    found = []
+    if listed.left_out:
+        found.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
+    if listed.without_duration:
+        found.append(f"{path!r}: {listed.without_duration:,} steps that do not last are left out")
+    if listed.of_other_processes:
+        count = listed.of_other_processes
+        found.append(f"{path!r}: {count:,} events of processes beyond {MOST_PROCESSES:,} are left out")
+    return found
 
 
 def _read(

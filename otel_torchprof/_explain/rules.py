@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Rules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 4
+    version: int = 5
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
@@ -65,7 +65,7 @@ class Rules(NamedTuple):
 class DiffRules(NamedTuple):
     """By which two recordings differ."""
 
-    version: int = 2
+    version: int = 3
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""

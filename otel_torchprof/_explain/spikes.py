@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .advice import BY_PHASE, COMPUTING
+from .advice import BY_PHASE, COMPUTING, WAITING
 from .findings import finding, time, trained, with_runnable
 from .known_names import is_what_models_do
 from .rules import RULES
 from .steps import PLACE_OF
 
 if TYPE_CHECKING:
-    from .arrays import Integers
+    from .arrays import Floats, Integers
     from .findings import Finding
     from .steps import Rank
 
@@ -26,8 +26,13 @@ _MOST_COMPARED = 2000
 """Steps that a spike is compared with: of more, every so many-th."""
 
 
-def spikes(rank: Rank) -> list[Finding]:
-    """What makes single steps slow; without a cause it is a note."""
+def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
+    """What makes single steps slow; without a cause it is a note.
+
+    Args:
+        rank: whose.
+        only_waits: of phases that wait, as far as the thread was blocked in them; nothing is said of other causes.
+    """
     places = np.flatnonzero(trained(rank))
     if len(places) < RULES.fewest_steps:
         return []
@@ -37,12 +42,12 @@ def spikes(rank: Rank) -> list[Finding]:
     if high <= RULES.spike_ratio * median or not len(slow):
         return []
     found = []
-    for cause, steps in _causes(rank, places, slow).items():
+    for cause, steps in _causes(rank, places, slow, _waits(rank) if only_waits else None).items():
         what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
         of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
         found.append(_finding(rank, places, steps, of_phase, what))
         slow = np.setdiff1d(slow, steps)
-    if len(slow):
+    if len(slow) and not only_waits:
         found.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
     return found
 
@@ -50,12 +55,22 @@ def spikes(rank: Rank) -> list[Finding]:
 _RUNNABLE = "time runnable but not running"
 
 
-def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:
-    """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does."""
+def _waits(rank: Rank) -> dict[str, Floats]:
+    blocked = np.nan_to_num(rank.blocked)
+    return {phase: np.minimum(rank.phases[:, PLACE_OF[phase]], blocked) for phase in WAITING}
+
+
+def _phases(rank: Rank) -> dict[str, Floats]:
     columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
     known = with_runnable(rank, trained(rank))
     if known.any():
         columns[_RUNNABLE] = np.where(np.isnan(rank.runnable), float(np.median(rank.runnable[known])), rank.runnable)
+    return columns
+
+
+def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Floats] | None) -> dict[str, Integers]:
+    """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does. ``waits``: no others are looked at."""
+    columns = _phases(rank) if waits is None else waits
     usual = _UsualTimes(rank, places)
     for name, column in columns.items():
         usual.add(name, float(np.median(column[places])))
@@ -63,7 +78,8 @@ def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]
     covered: dict[str, list[int]] = {}
     for step in slow[np.argsort(-rank.seconds[slow], kind="stable")][:_MOST_SPIKES].tolist():
         least = RULES.spike_cause_share * (float(rank.seconds[step]) - median)
-        times = {name: float(column[step]) for name, column in columns.items()} | _slow_operator(rank, step)
+        times = {name: float(column[step]) for name, column in columns.items()}
+        times |= _slow_operator(rank, step) if waits is None else {}
         cause = next((name for name, seconds in times.items() if seconds - usual.of(name) >= least), None)
         if cause:
             covered.setdefault(cause, []).append(step)

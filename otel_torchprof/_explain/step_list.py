@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 50_000
 """Of a file: the first of them."""
-_MOST_PROCESSES = 1024
+MOST_PROCESSES = 1024
+"""Of a file."""
 _MOST_INTERVALS = 100_000
 """Of a process: waits for data, pauses."""
 _MOST_DIGITS = 18
@@ -68,10 +69,17 @@ class Process:
         """Whether the steps say what their phases took."""
         return any(step.phases is not None for step in self.steps)
 
-    def settle(self) -> None:
-        """Puts the steps in order; those without phases are parts of others where others have them."""
-        has_phases = self.has_phases
-        self.steps = sorted(step for step in self.steps if step.duration > 0 and (step.phases or not has_phases))
+    def settle(self) -> int:
+        """Puts the steps in order; those without phases are parts of others where others have them.
+
+        Returns:
+            How many were left out since they do not last.
+        """
+        has_phases, found = self.has_phases, len(self.steps)
+        self.steps = [step for step in self.steps if step.duration > 0]
+        left_out = found - len(self.steps)
+        self.steps = sorted(step for step in self.steps if step.phases or not has_phases)
+        return left_out
 
 
 class StepList:
@@ -103,6 +111,10 @@ class StepList:
         self.processes: dict[Hashable, Process] = {}
         self.left_out = 0
         """Steps beyond the first."""
+        self.without_duration = 0
+        """Steps that end before they begin, or when they begin."""
+        self.of_other_processes = 0
+        """Events of processes beyond those that are kept."""
         self.device_slices = self.launches = 0
         self._rank: int | None = None
         self._steps = self._events = 0
@@ -177,7 +189,7 @@ class StepList:
     def settle(self) -> None:
         """The file has been read: processes without steps are forgotten."""
         for each in self.processes.values():
-            each.settle()
+            self.without_duration += each.settle()
             each.rank = next(
                 (rank for rank in (each.rank, each.collectives.rank, self._rank) if rank is not None), None
             )
@@ -185,9 +197,19 @@ class StepList:
 
     def _process(self, key: Hashable) -> Process | None:
         found = self.processes.get(key)
-        if found is None and len(self.processes) < _MOST_PROCESSES:
+        if found is None and len(self.processes) >= MOST_PROCESSES:
+            self._forget_small_ones()
+        if found is None and len(self.processes) < MOST_PROCESSES:
             found = self.processes[key] = Process()
+        self.of_other_processes += found is None
         return found
+
+    def _forget_small_ones(self) -> None:
+        """Makes room: of the processes that have had no step so far, half go, those with the fewest events."""
+        others = [key for key, each in self.processes.items() if not each.steps]
+        others.sort(key=lambda key: self.processes[key].events)
+        for key in others[: (len(others) + 1) // 2]:
+            self.of_other_processes += self.processes.pop(key).events
 
     def _append(self, process: Process, row: StepRow) -> None:
         if self._steps < MOST_STEPS:

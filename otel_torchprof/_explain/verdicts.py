@@ -13,7 +13,7 @@ from otel_torchprof.errors import TorchProfError
 
 from .abstentions import Leaves, abstentions
 from .explanation import Explanation, PhaseRow
-from .findings import steady, trained
+from .findings import steady, trained, with_runnable
 from .levels import levels
 from .rank_reading import read_ranks
 from .slow_steps import slowest
@@ -74,6 +74,7 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
         step_median=float(np.median(steps)) if len(steps) else 0.0,
         slow_steps=slowest(ranks),
         problems=tuple(problems),
+        knows_runnable=all(with_runnable(rank, each).any() for rank, each in zip(ranks, chosen, strict=True)),
     )
 
 
@@ -88,7 +89,14 @@ def _of_ranks(ranks: list[Rank]) -> list[Finding]:
     for same in by_verdict.values():
         largest = max((each for _, each in same), key=lambda each: each.share)
         names = tuple(dict.fromkeys(name for name, _ in same)) if len(ranks) > 1 else ()
-        found.append(largest._replace(ranks=names))
+        evidence = largest.evidence
+        if len(names) > 1:
+            where = next(name for name, each in same if each is largest)
+            evidence = (
+                *evidence,
+                f"these are the figures of {where}, which has the largest share of {len(names)} ranks",
+            )
+        found.append(largest._replace(ranks=names, evidence=evidence))
     return found
 
 
@@ -102,7 +110,7 @@ def _judged(rank: Rank) -> list[Finding]:
     if left == {Leaves.SINGLE_STEPS}:
         return [*(each for each in found if each.verdict in _OF_THE_REST), *spikes(rank), *pauses(rank)]
     if left == {Leaves.WAITS}:  # and there are no other levels where a machine is busy
-        return found
+        return [*found, *spikes(rank, only_waits=True)]
     return [each for each in found if each.verdict == "machine-busy"]
 
 

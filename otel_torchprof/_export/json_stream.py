@@ -105,8 +105,8 @@ class JsonStream:
                     raise self._no_value(f"{error.msg}, {further} characters further on") from error
             except RecursionError:
                 self._skip_unusable("a value that is nested too deeply")
-            except ValueError as error:
-                self._skip_unusable(str(error))
+            except ValueError:  # Python's limit, which an option of the interpreter's would raise
+                self._skip_unusable("a number of too many digits")
             else:
                 if end == len(self._text) and self._more():  # of a number there may be more
                     continue

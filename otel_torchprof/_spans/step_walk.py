@@ -49,6 +49,8 @@ class Walk:
         self._of_training: dict[int, None] = {}
         self._of_evaluation: dict[int, None] = {}
         self._is_inferred = False
+        self._anew = 0
+        """Id of the latest batch that no evaluation goes on with: training came before it, or a batch of the same loader, which was begun anew."""
 
     def walk(self, token: Token) -> None:
         """Takes the next token."""
@@ -59,13 +61,13 @@ class Walk:
             return
         if self._first is None:
             self._first = token
-        self._latest = token
+        before, self._latest = self._latest, token
         self.has_ended_period = self._precedes_step(token)
         if self.has_ended_period:
             self.waits = True
             self._pending.clear()
         if part is Part.NEXT:
-            self._ask(token)
+            self._ask(token, before)
         elif part is Part.ZEROING:
             self._zero(token)
         elif part is Part.EVALUATION:
@@ -137,11 +139,14 @@ class Walk:
             return rule.key in {0, token.key}
         return token.part in {Part.EVALUATION, Part.SAVE}
 
-    def _ask(self, token: Token) -> None:
+    def _ask(self, token: Token, before: Token | None) -> None:
         """Holds a batch until a pass shows what it is for."""
         self._release(token.key)
         key, pending = token.key, self._pending
-        if self._segment is Segment.EVALUATION and self._is_of_evaluation(key):
+        is_evaluating = self._is_inferred or (before is not None and before.part is Part.EVALUATION)
+        if not is_evaluating and (before is None or before.part is not Part.NEXT or before.key == key):
+            self._anew = token.id
+        elif self._segment is Segment.EVALUATION and self._is_of_evaluation(key):
             self._end = token.end
             return
         latest = pending[-1] if pending else None
@@ -248,14 +253,17 @@ class Walk:
         return token
 
     def _nexts(self) -> list[Token]:
-        """The pending batches that are for training: not those of an evaluation, nor the ones before them."""
+        """The pending batches that are for training: not those of an evaluation, nor the ones before them.
+
+        A pass of training follows. A data set that was evaluated first is trained with where no evaluation goes on with the batch.
+        """
         if self._is_given_loader:
             return [one for one in self._pending if (one.part, one.key) == (Part.NEXT, self.rule.key)]
         nexts: list[Token] = []
         for one in reversed(self._pending):
             if one.part is not Part.NEXT:
                 continue
-            if self._is_of_evaluation(one.key):
+            if self._is_of_evaluation(one.key) and one.id != self._anew:
                 break
             nexts.append(one)
         nexts.reverse()

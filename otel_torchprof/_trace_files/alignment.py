@@ -30,6 +30,8 @@ _LARGEST_DRIFT_ERROR = 10_000.0
 """In ns a second, 10 ppm: undisturbed clocks differ by some tens of ppm, so a drift that is known worse is hardly known better than as 0."""
 _DRIFT_ERRORS = 3.0
 """A drift is told from 0 if it is so many times its own error."""
+_IMPOSSIBLE_DRIFT, _IMPOSSIBLE_DRIFT_ERRORS = 2_000_000.0, 10.0
+"""In ns a second, 0.2 %: times that run so much faster, and surely, were changed by somebody."""
 _MOST_SEGMENTS = 100
 """Of a recording, for whose medians all pairs are looked at."""
 _NORMAL = 1.4826
@@ -65,11 +67,13 @@ class Fit(NamedTuple):
     collectives: int
     duration: float
     """Of a collective in the middle, on the rank that waits longer in them."""
+    steep: float = 0.0
+    """As a fraction, a drift that is no clock's; 0: there is none."""
 
     @property
     def is_useful(self) -> bool:
         """The clocks are aligned closer than collectives last: else none is seen to be the same on both."""
-        return self.error <= self.duration
+        return self.error <= self.duration and not self.steep
 
 
 class Clock(NamedTuple):
@@ -119,9 +123,9 @@ def fit(own: Collectives, reference: Collectives) -> tuple[int, Fit | None]:
     if len(mine) < FEWEST_COMMON:
         return len(mine), None
     ends, duration = own.end[mine], float(np.median(own.end[mine] - own.start[mine]))
-    line, error, largest = _line(ends, ends - reference.end[others])
+    found = _line(ends, ends - reference.end[others])
     longer = max(duration, float(np.median(reference.end[others] - reference.start[others])))
-    return len(mine), Fit(line, error, largest, len(mine), longer)
+    return len(mine), found._replace(collectives=len(mine), duration=longer)
 
 
 def align(ranks: Sequence[Collectives], reference: int) -> tuple[dict[int, Clock], dict[int, Unaligned]]:
@@ -153,33 +157,38 @@ def _through(found: Fit, clock: Clock, by: int) -> Clock:
     return Clock((found.line, *clock.lines), error, largest, found.collectives, by)
 
 
-def _line(times: Numbers, differences: Numbers) -> tuple[Line, float, float]:
-    """With the standard deviation of what is left, and the largest of it."""
+def _line(times: Numbers, differences: Numbers) -> Fit:
+    """The line, and what is known of it from the differences alone."""
     origin, base = int(np.sort(times)[len(times) // 2]), int(differences[0])
     x, y = (times - origin) / 1e9, (differences - base).astype(np.float64)
-    drift = _drift(x, y)
+    drift, steep = _drift(x, y)
     rest = y - drift * x
     middle = float(np.median(rest))
     error, largest = _spread(rest), float(np.abs(rest - middle).max())
-    return Line(base + round(middle), drift / 1e9, origin), error, largest
+    return Fit(Line(base + round(middle), drift / 1e9, origin), error, largest, 0, 0.0, steep / 1e9)
 
 
-def _drift(x: Floats, y: Floats) -> float:
-    """The slope, where it is known and is not 0: the median of those between all pairs of segments (Theil 1950, Sen 1968)."""
+def _drift(x: Floats, y: Floats) -> tuple[float, float]:
+    """The slope, where it is known and is not 0: the median of those between all pairs of segments (Theil 1950, Sen 1968).
+
+    Second, in its place, a slope that is no clock's.
+    """
     if len(x) < _FEWEST_OF_DRIFT or x.min() == x.max():
-        return 0.0
+        return 0.0, 0.0
     order = np.argsort(x, kind="stable")
     segments = min(len(x), _MOST_SEGMENTS)
     at, value = (np.array([np.median(each) for each in np.array_split(column[order], segments)]) for column in (x, y))
     first, second = np.triu_indices(segments, 1)
     apart = at[second] > at[first]
     if not apart.any():
-        return 0.0
+        return 0.0, 0.0
     slopes = (value[second] - value[first])[apart] / (at[second] - at[first])[apart]
     slope = float(np.median(slopes))
     error = _OF_MEDIAN * _spread(y - slope * x) / (math.sqrt(len(x)) * float(x.std()))
+    if abs(slope) > _IMPOSSIBLE_DRIFT and _IMPOSSIBLE_DRIFT_ERRORS * error <= abs(slope):
+        return 0.0, slope
     is_known = error <= _LARGEST_DRIFT_ERROR and _DRIFT_ERRORS * error <= abs(slope) <= _LARGEST_DRIFT
-    return slope if is_known else 0.0
+    return (slope if is_known else 0.0), 0.0
 
 
 def _spread(values: Floats) -> float:

@@ -19,7 +19,7 @@ from .merged_events import MergedEvents, Target, exact, process_lines
 from .merged_spans import MergedSpans
 from .rank_files import FIRST_OTHER_PID, FileOutline, read_rank_files
 from .reading import MERGED_RANKS, process_of
-from .records import RecordReading
+from .records import RecordReading, check_given_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -88,12 +88,9 @@ def merge(
 
 def _check(paths: Sequence[str], out: str) -> None:
     check_writable(out)
-    files = [os.path.realpath(path) for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if file == os.path.realpath(out):
-            raise TorchProfError(f"-o {out!r} is one of the files to merge: give it another name")
-        if files.count(file) > 1:
-            raise TorchProfError(f"{path!r} is given twice: give each file once")
+    check_given_once(paths)
+    if os.path.realpath(out) in map(os.path.realpath, paths):
+        raise TorchProfError(f"-o {out!r} is one of the files to merge: give it another name")
 
 
 def _place_of_first(ranks: list[RankFiles], outlines: list[FileOutline]) -> int:
@@ -115,13 +112,20 @@ def _refusal(ranks: list[RankFiles], unaligned: dict[int, Unaligned]) -> str:
         own, by = ranks[place], ranks[each.by]
         files = ", ".join(repr(outline.path) for outline, _ in own.parts)
         if each.fit is None:
-            why = f"{each.most} collectives whose end is known in common with {by.name}, and {FEWEST_COMMON} are needed"
+            count = f"{each.most} collective{'' if each.most == 1 else 's'}"
+            why = f"{count} whose end is known in common with {by.name}, and {FEWEST_COMMON} are needed"
+        elif each.fit.steep:
+            faster = f"{abs(each.fit.steep) * 1e6:,.0f} ppm {'faster' if each.fit.steep > 0 else 'slower'}"
+            why = (
+                f"its times run {faster} than those of {by.name}, which no two clocks do: one of the files was changed"
+            )
         else:
             error, duration = format_time(each.fit.error / 1000), format_time(each.fit.duration / 1000)
             why = f"its clock differs from that of {by.name} by {error} from one collective to another, and these last {duration}"
         reasons.append(f"{own.name} ({files}): {why}")
     more = f"; and {len(unaligned) - 3} more ranks" if len(unaligned) > len(reasons) else ""
-    return f"clocks cannot be aligned: {'; '.join(reasons)}{more}; {_WAY_OUT}"
+    problems = [problem for rank in ranks for outline, _ in rank.parts for problem in outline.problems]
+    return "; ".join((*problems[:3], f"clocks cannot be aligned: {'; '.join(reasons)}{more}", _WAY_OUT))
 
 
 def _line(ranks: list[RankFiles], clocks: list[Clock], place: int, reference: int) -> str:

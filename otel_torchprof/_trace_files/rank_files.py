@@ -123,6 +123,8 @@ class FileOutline(Interpreted):
         """Of processes of a Chrome trace."""
         self._labels: dict[Hashable, str] = {}
         self._of_file = Process()
+        self.problems: list[str] = []
+        """What could not be read."""
 
     def add_member(self, name: str, value: Any) -> None:
         """The times' base, and which rank it is."""
@@ -205,8 +207,10 @@ def read_rank_files(
     for path in paths:
         check_can_be_read_twice(path)
         outline = FileOutline(path)
-        for _ in RecordReading(path, outline, partial(watch, path)):
+        reading = RecordReading(path, outline, partial(watch, path))
+        for _ in reading:
             pass
+        outline.problems = reading.problems
         outlines.append(outline)
         for key, process in outline.settle().items():
             _add(ranks, outline, key, process, _MOST_KEPT // max(len(paths), 1))

@@ -5,6 +5,7 @@ Nothing in a file is trusted: whatever it holds, memory is bounded, what can be 
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from otel_torchprof.errors import TorchProfError
 from .wanted import INSTANCE, RANK, SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Protocol
 
     from otel_torchprof._export.byte_stream import ByteStream
@@ -60,6 +61,14 @@ def check_can_be_read_twice(path: str) -> None:
         raise TorchProfError(
             f"cannot read {path!r}: it is a pipe or a device, and is read twice; write it to a file first"
         )
+
+
+def check_given_once(paths: Sequence[str]) -> None:
+    """Raises TorchProfError where two paths are one file."""
+    files = [os.path.realpath(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if files.count(file) > 1:
+            raise TorchProfError(f"{path!r} is given twice: give each file once")
 
 
 class RecordReading:
@@ -132,18 +141,27 @@ class RecordReading:
                     self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
 
     def _read_chrome(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
-        """What comes after the events is not looked at."""
+        """What comes after the events is passed over; whether the document ends there is looked at."""
         if text.peek() == "{":
+            has_events = False
             for name in text.members():
-                if name == "traceEvents":
-                    break
-                if name in _MEMBERS:
+                if name == "traceEvents" and not has_events:
+                    has_events = True
+                    yield from self._read_chrome_events(text, stream)
+                elif name in _MEMBERS and not has_events:
                     self._read_member(name, text)
                 else:
                     text.skip()
-            else:
+            if not has_events:
                 expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
                 raise UnexpectedError(text.offset, f"expected an object with {expected}, found one with neither")
+        else:
+            yield from self._read_chrome_events(text, stream)
+        if text.peek():
+            where = place(stream, text.offset)
+            self.problems.append(f"{self._path!r}: more follows the end of the document, {where}: that is not counted")
+
+    def _read_chrome_events(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
         for number, _ in enumerate(text.elements(), 1):
             try:
                 event = text.value()

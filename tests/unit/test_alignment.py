@@ -88,6 +88,9 @@ def test_no_drift_that_no_clock_has():
     found = fit_of(WrongClock(0, 2e-3))
     assert found.line.drift == 0
     assert not found.is_useful
+    changed = fit_of(WrongClock(0, 1e-2))
+    assert (changed.line.drift, changed.steep) == (0, pytest.approx(1e-2, rel=1e-2))
+    assert not changed.is_useful
 
 
 def fit_of(clock):

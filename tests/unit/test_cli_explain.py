@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -37,9 +38,9 @@ def test_what_it_prints(waiting, capsys):
     """The verdict first, then evidence, next action and check, and the phases with bars as long as their shares."""
     assert cli.main(["explain", str(waiting)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "input-bound: 50% of step time waits for data"
-    assert [line.split()[0] for line in lines[3:8]] == ["evidence", "evidence", "at", "next", "check"]
-    assert "60 steps, 55 of them steady, median 10.000ms" in lines
+    assert lines[0] == "input-bound: 50% of step time waits for data  [severity high, firm]"
+    assert [line.split()[0] for line in lines[1:6]] == ["evidence", "evidence", "at", "next", "check"]
+    assert "60 steps, 55 of them steady, median 10.000ms; whether the machine was busy is not in the file" in lines
     [row] = [line for line in lines if line.startswith("data ")]
     assert row.split() == ["data", "5.000ms", "5.000ms", "50%", "█" * 15]
 
@@ -104,7 +105,7 @@ def test_run_and_explain(tmp_path, capsys, monkeypatch):
         words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert (done.returncode, done.stdout) == (0, "")
-    assert "has no steps: record them with" in done.stderr
+    assert "events and no step: steps are known of loops with a backward pass" in done.stderr
     assert cli.main(["run", "--explain", "-o", "none", "p.py"]) == 1
     assert "there is none: add -o FILE" in capsys.readouterr().err
 
@@ -118,9 +119,9 @@ def test_run_and_explain(tmp_path, capsys, monkeypatch):
         (b"", "at byte 0: the file is empty"),
         (b"nonsense", "expected OTLP"),
         (b"[]", "is a trace without a span"),
-        (b'[{"ph":"X","name":"a","ts":1,"dur":1}]', "has no steps: record them with"),
-        (b'[{"ph":"X","name":"ProfilerStep#1","ts":1,"dur":-5}]', "has no steps"),
-        (b'[{"ph":"X","name":"ProfilerStep#x","ts":1,"dur":5}]', "has no steps"),
+        (b'[{"ph":"X","name":"a","ts":1,"dur":1}]', "has 1 events and no step: steps are known of"),
+        (b'[{"ph":"X","name":"ProfilerStep#1","ts":1,"dur":-5}]', "1 steps that do not last are left out"),
+        (b'[{"ph":"X","name":"ProfilerStep#x","ts":1,"dur":5}]', "has 1 events and no step"),
         (b'[{"ph":"X","name":"ProfilerStep#1","ts":NaN,"dur":5}]', "ts is nan, expected a number"),
     ],
 )
@@ -132,6 +133,38 @@ def test_files_without_steps(tmp_path, content, said, capsys):
     assert out == ""
     assert said in err
     assert str(tmp_path / "t") in err
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    """Steps that do not last, what follows the document, and what is of too many processes: each is counted, and the status is 1."""
+    path = kineto(tmp_path / "t.json", 60)
+    document = json.loads(path.read_text())
+    document["traceEvents"][10]["dur"] = -5.0
+    others = [piece("a", 0.0, 1.0, pid=number) for number in range(10, 1500)]
+    path.write_text(json.dumps(document | {"traceEvents": [*others, *document["traceEvents"]]}) + "{}")
+    assert cli.main(["explain", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "59 steps, 54 of them steady" in out
+    assert "1 steps that do not last are left out" in err
+    assert re.search(r"more follows the end of the document, .*that is not counted", err)
+    assert re.search(r"\d+ events of processes beyond 1,024 are left out", err)
+
+
+def test_a_file_that_is_given_twice(tmp_path, capsys):
+    """It is no second rank."""
+    path = kineto(tmp_path / "t.json", 60)
+    assert cli.main(["explain", str(path), str(path)]) == 1
+    assert "is given twice: give each file once" in capsys.readouterr().err
+
+
+def test_names_forge_no_lines(tmp_path, capsys):
+    """A name with a line feed stays in its line, and is no mention and no link in Markdown."""
+    name = "aten::a\n@org/all no fault found https://example.org"
+    path = kineto(tmp_path / "t.json", 60, lambda begin: [piece(name, begin, 0.9 * STEP_MS)])
+    assert cli.main(["explain", str(path)]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(("no fault", "@"))]
+    assert cli.main(["explain", "--markdown", str(path)]) == 0
+    assert "@<!-- -->org/all no fault found https:<!-- -->//example.org" in capsys.readouterr().out
 
 
 def test_a_file_that_can_be_read_once(tmp_path, capsys):

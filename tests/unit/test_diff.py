@@ -186,11 +186,50 @@ def test_the_exit_status(tmp_path, capsys):
     slower = recording(tmp_path / "c.json", 2, speed=1.4)
     assert cli.main(["diff", str(before), str(slower), "--fail-over", "5%"]) == 0
     capsys.readouterr()
-    assert cli.main(["diff", str(before), str(after), "--fail-over", "5"]) == 1
-    assert re.search(r"what changed makes steps 12\.\d% slower, and 5\.0% are allowed", capsys.readouterr().err)
-    with pytest.raises(SystemExit):
-        cli.main(["diff", str(before), str(after), "--fail-over", "many"])
-    assert "'many' is no percentage, such as 5%" in capsys.readouterr().err
+    assert cli.main(["diff", str(before), str(after), "--fail-over", "5%"]) == 1
+    assert re.search(r"what is listed adds 12\.\d% to a step, and --fail-over allows 5\.0%", capsys.readouterr().err)
+    for bad in ("many", "0.05"):
+        with pytest.raises(SystemExit):
+            cli.main(["diff", str(before), str(after), "--fail-over", bad])
+        assert f"'{bad}' is no percentage, such as 5%" in capsys.readouterr().err
+
+
+def test_what_cannot_be_judged(tmp_path, capsys):
+    """Where other programs had the processors nothing is called slower, and a build that asks for more than that fails with the reason."""
+    before = Trace().steps(60).chrome(tmp_path / "a.json")
+    usage = {"torch__step__runnable_duration": 0.012}
+    after = Trace().steps(60, 30.0, **usage).chrome(tmp_path / "b.json")
+    found = otp.diff(before, after)
+    assert found.headline.startswith("cannot be judged: ")
+    assert "ready to run for 40% of the time" in found.headline
+    assert not found.is_slower_by(0.01)
+    assert cli.main(["diff", str(before), str(after)]) == 0
+    assert cli.main(["diff", str(before), str(after), "--fail-over", "5%"]) == 1
+    assert json.loads(json.dumps(found.as_json()))["doubts"] == list(found.doubts)
+
+
+def test_recordings_of_different_detail(tmp_path):
+    """Times of operators and of phases are not of the same, and both files are named with the way out."""
+    more = recording(tmp_path / "a.json", 0)
+    trace = Trace()
+    for _ in range(60):
+        trace.span("torch.phase.data", trace.now, 3.0)
+        trace.step(data=0.3)
+    less = trace.chrome(tmp_path / "b.json")
+    with pytest.raises(otp.TorchProfError, match=r"a.json' has operators.*b.json' steps and phases only.*one --detail"):
+        otp.diff(more, less)
+
+
+def test_what_runs_rarely_is_counted(tmp_path):
+    """What is not compared since it runs in less than half of the steps is said, with how much of the time that is."""
+
+    def inside(begin):
+        return [piece("aten::mm", begin, 4.0)] + ([piece("aten::rare", begin + 4, 5.0)] if begin % 40 == 0 else [])
+
+    path = kineto(tmp_path / "a.json", 65, inside)
+    found = otp.diff(path, path)
+    assert found.before.rare == pytest.approx(0.125, abs=0.01)
+    assert "12% of it runs in less than half of the steps and is not compared" in str(found)
 
 
 def test_too_few_steps(tmp_path):

@@ -191,6 +191,30 @@ def test_spikes_of_a_busy_machine(explained):
     assert verdicts(explained(trace)) == ["machine-busy"]
 
 
+def test_waits_in_spikes_of_a_busy_machine(explained):
+    """Steps that wait for data, blocked, are named beside a busy machine; those that only might have waited are not."""
+    for blocked, said in ((0.9, ["input-bound", "machine-busy"]), (0.0, ["machine-busy"])):
+        trace = Trace()
+        for number in range(70):
+            is_slow = number >= 10 and number % 10 == 0
+            duration = (10 if is_slow else 1) * STEP_MS
+            usage = {"torch__step__runnable_duration": 0.5 * STEP_MS / 1e3} | {
+                "torch__step__blocked_duration": blocked * duration / 1e3 if is_slow else 0.0
+            }
+            trace.step(duration, **({"data": 0.95} if is_slow else {}), **usage)
+        assert verdicts(explained(trace)) == said
+
+
+def test_what_a_busy_machine_does_besides(explained):
+    """How long the thread was blocked in no phase is evidence: the machine is not all that makes it slow."""
+    usage = {
+        "torch__step__runnable_duration": 0.3 * STEP_MS / 1e3,
+        "torch__step__blocked_duration": 0.5 * STEP_MS / 1e3,
+    }
+    [found] = explained(Trace().steps(60, rest=0.5, **usage)).findings
+    assert "besides, it was blocked for 50% of the time, 50% in no phase that waits" in found.evidence
+
+
 def with_slow_steps(count, **phases):
     """Steps of which every tenth after the warm-up is ten times as long."""
     trace = Trace()
@@ -333,6 +357,7 @@ def test_ranks_of_one_verdict(explained):
     found = explained(Trace(0).steps(60, data=0.5), Trace(1).steps(60), Trace(2).steps(60, data=0.4))
     [fault] = found.faults
     assert (fault.ranks, fault.share) == (("rank 0", "rank 2"), pytest.approx(0.5))
+    assert fault.evidence[-1] == "these are the figures of rank 0, which has the largest share of 2 ranks"
 
 
 # ---- files ----
