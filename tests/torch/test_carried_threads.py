@@ -186,3 +186,22 @@ def test_another_wrapper_around_ours_stays(service, monkeypatch):
         assert not hasattr(getattr(thread, "_target", None), "__wrapped__")
         thread.join()
     assert started == [thread]
+
+
+def test_a_target_that_cannot_be_looked_at_is_started(service):
+    """An object that raises at every question is called in its thread like any other."""
+
+    class Strange:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+        def __call__(self):
+            called.set()
+
+    tracer, _ = service
+    called = threading.Event()
+    with tracer.start_as_current_span("request"):
+        thread = threading.Thread(target=Strange(), name="strange")
+        thread.start()
+        thread.join()
+    assert called.is_set()
