@@ -29,6 +29,7 @@ from ._profile.steps import KinetoStepTracker
 from ._profile.tensorboard import tensorboard_trace_handler
 from ._sampling.cycles import ProfilerAction, schedule
 from ._sampling.span_policy import SpanPolicy
+from ._sources.carrying import carry
 from ._sources.frame_filter import FrameFilter
 from ._sources.function_labels import FunctionLabels, label_functions
 from ._sources.labels import record_function
@@ -140,6 +141,7 @@ __all__ = [
     "TorchProfError",
     "TorchSpanProcessor",
     "__version__",
+    "carry",
     "demangle",
     "diff",
     "emit_itt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from otel_torchprof._native.recorder import notes_on_names
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
+from otel_torchprof._sources.carrying import shared as model_threads
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
@@ -262,6 +264,7 @@ class Instrumentation:
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
+        model_threads.install(self._modules)
         if self._detail != "steps":
             self._modules.install()
             self._states["modules"] = ON
@@ -304,6 +307,7 @@ class Instrumentation:
 
     def _push_hooks(self) -> None:
         self._cleanup.push(self._modules.remove)
+        self._cleanup.push(functools.partial(model_threads.remove, self._modules))
 
     def _before_drain(self) -> None:
         if self._running and self._is_unwanted():

@@ -6,12 +6,11 @@ import os
 import threading
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
@@ -29,11 +28,10 @@ from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof._spans.live_table import Flows, traced_events
 from otel_torchprof._spans.steps import Steps
-from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.input_words import InputKept, kept
-from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
 
+from .live_sums import add_up, child_times
 from .step_segments import StepRule, StepSegments
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.steps import Step, StepSpan
     from otel_torchprof._tree.span_table import SpanTable
-    from otel_torchprof._tree.tree import TreeView
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     "steps": (Kind.PHASE,),
@@ -156,6 +153,7 @@ class LiveRecording:
             steps=self.steps,
             new_trace=provider.new_trace,
             current_span=self._current_span,
+            ended=contexts.ended,
             calls=calls,
             collectives=self._links,
             max_spans=lambda: self._buffer.budget.max_spans,
@@ -188,6 +186,10 @@ class LiveRecording:
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
         self._buffer.sampler.ask(self.now())
+
+    def span_ended(self, span_id: int) -> None:
+        """A span of the application ends now: what begins later is not in it. Any thread; 0.2 us."""
+        self._contexts.note_end(span_id)
 
     @property
     def bytes_buffered(self) -> int:
@@ -259,8 +261,8 @@ class LiveRecording:
         roots = self._trees.ended_roots(min(watermark, now), final=final)
         jobs = self._job.ended(self.now(), final=final)
         spans, sent = self._spans(len(batch), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
-        self._add_up(placed, step_spans)
-        child_time = self._child_times(placed, step_spans)
+        add_up(self._averages, placed, step_spans)
+        child_time = child_times(placed, step_spans)
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
@@ -423,33 +425,6 @@ class LiveRecording:
         table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
 
-    def _add_up(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
-        self._averages.add(*_displayed(placed))
-        for step in ended:
-            # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
-            if step.trace.recorded and step.thread is not None:
-                duration = step.end - step.start
-                own = max(duration - step.child_time, 0)
-                if step.phases is not None:  # the row of what is in no phase has it
-                    rest = step.phases.on_thread(step.thread, duration)[UNATTRIBUTED]
-                    self._averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, min(own, rest))
-                    own = 0
-                self._averages.add_span(step.name, duration, own)
-
-    def _child_times(self, placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
-        """Time that the spans of this process did not spend themselves, by span id."""
-        child_time: dict[int, int] = {}
-        below = np.flatnonzero(placed.is_root)
-        sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
-        np.add.at(sums, placed.trace_group[below], (placed.batch["end"] - placed.batch["start"])[below])
-        for trace_group, time in zip(placed.trace_groups, sums.tolist(), strict=True):
-            if trace_group.step is None and trace_group.parent_span_id and not trace_group.is_remote:
-                child_time[trace_group.parent_span_id] = child_time.get(trace_group.parent_span_id, 0) + time
-        for step in ended:
-            if step.parent is not None and not step.parent.is_remote:
-                child_time[step.parent.span_id] = child_time.get(step.parent.span_id, 0) + step.end - step.start
-        return child_time
-
 
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:
     """Those that come for the first time: another final drain, or one after a drain that failed late, has them all again."""
@@ -463,24 +438,3 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, in
 def _enclosing(step: StepSpan) -> int:
     """The span of the application that a step is below; 0 for none."""
     return step.parent.span_id if step.parent is not None and step.is_enclosed else 0
-
-
-def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
-    """The events as torch would list them, with the times of children of earlier drains, without what no sampler chose."""
-    view = torch_view(placed.batch, modules=True)
-    devices = None if placed.devices is None else displayed_times(view, placed.devices)
-    if placed.child_time is not None:
-        view = view.without_child_time(placed.child_time)
-    recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
-    if recorded.all():
-        return view, devices
-    requested = recorded[placed.trace_group[view.rows]]
-    # For sums only: the parents of what remains would have to be renumbered for anything else.
-    chosen = replace(
-        view,
-        rows=view.rows[requested],
-        duration=view.duration[requested],
-        self_time=view.self_time[requested],
-        parent=view.parent[:0],
-    )
-    return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))

@@ -145,11 +145,15 @@ class TorchSpanProcessor(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """A span of the application has ended; it is looked at with the next drain. Costs a microsecond."""
-        if self._down or (self._attached is None and not self._sends_alone):
+        attached = self._attached
+        if self._down or (attached is None and not self._sends_alone):
             return
         if len(self._ended) == _MAX_ENDED:
             self._unseen += 1
-        self._ended.append(_ended(span, span if self._sdk_queues else None))
+        ended = _ended(span, span if self._sdk_queues else None)
+        self._ended.append(ended)
+        if attached is not None:
+            attached.recording.span_ended(ended[3])
         if self._sends_alone and not self._drainer.has_thread:
             self._drainer.start()
 

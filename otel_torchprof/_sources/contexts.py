@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,9 @@ from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
-from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._native.recorder import CONTEXT_MUTED, now_ns
+
+from .step_marks import recorder_ahead_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +41,9 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
 # what still wants to record then, so this runs after it.
 atexit.register(python_sources.set_context_resolver, None)
 
+
+_MOST_ENDED = 100_000
+"""Ends of spans that may wait for a drain; of more the oldest are not known."""
 
 _following: list[ContextTable] = []
 """The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
@@ -77,6 +83,8 @@ class ContextTable:
         self._last = 0
         self._gone: deque[int] = deque()
         self._leaving: dict[int, int] = {}
+        self._just_ended: deque[tuple[int, int]] = deque(maxlen=_MOST_ENDED)
+        self._ends: dict[int, int] = {}
 
     def resolve(self) -> int:
         """The number of the span that is current in the calling thread or task, :data:`NONE` or :data:`MUTED`."""
@@ -102,10 +110,35 @@ class ContextTable:
         trace_id, span_id, is_remote, flags, state, start = kept
         return CurrentSpan(trace.SpanContext(trace_id, span_id, is_remote, trace.TraceFlags(flags), state), start)
 
+    def note_end(self, span_id: int) -> None:
+        """The span with that id ends now. Any thread; 0.1 us. Without it the end is known from the next drain on, if the span still lives.
+
+        By a clock of our own: the SDK's is the wall clock, which may be set back, and then what ran inside would seem to come later.
+        """
+        self._just_ended.append((span_id, time.monotonic_ns()))
+
+    def ended(self, number: int) -> int | None:
+        """When the span of a number had ended at the latest, Unix ns of the recorder's clock; None while it is open."""
+        return self._ends.get(number)
+
     def begin_drain(self, now: int = 0) -> None:
         """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
         while self._gone:
             self._leaving[self._gone.popleft()] = now
+        self._learn_ends()
+
+    def _learn_ends(self) -> None:
+        """A context may outlive its span: a task or thread that was started inside it keeps it current."""
+        if self._just_ended:
+            ahead = recorder_ahead_ns()
+            number_of = {kept[1]: number for number, kept in self._spans.copy().items()}
+            for _ in range(len(self._just_ended)):
+                span_id, end = self._just_ended.popleft()
+                if span_id in number_of:
+                    self._ends.setdefault(number_of[span_id], end + ahead)
+        for reference, number in list(self._numbers.values()):
+            if getattr(reference(), "end_time", None) is not None:
+                self._ends.setdefault(number, now_ns())  # now: it may have ended since the drain began
 
     def end_drain(self, watermark: int = NEVER, still_open: Iterable[int] = ()) -> None:
         """To be called when the events of the drain have been looked up.
@@ -120,6 +153,7 @@ class ContextTable:
             if since <= watermark and number not in stay:
                 del self._leaving[number]
                 self._spans.pop(number, None)
+                self._ends.pop(number, None)
 
     def follow(self) -> bool:
         """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.
@@ -181,14 +215,17 @@ class ContextTable:
     def _add(self, span: trace.Span, current: _Kept) -> int:
         number = self._next_number()
         key = id(span)
+        has_ended = getattr(span, "end_time", None) is not None
         known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
         for table in _following if self in _following else (self,):
-            table.learn(key, known, current)
+            table.learn(key, known, current, has_ended=has_ended)
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept) -> None:
-        """Takes over what one of the tables has found out: a span's number, by the span's identity."""
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept, *, has_ended: bool) -> None:
+        """Takes over what one of the tables has found out: a span's number, by the span's identity; and whether it is over already."""
         self._last = known[1]
+        if has_ended:
+            self._ends[self._last] = 0
         self._spans[self._last] = current
         self._numbers[key] = known
 

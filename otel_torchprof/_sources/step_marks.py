@@ -53,7 +53,7 @@ class StepMarks:
 
     def take(self) -> Iterator[StepMark]:
         """Those that wait now, in order."""
-        ahead = _recorder_ahead_ns()
+        ahead = recorder_ahead_ns()
         while True:
             try:
                 at, context, thread, usage = self._marks.popleft()
@@ -120,7 +120,7 @@ class RawMarks:
         return note
 
 
-def _recorder_ahead_ns() -> int:
+def recorder_ahead_ns() -> int:
     """How far the recorder's clock is ahead of the monotonic one: of a few readings the one that took the shortest."""
     readings = []
     for _ in range(3):

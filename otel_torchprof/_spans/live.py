@@ -2,10 +2,11 @@
 
 What is decided for the top-level event of a tree holds for the whole tree, however many drains it is spread over:
 
-- in a context, it hangs under the span that the context stands for;
+- in a context, it hangs under the span that the context stands for, while that is open;
 - where there are steps, and the context is theirs or none, it hangs under the step in which it began;
 - without either an operator hangs under a root that it shares with those of its thread and its second (``operator_roots``);
-- all else is the root of a trace of its own, which the sampler was asked about.
+- all else is the root of a trace of its own, which the sampler was asked about. Where the span of its context had ended, that trace,
+  or the shared root, links to the span.
 """
 
 from __future__ import annotations
@@ -45,10 +46,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+_MOST_LINKS = 32
+"""That the shared root of operators has to spans that had ended."""
+
 
 def _usual() -> int:
     """The default of a policy."""
     return Budget().max_spans
+
+
+def _open(_context: int) -> int | None:
+    """No span has ended."""
+    return None
 
 
 class LiveTrees:
@@ -61,6 +70,7 @@ class LiveTrees:
         steps: the steps, as far as there are any.
         new_trace: asked for the trace of a top-level event that has no place: its name, -1, and None.
         current_span: the span that a context stands for, and when it began.
+        ended: when that span had ended at the latest, Unix ns; None while it is open.
         calls: which calls are left out; None: none of them.
         collectives: what is known of them.
         max_spans: that a trace may have.
@@ -73,6 +83,7 @@ class LiveTrees:
         steps: Steps,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         current_span: Callable[[int], tuple[SpanContext, int | None] | None],
+        ended: Callable[[int], int | None] = _open,
         calls: CallRules | None = CallRules(),  # noqa: B008 - immutable
         collectives: LiveCollectives | None = None,
         max_spans: Callable[[], int] = _usual,
@@ -83,6 +94,7 @@ class LiveTrees:
         self._steps = steps
         self._new_trace = new_trace
         self._current_span = current_span
+        self._ended = ended
         self._calls = calls
         self._decided = Decided()
         self._places: dict[int, TraceGroup] = {}
@@ -241,25 +253,35 @@ class LiveTrees:
             for at in known.tolist():
                 of_root[at] = len(trace_groups)
                 trace_groups.append(self._places[int(trees.id[roots[at]])])
-        self._shared_groups(trees, roots, steps, trace_groups, of_root)
+        late = self._shared_groups(trees, roots, steps, trace_groups, of_root)
         self._operator_groups(trees, batch, roots, trace_groups, of_root)
         for at in np.flatnonzero(of_root < 0).tolist():
             of_root[at] = len(trace_groups)
             trace_groups.append(TraceGroup(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        for at, context in late.items():
+            self._link(trace_groups, of_root[at], context)
         trace_group = np.empty(len(trees), dtype=np.int64)
         trace_group[roots] = of_root
         return trace_groups, trace_group[trees.root]
 
     def _shared_groups(
         self, trees: Forest, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
-    ) -> None:
-        """Contexts and steps, which many roots share: one question per pair of them."""
+    ) -> dict[int, int]:
+        """Contexts and steps, which many roots share: one question per pair of them.
+
+        Returns:
+            Of roots that began after the span of their context had ended, and are in no step: that context.
+        """
+        late: dict[int, int] = {}
         waiting = np.flatnonzero(of_root < 0)
         context = None if trees.context is None else trees.context[roots[waiting]].astype(np.int64)
         step = self._positions(steps, trees.start[roots[waiting]], context)
         if context is None:
             pairs, of_pair = distinct(step + 1)
         else:
+            is_late = self._is_late(context, trees.start[roots[waiting]]) & (step < 0)
+            late = dict(zip(waiting[is_late].tolist(), context[is_late].tolist(), strict=True))
+            context[is_late] = 0
             pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
         number = np.full(len(pairs), -1, dtype=np.int64)
         for at, packed in enumerate(pairs.tolist()):
@@ -269,6 +291,26 @@ class LiveTrees:
                 number[at] = len(trace_groups)
                 trace_groups.append(trace_group)
         of_root[waiting] = number[of_pair]
+        return late
+
+    def _is_late(self, context: Array, start: Array) -> npt.NDArray[np.bool_]:
+        """Which began after the span of their context had ended: a task or a thread that was started in it goes on."""
+        ends = {c: end for c in distinct_values(context).tolist() if c and (end := self._ended(c)) is not None}
+        late = np.zeros(len(context), dtype=np.bool_)
+        for number, end in ends.items():
+            late |= (context == number) & (start > end)
+        return late
+
+    def _link(self, trace_groups: list[TraceGroup], at: int, context: int) -> None:
+        """The root of a trace group links to the span of a context. One that many share links to the first :data:`_MOST_LINKS`."""
+        found, group = self._current_span(context), trace_groups[at]
+        link = None if found is None else (found[0].trace_id, found[0].span_id)
+        if link is None or link in group.trace.links or len(group.trace.links) >= _MOST_LINKS:
+            return
+        trace = group.trace._replace(links=(*group.trace.links, link))
+        if group.step is not None:
+            group.step.trace = trace
+        trace_groups[at] = group._replace(trace=trace)
 
     def _operator_groups(
         self, trees: Forest, batch: Batch, roots: Array, trace_groups: list[TraceGroup], of_root: Array

@@ -178,12 +178,30 @@ def _remote(
 
 
 def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
-    """The links of events: those of backward functions, and those to other ranks. As :meth:`Flows.links`."""
-    if collectives is None:
-        return flows
-    (rows, ends), others = flows, collectives.links(placed)
-    more = _Ends(np.concatenate((ends.trace_id, others.trace_id)), np.concatenate((ends.span_id, others.span_id)))
-    return np.concatenate((rows, others.row)), more
+    """The links of events: those of backward functions, of roots, and those to other ranks. As :meth:`Flows.links`."""
+    rows, ends = flows
+    more = [_of_roots(placed)]
+    if collectives is not None:
+        others = collectives.links(placed)
+        more.append((others.row, _Ends(others.trace_id, others.span_id)))
+    for other_rows, other_ends in more:
+        if len(other_rows):
+            rows, ends = np.concatenate((rows, other_rows)), ends.followed_by(other_ends)
+    return rows, ends
+
+
+def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
+    """Links of events that are roots of traces: to the spans that had ended when they began."""
+    linked = [
+        (int(row), trace_id.to_bytes(16, "big"), span_id)
+        for number, group in enumerate(placed.trace_groups)
+        if group.step is None and group.trace.links
+        for row in np.flatnonzero(placed.is_root & (placed.trace_group == number))
+        for trace_id, span_id in group.trace.links
+    ]
+    rows, trace_ids, span_ids = zip(*linked, strict=True) if linked else ((), (), ())
+    ids = np.frombuffer(b"".join(trace_ids), dtype=np.uint8).reshape(-1, 16)
+    return np.array(rows, dtype=np.int64), _Ends(ids, np.array(span_ids, dtype=np.uint64))
 
 
 def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:

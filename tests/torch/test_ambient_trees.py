@@ -173,12 +173,14 @@ def test_thread_pool(carried):
     with instrumented() as service, ThreadPoolExecutor(3) as pool:
         expected, waiting = Counter(), []
         for number in range(1, 40):
-            with service.tracer.start_as_current_span("request") as span:
-                waiting.append(pool.submit(*carried(lambda n=number: [X.neg() for _ in range(n)])))
+            span = service.tracer.start_span("request")
+            with trace.use_span(span):
+                waiting.append((span, pool.submit(*carried(lambda n=number: [X.neg() for _ in range(n)]))))
                 X.sin()
             expected += under(span, neg=number, sin=1)
-        for done in waiting:
+        for span, done in waiting:
             done.result()
+            span.end()
         assert service.operators() == expected
 
 

@@ -32,9 +32,9 @@ class Event:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-def label(name: str, start: int, end: int | None = None, parent: str = "") -> Event:
+def label(name: str, start: int, end: int | None = None, parent: str = "", context: int = 0) -> Event:
     """What is a trace of its own outside of any span."""
-    return Event(name, start, end, parent, more={"kind": Kind.LABEL})
+    return Event(name, start, end, parent, context, more={"kind": Kind.LABEL})
 
 
 class Recorder:
@@ -126,6 +126,7 @@ class Service:
 
     def __init__(self, *, max_spans: int = 5_000) -> None:
         self.current_spans: dict[int, tuple[SpanContext, int | None]] = {}
+        self.ends: dict[int, int] = {}
         self.asked: list[tuple[str, int, tuple[int, int] | None]] = []
         self.answers: dict[str, Trace] = {}
         self._last_id = 0
@@ -135,6 +136,7 @@ class Service:
             steps=self.steps,
             new_trace=self.new_trace,
             current_span=self.current_spans.get,
+            ended=self.ends.get,
             max_spans=lambda: max_spans,
         )
         self.flows = Flows()

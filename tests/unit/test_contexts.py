@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._sources import contexts
 from otel_torchprof._sources.contexts import MUTED, NONE, ContextTable
 
@@ -230,3 +231,47 @@ def test_other_kinds_of_context_are_asked_every_time(table, monkeypatch):
     monkeypatch.setattr(contexts, "_runtime_context", object)
     assert table.follow() is False
     table.unfollow()
+
+
+def test_the_end_of_a_span_is_known_while_it_lives(table, tracer):
+    """A context whose span has ended says so from the next drain on, whoever made the span; an open one does not."""
+    ended, running = tracer.start_span("ended"), tracer.start_span("open")
+    numbers = [resolve_in(table, trace.set_span_in_context(span)) for span in (ended, running)]
+    ended.end()
+    before = now_ns()
+    drain(table)
+    end, of_running = (table.ended(number) for number in numbers)
+    assert before <= end <= now_ns()
+    assert of_running is None
+
+
+def test_the_end_of_a_span_is_known_after_it_has_gone(table, tracer):
+    """A thread may end with its context, and the span with that, before the drain: the processor has noted when it ended."""
+    span = tracer.start_span("request")
+    number = resolve_in(table, trace.set_span_in_context(span))
+    before = now_ns()
+    table.note_end(span.get_span_context().span_id)
+    after = now_ns()
+    del span
+    gc.collect()
+    table.begin_drain()
+    assert before - 100_000 <= table.ended(number) <= after + 100_000  # the clocks are read one after another
+    table.end_drain()
+    assert table.ended(number) is None
+
+
+def test_a_span_that_had_ended_when_it_was_first_seen(table, tracer):
+    """Whatever a thread does that begins its work after the request has ended comes after the end."""
+    span = tracer.start_span("request")
+    span.end()
+    number = resolve_in(table, trace.set_span_in_context(span))
+    assert table.ended(number) == 0
+
+
+def test_ends_of_other_spans_are_not_kept(table):
+    """A service that ends spans in which no model ran costs no memory."""
+    for span_id in range(1, 1000):
+        table.note_end(span_id)
+    drain(table)
+    assert table.size == 0
+    assert table.ended(1) is None

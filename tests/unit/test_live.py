@@ -60,6 +60,42 @@ def test_a_span_of_the_service_inside_a_label_gets_its_own_events(service):
     assert (spans["op"].trace, spans["op"].parent) == (2, 2000)
 
 
+def test_what_begins_after_its_span_has_ended_links_to_it(service):
+    """What began while the span was open is in it to its end; later roots are traces of their own that link to the span."""
+    in_request(service, 7)
+    service.ends[7] = 50
+    spans = service.spans(
+        label("during", 10, 90, context=7), label("after", 60, 70, context=7), Event("op", 61, 62, "after", 7)
+    )
+    assert (spans["during"].trace, spans["during"].parent, spans["during"].links) == (7, 7000, [])
+    after = spans["after"]
+    assert (after.trace, after.parent, after.links) == (10_001, 0, [(7, 7000)])
+    assert (spans["op"].trace, spans["op"].parent, spans["op"].links) == (10_001, after.span_id, [])
+
+
+def test_late_operators_share_a_root_with_links(service):
+    """The shared root of operators links to each of the ended spans once, and to no more than 32."""
+    for context in range(1, 41):
+        in_request(service, context)
+        service.ends[context] = 5
+    events = [Event(f"op {c} {n}", 100 * c + n, 100 * c + n + 1, context=c) for c in range(1, 41) for n in (10, 20)]
+    spans = service.spans(*events, final=True)
+    (root,) = [span for name, span in spans.items() if name.startswith("torch.operators")]
+    assert root.links == [(context, 1000 * context) for context in range(1, 33)]
+    assert {span.parent for name, span in spans.items() if name.startswith("op")} == {root.span_id}
+
+
+def test_late_events_are_not_in_the_steps_of_a_loop(service):
+    """A thread that works on after its request has ended does not belong to the step that a loop is in meanwhile."""
+    in_request(service, 7)
+    service.ends[7] = 50
+    service.boundary(1, 40, 0)
+    spans = service.spans(label("late", 60, 70, context=7), label("own", 61, 69))
+    assert spans["late"].parent == 0
+    assert spans["late"].links == [(7, 7000)]
+    assert spans["own"].parent != 0
+
+
 def test_children_of_what_is_still_open_find_their_place(service):
     """A child that is drained while its parent is open refers to the id that the parent's span has when it ends."""
     in_request(service, 1)
