@@ -13,7 +13,7 @@ import pytest
 from chrome_files import events_in, slices
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli import run
+from otel_torchprof._cli.run_outputs import exporters_of, policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -173,9 +173,9 @@ def test_what_is_sent_to_a_receiver_by_default(here, monkeypatch, words, variabl
     """A receiver gets the detail of slow steps only, a file that of all, as long as neither an option nor a policy says which."""
     monkeypatch.setenv("OTEL_TORCHPROF_POLICY", variable)
     options = cli._parser().parse_args(["run", *words, "x.py"])
-    exporters = run._exporters(options, "x")
+    exporters = exporters_of(options, "x")
     try:
-        assert run._policy(options, exporters).keep == keep
+        assert policy_of(options, exporters).keep == keep
     finally:
         for exporter in exporters:
             exporter.shutdown()
