@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TORCHRUN = "torch.distributed.run"
-_PARSERS = {TORCHRUN: "get_args_parser", "accelerate.commands.launch": "launch_command_parser"}
+_ACCELERATE = "accelerate.commands.launch"
+_PARSERS = {TORCHRUN: "get_args_parser", _ACCELERATE: "launch_command_parser"}
 """Launchers by the names of their modules, and what makes the parser of their options."""
+_COMMANDS = {("torchrun",): TORCHRUN, ("accelerate", "launch"): _ACCELERATE}
+"""The same by the commands as which they are installed."""
 _OF_LAUNCHED = frozenset(("command", "explain", "is_module", "nproc", "program"))
 """What the ranks are not given."""
 _NOT_RECORDED = {"no_python": "--no-python", "run_path": "--run-path"}
@@ -76,18 +79,27 @@ class Launched:
 
 
 def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | None:
-    """The launcher that the command line names, by its module or with ``--nproc``; None where there is none.
+    """The launcher that the command line names, by its module or command or with ``--nproc``; None where there is none.
 
     Raises:
         TorchProfError, ValueError, SystemExit: as :class:`Launched`.
     """
-    is_launcher = options.is_module and words[0] in _PARSERS
+    name, count = _launcher_in(options, words)
     if options.nproc is None:
-        return Launched(words[0], words[1:], options) if is_launcher else None
-    if is_launcher:
-        raise TorchProfError(f"--nproc starts the ranks by itself: leave it out, or -m {words[0]}")
+        return Launched(name, words[count:], options) if name else None
+    if name:
+        raise TorchProfError(f"--nproc starts the ranks by itself: leave it out, or {shlex.join(words[:count])}")
     module = ["-m"] if options.is_module else []
     return Launched(TORCHRUN, ["--standalone", f"--nproc-per-node={options.nproc}", *module, *words], options)
+
+
+def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str, int]:
+    """The launcher's module, and how many of the words name it; empty where there is none."""
+    if options.is_module:
+        return (words[0], 1) if words[0] in _PARSERS else ("", 0)
+    found = (item for item in _COMMANDS.items() if tuple(words[: len(item[0])]) == item[0])
+    command, name = next(found, ((), ""))
+    return name, len(command)
 
 
 def explanation(files: Sequence[str], options: argparse.Namespace) -> str:

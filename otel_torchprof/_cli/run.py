@@ -48,7 +48,7 @@ examples:
   otel-torchprof run --endpoint http://localhost:4317 -m package.train
   otel-torchprof run --schedule wait=10,active=2,repeat=3 train.py
   otel-torchprof run --nproc 4 --explain train.py
-  otel-torchprof run -m torch.distributed.run --nproc-per-node 4 train.py"""
+  otel-torchprof run torchrun --nproc-per-node 4 train.py"""
 
 
 def add_parser(commands: Any) -> None:
@@ -297,8 +297,8 @@ class _Recorded:
                 lines.append(f"sent {exporter.stats.accepted_spans:,} spans to {exporter.displayed_endpoint}")
         if not self._stream.health.recorded:
             lines.append(
-                "nothing was recorded in this process; child processes are not recorded, but ranks are: --nproc N, or "
-                "-m torch.distributed.run"
+                "nothing was recorded in this process; child processes are not recorded, but ranks are: with --nproc N, "
+                "torchrun or accelerate launch"
             )
         health = self._stream.health
         for name, state in health.sources.items():

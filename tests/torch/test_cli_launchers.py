@@ -58,6 +58,8 @@ OURS = ["otel_torchprof", "run", "--sort=self_cpu_time_total", "--rows=20"]
             ["--nproc-per-node", "2", "-m", *OURS, "a.py", "-m"],
         ),
         (["-m", TORCHRUN, "-m", "a.b", "--", "c"], ["-m", *OURS, "-m", "a.b", "--", "c"]),
+        (["torchrun", "--nproc-per-node", "2", "a.py"], ["--nproc-per-node", "2", "-m", *OURS, "a.py"]),
+        (["accelerate", "launch", "--cpu", "a.py"], ["--cpu", "-m", *OURS, "a.py"]),
         (
             ["-m", "accelerate.commands.launch", "--num_processes", "1", "a.py"],
             ["--num_processes", "1", "-m", *OURS, "a.py"],
@@ -82,7 +84,7 @@ def test_ranks_get_the_options(tmp_path):
     [
         (
             ["--nproc", "2", "-m", TORCHRUN, "a.py"],
-            f"--nproc starts the ranks by itself: leave it out, or -m {TORCHRUN}",
+            f"--nproc starts the ranks by itself: leave it out, or {TORCHRUN}",
         ),
         (["-m", TORCHRUN, "--no-python", "a.sh"], "starts with --no-python cannot be recorded"),
         (["-m", TORCHRUN, "--run-path", "a.py"], "starts with --run-path cannot be recorded"),
@@ -132,7 +134,7 @@ def test_two_ranks_and_what_explains_them(tmp_path):
     assert written_in(tmp_path) == ["train.rank0.trace.json.gz", "train.rank1.trace.json.gz"]
     assert done.stderr.count("2 ranks, 60 steps") == 1
     assert done.stderr.count("otel-torchprof: wrote ") == 1
-    assert "rank 1: " not in done.stderr
+    assert "otel-torchprof: rank 1: " not in done.stderr
 
 
 @pytest.mark.exhaustive
