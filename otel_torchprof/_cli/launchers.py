@@ -12,7 +12,7 @@ from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 
 from .progress import reading
-from .run_outputs import check_outputs, file_names, pattern_of_ranks
+from .run_outputs import check_outputs, file_names, of_last_attempt, pattern_of_ranks
 from .run_program import Program
 from .terminal import OwnStderr
 
@@ -75,7 +75,7 @@ class Launched:
         if self._options.explain:
             found = _changes(self._names[0])
             new = [path for path in found if found[path] != self._found_before.get(path)]
-            self._stderr.write(printable_lines(explanation(new, self._options)))
+            self._stderr.write(printable_lines(explanation(of_last_attempt(new), self._options)))
 
 
 def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | None:

@@ -15,7 +15,7 @@ from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CHROME, _OTLP_FILE = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
 _TRACE = ".trace"
 """Stands before the suffix in default names."""
+_RESTART = "restart"
 
 
 def place_among_ranks(environ: Mapping[str, str]) -> Place | None:
@@ -46,7 +47,7 @@ def name_of_rank(name: str, environ: Mapping[str, str]) -> str:
     if role := role_in(environ):
         parts.append(re.sub(r"[^\w-]", "_", role))
     if restart := restart_in(environ):
-        parts.append(f"restart{restart}")
+        parts.append(f"{_RESTART}{restart}")
     stem, suffix = _split(name)
     plain = stem.removesuffix(_TRACE)
     return f"{plain}.{'.'.join(parts)}{stem[len(plain) :]}{suffix}"
@@ -58,6 +59,12 @@ def pattern_of_ranks(name: str) -> str:
     if RANK not in name:
         return f"{glob.escape(stem.removesuffix(_TRACE))}.rank*{suffix}"
     return f"{glob.escape(stem).replace(RANK, '*').replace(PID, '*')}*{suffix}"
+
+
+def of_last_attempt(paths: Sequence[str]) -> list[str]:
+    """Those of the files of ranks that were written after the last restart."""
+    attempts = [int(found.group(1)) if (found := re.search(rf"\.{_RESTART}(\d+)\.", path)) else 0 for path in paths]
+    return [path for path, attempt in zip(paths, attempts, strict=True) if attempt == max(attempts)]
 
 
 def file_names(options: argparse.Namespace, stem: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from chrome_files import events_in, slices
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.run_outputs import name_of_rank, pattern_of_ranks
+from otel_torchprof._cli.run_outputs import name_of_rank, of_last_attempt, pattern_of_ranks
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 THIRD = {"RANK": "2", "WORLD_SIZE": "4"}
@@ -50,6 +50,14 @@ def test_names(name, environ, expected):
 def test_patterns(name, written, is_found):
     """The pattern of a name finds what any rank writes under it, in one file or in several, and nothing that has another name."""
     assert fnmatch.fnmatchcase(written, pattern_of_ranks(name)) is is_found
+
+
+def test_attempts():
+    """Of ranks that were begun anew the files of the last attempt are explained, since two of one rank cannot be."""
+    first, last = ["t.rank0.json", "t.rank1.json"], ["t.rank0.restart10.json", "t.rank1.restart10.json"]
+    assert of_last_attempt([*first, "t.rank0.restart9.json", *last]) == last
+    assert of_last_attempt(first) == first
+    assert of_last_attempt([]) == []
 
 
 @pytest.mark.parametrize("rank", [0, 1])
