@@ -27,7 +27,7 @@ for _ in range(30):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-print("rank", dist.get_rank(), *sys.argv[1:], __name__)
+sys.stdout.write(f"rank {dist.get_rank()} {sys.argv[1]} {__name__}\\n")  # at once, beside the other rank
 dist.barrier()
 dist.destroy_process_group()
 sys.exit(int(sys.argv[1]))
