@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
 
+    from ._cli.notebook import load_ipython_extension as load_ipython_extension
     from ._events.event_names import StringTable, demangle
     from ._events.events import EventList
     from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
@@ -79,6 +80,7 @@ else:
         "demangle": "_events.event_names",
         "diff": "_explain.diff",
         "explain": "_explain.verdicts",
+        "load_ipython_extension": "_cli.notebook",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",
         "profile": "_profile.profile",

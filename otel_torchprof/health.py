@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from . import markup
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 ON = "on"
@@ -81,6 +84,16 @@ class Health:
         )
         return "\n".join((line, *self.notes))
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None where that fails, and it shows the text."""
+        return markup.attempt(self.to_html)
+
+    def to_html(self) -> str:
+        """Return the same as a table, for a notebook."""
+        states = {"operators": self.operators, "labels": self.labels, "devices": self.devices, "energy": self.energy}
+        memory = f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB"
+        return _html(states, _recorded_rows(self.recorded, self.dropped), (("memory", memory),), notes=self.notes)
+
 
 @dataclass(frozen=True)
 class QueueStats:
@@ -146,6 +159,29 @@ class ProcessorHealth:
             lines.append("spans: " + ", ".join(f"{count} {what}" for what, count in self.spans.items()))
         return "\n".join((*lines, *self.notes))
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None where that fails, and it shows the text."""
+        return markup.attempt(self.to_html)
+
+    def to_html(self) -> str:
+        """Return the same as a table, for a notebook."""
+        exporters = ((name, _queue_line(stats)) for name, stats in self.exporters.items())
+        spans = ", ".join(f"{count:,} {what}" for what, count in self.spans.items()) or "none"
+        return _html(
+            self.sources, _recorded_rows(self.recorded, self.dropped), (*exporters, ("spans", spans)), notes=self.notes
+        )
+
+
+def _recorded_rows(recorded: int, dropped: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    lost = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items()) or "none"
+    return ("events recorded", f"{recorded:,}"), ("events dropped", lost)
+
+
+def _html(states: Mapping[str, str], *rows: Iterable[tuple[str, str]], notes: Iterable[str] = ()) -> str:
+    """Tables of states and of figures, and the notes."""
+    figures = itertools.chain.from_iterable(rows)
+    return markup.block(markup.pairs((*states.items(), *figures)), *map(markup.line, notes))
+
 
 def _queue_line(stats: QueueStats) -> str:
     dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in stats.dropped.items()) or "0 dropped"
@@ -176,3 +212,9 @@ class GpuHealth:
         if self.sources["nvml"] != ON:
             return f"nvml {self.sources['nvml']}"
         return "\n".join(("; ".join(f"{name} {state}" for name, state in self.sources.items()), *self.notes))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None where that fails, and it shows the text."""
+        return markup.attempt(
+            lambda: _html(self.sources, (("cards", ", ".join(self.devices) or "none"),), notes=self.notes)
+        )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).resolve().parent.parent / "otel_torchprof"
-FOUNDATION = ("config", "errors", "health", "parsers", "version")
+FOUNDATION = ("config", "errors", "health", "markup", "parsers", "version")
 """Modules at the top from which everything may import; the others there are for users and stand at the right end."""
 ORDER = (
     "_process",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._native import prebuilt, torch_build, torch_library
 from otel_torchprof.errors import TorchProfError
 
+from .progress import duration, shown
 from .terminal import show
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
     torch = torch_library.installed_torch()
     if torch is None:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
-    path = prebuilt.find(torch) or torch_build.ensure(torch)
+    begin = time.monotonic()
+    with shown(lambda: f"otel-torchprof: building: {duration(time.monotonic() - begin)}"):
+        path = prebuilt.find(torch) or torch_build.ensure(torch)
     torch_library.load()
     show(f"{path}\n")
     return 0

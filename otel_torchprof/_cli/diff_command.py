@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .explain_command import add_form
-from .progress import reading_twice
+from .progress import reading
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.diff import diff
 
-    with reading_twice([options.before, options.after], quiet=options.quiet) as watch:
+    with reading([options.before, options.after], quiet=options.quiet) as watch:
         found = diff(options.before, options.after, watch)
     show(_text_of(found, options))
     for problem in found.problems:

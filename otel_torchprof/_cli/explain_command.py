@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .progress import reading_twice
+from .progress import reading
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.verdicts import explain
 
-    with reading_twice(options.files, quiet=options.quiet) as watch:
+    with reading(options.files, quiet=options.quiet) as watch:
         found = explain(*options.files, watch=watch)
     show(text_of(found, options))
     for problem in found.problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .progress import reading_twice
+from .progress import reading
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._trace_files.merge import merge
 
-    with reading_twice(options.files, quiet=options.quiet) as watch:
+    with reading(options.files, quiet=options.quiet) as watch:
         merged = merge(options.files, options.output, watch)
     for line in (*merged.ranks, *merged.problems):
         say(line)

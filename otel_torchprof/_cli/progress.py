@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from otel_torchprof._export.byte_stream import ByteStream
 
@@ -45,19 +45,21 @@ class Progress:
         self._on_terminal = self._stream is not None and self._stream.isatty()
         self._pause = _EVERY_SECOND if self._on_terminal else _FIRST
         self._due = clock() + self._pause
+        self._has_shown = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
-        self._thread.start()
+        """Begins. Shows nothing where Python is ending: it starts no threads then."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
 
     def stop(self) -> None:
-        """Ends, and leaves a clean line."""
+        """Ends, and leaves a clean line, if there was one of it."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._on_terminal:
+        if self._on_terminal and self._has_shown:
             self._write(_LINE.format(""))
 
     def report_if_due(self) -> float:
@@ -66,6 +68,7 @@ class Progress:
         if now >= self._due:
             text = self._describe()
             self._write(_LINE.format(text) if self._on_terminal else f"{text}\n")
+            self._has_shown = True
             if not self._on_terminal:
                 self._pause = min(self._pause * 2, _LONGEST)
             self._due = now + self._pause
@@ -84,24 +87,32 @@ class Progress:
 
 
 @contextlib.contextmanager
-def reading_twice(paths: list[str], *, quiet: bool) -> Iterator[Callable[[str, ByteStream], None]]:
-    """Shows how far files have been read, each twice: gives what is to be called when one is opened."""
-    reading = ReadingTwice(paths)
-    progress = Progress(reading.line)
+def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Callable[[str, ByteStream], None]]:
+    """Shows how far files have been read, each so many times: gives what is to be called when one is opened."""
+    read = Reading(paths, times)
+    with shown(read.line, quiet=quiet):
+        yield read.watch
+
+
+@contextlib.contextmanager
+def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
+    """Tells how it goes, until the block ends."""
+    progress = Progress(describe)
     if not quiet:
         progress.start()
     try:
-        yield reading.watch
+        yield
     finally:
         progress.stop()
 
 
-class ReadingTwice:
-    """How far the files have been read: each is read twice."""
+class Reading:
+    """How far files have been read, each of them so many times."""
 
-    def __init__(self, paths: list[str]) -> None:
-        self._sizes = {path: Path(path).stat().st_size if Path(path).is_file() else 0 for path in paths}
-        self._whole = 2 * sum(self._sizes.values())
+    def __init__(self, paths: Sequence[str], times: int) -> None:
+        self._sizes = {path: _size_of(path) for path in paths}
+        self._whole = times * sum(self._sizes.values())
+        self._times = times
         self._before = 0
         self._stream: ByteStream | None = None
         self._path = ""
@@ -114,9 +125,19 @@ class ReadingTwice:
     def line(self) -> str:
         """For the progress."""
         read = self._before + (self._stream.read_bytes if self._stream else 0)
-        share = min(read / self._whole, 1.0) if self._whole else 0.0
+        if not self._whole:  # a pipe
+            return f"otel-torchprof: reading: {size(read)}"
+        share = min(read / self._whole, 1.0)
         bar = "#" * round(share * _BAR)
-        return f"otel-torchprof: reading [{bar:<{_BAR}}] {share:.0%} of {size(self._whole // 2)}"
+        return f"otel-torchprof: reading [{bar:<{_BAR}}] {share:.0%} of {size(self._whole // self._times)}"
+
+
+def _size_of(path: str) -> int:
+    """Bytes of a file; 0 where that is not known."""
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):  # whoever reads it says why it cannot be read
+        return 0
 
 
 def duration(seconds: float) -> str:

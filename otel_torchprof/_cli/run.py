@@ -13,33 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._process.printable import printable_lines
-from otel_torchprof._sampling.span_policy import policy_of_texts, policy_without_code
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
 
 from .interpreter_state import InterpreterState
+from .launchers import explanation, launched
 from .progress import Progress, duration, size
+from .run_outputs import exporters_of, file_names, pattern_of_ranks, place_among_ranks, policy_of
 from .run_program import NoProgramError, Program
 from .terminal import OwnStderr, say
 
 if TYPE_CHECKING:
     import types
-
-    from opentelemetry.sdk.trace.export import SpanExporter
-
-    from otel_torchprof._sampling.span_policy import SpanPolicy
+    from collections.abc import Sequence
 
 _DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]
 """Those that make spans."""
 _LAST_SECONDS = 60.0
 """What sending and writing the rest may take at the end."""
 _INTERRUPTED = 130
+_STOPPED = "off: stopped"
 _CANNOT_START = 2
 """Exit status where there is nothing to run, as Python's own."""
 _display = sys.__excepthook__
-_CHROME, _OTLP_FILE = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
 
 _DESCRIPTION = """\
 Runs a script as "python SCRIPT" would, and writes what it and torch do as a trace, while it runs: in constant memory, for as
@@ -49,7 +46,9 @@ examples:
   otel-torchprof run train.py --epochs 3
   otel-torchprof run -o trace.json.gz --steps-per-file 100 --max-files 5 --table train.py
   otel-torchprof run --endpoint http://localhost:4317 -m package.train
-  otel-torchprof run --schedule wait=10,active=2,repeat=3 train.py"""
+  otel-torchprof run --schedule wait=10,active=2,repeat=3 train.py
+  otel-torchprof run --nproc 4 --explain train.py
+  otel-torchprof run torchrun --nproc-per-node 4 train.py"""
 
 
 def add_parser(commands: Any) -> None:
@@ -63,6 +62,12 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    add(
+        "--nproc",
+        type=_process_count,
+        metavar="N",
+        help="run it in so many ranks on this machine, started by torchrun; or auto, cpu, gpu, as torchrun has them",
+    )
     add(
         "-o",
         "--output",
@@ -113,18 +118,18 @@ def run(options: argparse.Namespace) -> int:
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
         raise TorchProfError("there is no script to run: name one, or a module with -m")
-    program = Program(words[0], options.is_module)
     try:
-        recorded = _Recorded(options, program)
+        running = launched(options, words) or _Recorded(options, words)
     except (TypeError, ValueError) as error:
         raise TorchProfError(str(error)) from error
-    recorded.begin()
+    running.begin()
     options.script_runs = True
+    program = running.program
     try:
-        program.run(words[1:])
+        program.run(running.arguments)
     except NoProgramError as error:
         say(str(error))
-        recorded.options.quiet = True
+        options.quiet = True
         return 1 if program.is_module else _CANNOT_START
     except SystemExit:
         raise
@@ -132,28 +137,40 @@ def run(options: argparse.Namespace) -> int:
         _show_without_us(error, program.trimmed(error.__traceback__))
         raise
     finally:
-        recorded.end_with_threads()
+        running.end()
     return 0
 
 
-class _Recorded:
-    """The recording around a script."""
+def _process_count(text: str) -> str:
+    if text in {"auto", "cpu", "gpu", "xpu"} or (text.isascii() and text.isdecimal() and int(text)):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no number of processes: a whole number above 0, auto, cpu, gpu or xpu"
+    )
 
-    def __init__(self, options: argparse.Namespace, program: Program) -> None:
+
+class _Recorded:
+    """A script, and the recording around it.
+
+    Of several ranks rank 0 is the one that shows progress, a table and where it wrote; the others say only what is wrong.
+    """
+
+    def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
 
         self.options = options
+        self.program, self.arguments = Program(words[0], options.is_module), words[1:]
         self._pid = os.getpid()
-        self._exporters = _exporters(options, program.stem)
-        if options.explain and not any(hasattr(each, "files") for each in self._exporters):
-            raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
+        self._place = place_among_ranks(os.environ)
+        self._speaks = self._place is None or self._place.rank == 0
+        self._exporters = exporters_of(options, self.program.stem)
         detail = "frames" if options.stacks else options.detail or "ops"
         self._stream = stream(
             *self._exporters,
             detail=detail,
             record_shapes=options.shapes,
             use_device=options.device,
-            policy=_policy(options, self._exporters),
+            policy=policy_of(options, self._exporters),
         )
         self._stderr = OwnStderr()
         self._progress = Progress(self._line, self._stderr)
@@ -165,10 +182,10 @@ class _Recorded:
         self._begin = time.monotonic()
         self._stream.start()
         self._state = InterpreterState()
-        if not self.options.quiet:
+        if self._speaks and not self.options.quiet:
             self._progress.start()
 
-    def end_with_threads(self) -> None:
+    def end(self) -> None:
         """Ends it now; where threads of the script continue, which Python waits for, after them.
 
         Whatever that comes upon, the script's exit status stays, but where the user interrupts it.
@@ -209,6 +226,15 @@ class _Recorded:
             is_whole = False
         finally:
             self._progress.stop()
+        if self._speaks:
+            self._say_results()
+        if not self.options.quiet:
+            lines = self._summary() if self._speaks else self._problems()
+            name = "" if self._speaks or self._place is None else f"rank {self._place.rank}: "
+            self._say("".join(f"otel-torchprof: {name}{line}\n" for line in lines))
+        return is_whole
+
+    def _say_results(self) -> None:
         if self.options.table:
             from otel_torchprof._events.averages_list import printable_table  # stream has imported it
 
@@ -217,23 +243,18 @@ class _Recorded:
             self._say(table)
         if self.options.explain:
             self._say(self._explanation())
-        if not self.options.quiet:
-            self._say("".join(f"otel-torchprof: {line}\n" for line in self._summary()))
-        return is_whole
 
     def _say(self, text: str) -> None:
         self._stderr.write(printable_lines(text))
 
     def _explanation(self) -> str:
-        from otel_torchprof._explain.verdicts import explain
-
-        files = next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None)
-        if not files:
-            return "otel-torchprof: nothing was written that could be explained\n"
-        try:
-            return str(explain(*files))
-        except TorchProfError as error:
-            return f"otel-torchprof: {error}\n"
+        text = explanation(
+            next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None), self.options
+        )
+        if self._place is None:
+            return text
+        pattern = pattern_of_ranks(file_names(self.options, self.program.stem)[0])
+        return f"{text}otel-torchprof: this is of rank 0; when all have ended: otel-torchprof explain {pattern}\n"
 
     def _line(self) -> str:
         health = self._stream.health
@@ -241,16 +262,19 @@ class _Recorded:
         what = f"writing, {waiting:,} spans to go (Ctrl-C to give up)" if self._is_writing else "recording"
         return f"otel-torchprof: {what}: {self._figures()}"
 
-    def _figures(self) -> str:
+    def _losses(self) -> tuple[int, int]:
+        """Events that were dropped, and spans that were not delivered."""
         health = self._stream.health
         stats = health.exporters.values()
-        lost = sum(health.dropped.values())
-        unsent = sum(each.dropped_spans + each.failed_spans for each in stats)
+        return sum(health.dropped.values()), sum(each.dropped_spans + each.failed_spans for each in stats)
+
+    def _figures(self) -> str:
+        lost, unsent = self._losses()
         written = sum(getattr(exporter, "bytes_written", 0) for exporter in self._exporters)
         parts = [
             duration(time.monotonic() - self._begin),
             f"{self._stream.steps:,} steps",
-            f"{health.recorded:,} events",
+            f"{self._stream.health.recorded:,} events",
             f"{lost:,} dropped",
             *([f"{unsent:,} spans not delivered"] if unsent else []),
             *([f"{size(written)} written"] if written else []),
@@ -264,66 +288,31 @@ class _Recorded:
         for exporter in self._exporters:
             files = getattr(exporter, "files", None)
             if files:
-                lines.append(f"wrote {files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""))
+                of_ranks = (
+                    f"; this is rank 0 of {self._place.world_size}, and each writes its own" if self._place else ""
+                )
+                series = f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""
+                lines.append(f"wrote {files[0]}{series}{of_ranks}")
             elif isinstance(exporter, OTLPExporter):
                 lines.append(f"sent {exporter.stats.accepted_spans:,} spans to {exporter.displayed_endpoint}")
+        if not self._stream.health.recorded:
+            lines.append(
+                "nothing was recorded in this process; child processes are not recorded, but ranks are: with --nproc N, "
+                "torchrun or accelerate launch"
+            )
         health = self._stream.health
-        if not health.recorded:
-            lines.append("nothing was recorded in this process; child processes are not recorded")
         for name, state in health.sources.items():
             if name in {"operators", "frames", "devices"} and state != ON and "detail is" not in state:
                 lines.append(f"{name} {state}")
-            if name == "recording" and state != "off: stopped":
-                lines.append(f"nothing was recorded, {state}")
-        return [*lines, *health.notes]
+        return [*lines, *self._why_nothing(), *health.notes]
 
+    def _problems(self) -> list[str]:
+        """What a rank says that is not the first: what is off is off on all of them, as a rule, and the first says it."""
+        return [*([self._figures()] if any(self._losses()) else []), *self._why_nothing()]
 
-def _policy(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanPolicy:
-    """Which steps are traced in full.
-
-    Raises:
-        ValueError: an option is bad, or of no use.
-    """
-    from otel_torchprof._export.otlp import OTLPExporter
-
-    given = {name: text for name in ("schedule", "every", "keep") if (text := getattr(options, name)) is not None}
-    sends = any(isinstance(exporter, OTLPExporter) for exporter in exporters)
-    policy = policy_without_code() if sends and not given else policy_of_texts(given)
-    if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
-        raise ValueError(
-            f"keep is {options.keep!r}, and nothing heeds it: a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"
-        )
-    return policy
-
-
-def _exporters(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
-    """What takes the spans, by the names of the files.
-
-    Raises:
-        TorchProfError, ValueError: one cannot be written, or has a name that says nothing.
-    """
-    from otel_torchprof._export.otlp import OTLPExporter
-
-    requested = options.output or ([] if options.endpoint else [f"{stem}.trace.json.gz"])
-    made: list[SpanExporter] = [OTLPExporter(options.endpoint)] if options.endpoint else []
-    return made + [_exporter(name, options) for name in requested if name != "none"]
-
-
-def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
-    from otel_torchprof._export.chrome import ChromeTraceExporter
-    from otel_torchprof._export.otlp import OTLPExporter
-    from otel_torchprof._export.otlp_file import OTLPFileExporter
-
-    if name == "otlp":
-        return OTLPExporter()
-    if name.endswith(_CHROME):
-        numbers = {key: getattr(options, key) for key in ("max_bytes", "steps_per_file", "max_files")}
-        return ChromeTraceExporter(name, **numbers)
-    if name.endswith(_OTLP_FILE):
-        return OTLPFileExporter(name)
-    raise TorchProfError(
-        f"--output is {name!r}; its name must end in {', '.join((*_CHROME, *_OTLP_FILE))}, or be otlp or none"
-    )
+    def _why_nothing(self) -> list[str]:
+        state = self._stream.health.sources.get("recording", _STOPPED)
+        return [] if state == _STOPPED else [f"nothing was recorded, {state}"]
 
 
 def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:

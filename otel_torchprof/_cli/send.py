@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
@@ -17,9 +18,9 @@ from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.printable import printable
 from otel_torchprof.errors import TorchProfError
 
+from .progress import Reading
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -99,17 +100,17 @@ class _Delivery:
 
     def deliver_all(self, files: list[str], offset: int) -> int:
         """The exit status. A file that cannot be read does not stop those after it; a receiver that cannot be reached does."""
-        fine = True
+        fine, read = True, Reading(files, 1)
         for number, path in enumerate(files):
             at = offset if number == 0 else 0
             try:
-                for request in requests_of(pieces(path, at), self._max_bytes):
+                for request in requests_of(pieces(path, at, partial(read.watch, path)), self._max_bytes):
                     at = request.offset
                     if not self._deliver(request):
                         say(_again(at, files[number:]))
                         return 1
                     at = request.end
-                    self._show(path, at)
+                    self._show(read)
             except TorchProfError as error:
                 self._show_no_more()
                 say(str(error))
@@ -135,6 +136,7 @@ class _Delivery:
             if len(parts) > 1:
                 return all(self._deliver(part) for part in parts)
         if response.may_pass:
+            self._show_no_more()
             say(f"{self._where}: {self._sender.settings.redacted(response.reason)}")
             return False
         self._sender.count(response, request.spans)
@@ -149,11 +151,10 @@ class _Delivery:
             f"{stats.requests} requests, {stats.bytes_sent / 2**20:.1f} MiB"
         )
 
-    def _show(self, path: str, at: int) -> None:
+    def _show(self, read: Reading) -> None:
         if self._shows_progress and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            sent = self._sender.stats.accepted_spans
-            sys.stderr.write(f"\r\x1b[K{printable(path)}: {at / 2**20:.1f} MiB read, {sent} spans sent")
+            sys.stderr.write(f"\r\x1b[K{read.line()}, {self._sender.stats.accepted_spans:,} spans sent")
             sys.stderr.flush()
 
     def _show_no_more(self) -> None:

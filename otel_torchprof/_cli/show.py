@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof.errors import TorchProfError
 
+from .progress import reading
 from .terminal import say, show
 from .trace_sums import read
 
@@ -34,6 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--steps", action="store_true", help="print the steps instead, in order, with how long each took, by phase"
     )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: nothing of it can be read, or it has no steps.
     """
-    sums, problems = read(options.file)
+    with reading([options.file], quiet=options.quiet, times=1) as watch:
+        sums, problems = read(options.file, partial(watch, options.file))
     notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
     try:
         if options.steps:

@@ -24,9 +24,10 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from typing import Any
 
+    from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._trace_files.self_times import Numbers, Row
 
 COLLAPSED = "(collapsed into others)"
@@ -65,14 +66,16 @@ class StepRow:
     """What it spent in each phase, in seconds, in the order in which phases are listed; empty where the file does not tell."""
 
 
-def read(path: str) -> tuple[TraceSums, list[str]]:
+def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> tuple[TraceSums, list[str]]:
     """What a file adds up to, and what is to be said of it: nothing where all was read, and all is exact.
+
+    ``watch`` gets the file, to see how far it has been read.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
     sums = TraceSums()
-    return sums, read_events(path, sums)
+    return sums, read_events(path, sums, watch)
 
 
 class TraceSums:

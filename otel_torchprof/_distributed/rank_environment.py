@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _TORCHRUN_NO_ID = "none"
 """What torchrun says where nobody gave the run an id."""
+_TORCHRUN_NO_ROLE = "default"
+"""Likewise of the role."""
 _SLURM_NO_STEP = 0xFFFFFFF0
 """From here on numbers of steps have meanings of their own: the batch script, the prolog."""
 _POD = r"(.+)-(?:master|worker|chief|launcher|node)-\d+"
@@ -61,6 +63,12 @@ def restart_in(environ: Mapping[str, str]) -> int:
         if found := _number(environ, variable):
             return found
     return 0
+
+
+def role_in(environ: Mapping[str, str]) -> str:
+    """The role that torchrun's ``--role`` gave the process; empty where nobody gave one."""
+    role = environ.get("ROLE_NAME", "").strip() if "TORCHELASTIC_RUN_ID" in environ else ""
+    return "" if role == _TORCHRUN_NO_ROLE else role
 
 
 def store_outlives_processes(environ: Mapping[str, str]) -> bool:

@@ -12,8 +12,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
 
+from otel_torchprof import markup
 from otel_torchprof._spans.span_tables import packed
 from otel_torchprof._tree.span_table import AttributeType
+
+from .span_html import html_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -77,6 +80,10 @@ class SpanList(Sequence[ReadableSpan]):
     def packed(self) -> SpanList:
         """The same spans in memory of their own, see :func:`~otel_torchprof._spans.span_tables.packed`."""
         return SpanList(packed(self._table), resource=self._resource, scope=self._scope, rows=self._rows)
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the first of them; None where that fails, and it shows the text."""
+        return markup.attempt(lambda: html_of(self))
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -98,13 +98,19 @@ class Info:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
+    """A column of the table."""
+
     title: str
     cell: Callable[[Any], object]
+    """Its text for an event."""
+    key: str = ""
+    """The attribute of events that it shows; empty where that is no number."""
     width: int = _COLUMN_WIDTH
     left: bool = False
 
     def aligned(self, value: object) -> str:
+        """A value, as wide as the column."""
         text = str(value)
         return (text.ljust(self.width) if self.left else text.rjust(self.width)) + _GAP
 
@@ -131,7 +137,7 @@ def format_table(info: Info, rows: Iterable[Any], options: TableOptions, row_lim
     if info.has_device_time and not info.use_device:
         raise TorchProfError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
     _check_number("row_limit", row_limit, "all rows")
-    columns = _columns(info, options)
+    columns = columns_of(info, options)
     rule = "".join("-" * column.width + _GAP for column in columns)
     lines = [*_title(columns, options), rule, _line(columns, (column.title for column in columns)), rule]
     for event in _limited(rows, row_limit):
@@ -245,23 +251,23 @@ def _fitting(longest: int, limit: int | None) -> int:
     return longest + 4 if limit is None else min(longest + 4, limit)
 
 
-def _columns(info: Info, options: TableOptions) -> list[_Column]:
+def columns_of(info: Info, options: TableOptions) -> list[Column]:
     """Every column of the table, in order of the headings."""
     width = _fitting(info.longest_key, options.max_name_column_width)
-    columns = [_Column("Name", lambda event: options.name(event.key), width)]
+    columns = [Column("Name", lambda event: options.name(event.key), width=width)]
     if info.has_overloads:
-        columns.append(_Column("Overload Name", lambda event: options.name(event.overload_name), width))
+        columns.append(Column("Overload Name", lambda event: options.name(event.overload_name), width=width))
     columns += _cpu_columns(info, options)
     if info.has_device_time:
         columns += _device_columns(info, options)
     if options.profile_memory:
         columns += _memory_columns(info)
-    columns.append(_Column("# of Calls", lambda event: event.count))
+    columns.append(Column("# of Calls", lambda event: event.count, "count"))
     if info.has_node_ids:
-        columns.append(_Column("Node ID", lambda event: event.node_id))
+        columns.append(Column("Node ID", lambda event: event.node_id, "node_id"))
     if info.has_shapes:
         shapes = _fitting(info.longest_shapes, options.max_shapes_column_width)
-        columns.append(_Column("Input Shapes", lambda event: str(event.input_shapes)[:shapes], shapes))
+        columns.append(Column("Input Shapes", lambda event: str(event.input_shapes)[:shapes], width=shapes))
     if info.longest_frame is not None:
         columns.append(_source_column(info.longest_frame, options))
     if options.with_flops and info.smallest_flops is not None:
@@ -269,70 +275,82 @@ def _columns(info: Info, options: TableOptions) -> list[_Column]:
     return columns
 
 
-def _cpu_columns(info: Info, options: TableOptions) -> list[_Column]:
+def _cpu_columns(info: Info, options: TableOptions) -> list[Column]:
+    def own_share(event: Any) -> object:
+        return format_share(event.self_cpu_time_total, info.self_cpu_total)
+
     def total_share(event: Any) -> object:
         return 0 if event.is_async else format_share(event.cpu_time_total, info.self_cpu_total)
 
     return [
-        _Column("Self CPU %", lambda event: format_share(event.self_cpu_time_total, info.self_cpu_total)),
-        _Column("Self CPU", lambda event: options.time(event.self_cpu_time_total)),
-        _Column("CPU total %", total_share),
-        _Column("CPU total", lambda event: options.time(event.cpu_time_total)),
-        _Column("CPU time avg", lambda event: options.time(event.cpu_time)),
+        Column("Self CPU %", own_share, "self_cpu_time_total"),
+        Column("Self CPU", lambda event: options.time(event.self_cpu_time_total), "self_cpu_time_total"),
+        Column("CPU total %", total_share, "cpu_time_total"),
+        Column("CPU total", lambda event: options.time(event.cpu_time_total), "cpu_time_total"),
+        Column("CPU time avg", lambda event: options.time(event.cpu_time), "cpu_time"),
     ]
 
 
-def _device_columns(info: Info, options: TableOptions) -> list[_Column]:
+def _device_columns(info: Info, options: TableOptions) -> list[Column]:
     device = _device(info)
+
+    def own_share(event: Any) -> object:
+        return format_share(event.self_device_time_total, info.self_device_total)
+
     return [
-        _Column(f"Self {device}", lambda event: options.time(event.self_device_time_total)),
-        _Column(f"Self {device} %", lambda event: format_share(event.self_device_time_total, info.self_device_total)),
-        _Column(f"{device} total", lambda event: options.time(event.device_time_total)),
-        _Column(f"{device} time avg", lambda event: options.time(event.device_time)),
+        Column(f"Self {device}", lambda event: options.time(event.self_device_time_total), "self_device_time_total"),
+        Column(f"Self {device} %", own_share, "self_device_time_total"),
+        Column(f"{device} total", lambda event: options.time(event.device_time_total), "device_time_total"),
+        Column(f"{device} time avg", lambda event: options.time(event.device_time), "device_time"),
     ]
 
 
-def _memory_columns(info: Info) -> list[_Column]:
+def _memory_columns(info: Info) -> list[Column]:
     columns = [
-        _Column("CPU Mem", lambda event: format_memory(event.cpu_memory_usage)),
-        _Column("Self CPU Mem", lambda event: format_memory(event.self_cpu_memory_usage)),
+        Column("CPU Mem", lambda event: format_memory(event.cpu_memory_usage), "cpu_memory_usage"),
+        Column("Self CPU Mem", lambda event: format_memory(event.self_cpu_memory_usage), "self_cpu_memory_usage"),
     ]
     if info.use_device and info.has_device_memory:
         device = _device(info)
         columns += [
-            _Column(f"{device} Mem", lambda event: format_memory(event.device_memory_usage)),
-            _Column(f"Self {device} Mem", lambda event: format_memory(event.self_device_memory_usage)),
+            Column(f"{device} Mem", lambda event: format_memory(event.device_memory_usage), "device_memory_usage"),
+            Column(
+                f"Self {device} Mem",
+                lambda event: format_memory(event.self_device_memory_usage),
+                "self_device_memory_usage",
+            ),
         ]
     return columns
 
 
-def _source_column(longest_frame: int, options: TableOptions) -> _Column:
+def _source_column(longest_frame: int, options: TableOptions) -> Column:
     width = _fitting(longest_frame, options.max_src_column_width)
-    return _Column(
-        "Source Location", lambda event: _tail(event.stack[0], width) if event.stack else "", width, left=True
+    return Column(
+        "Source Location", lambda event: _tail(event.stack[0], width) if event.stack else "", width=width, left=True
     )
 
 
-def _flops_column(smallest: float) -> _Column:
+def _flops_column(smallest: float) -> Column:
     """Floating point operations in the unit that suits the smallest of them."""
     magnitude = int(max(0.0, min(math.log10(smallest) / 3, len(_FLOPS_UNITS) - 1.0)))
     scale = 10 ** (magnitude * -3.0)
-    return _Column(
+    return Column(
         f"Total {_FLOPS_UNITS[magnitude]}",
         lambda event: f"{event.flops * scale:8.3f}" if (event.flops or 0) > 0 else "--",
+        "flops",
     )
 
 
-def _as_filled(columns: list[_Column]) -> list[_Column]:
+def _as_filled(columns: list[Column]) -> list[Column]:
     """The columns as torch fills them: with both, it puts the FLOPs under "Source Location" and the source under FLOPs."""
     source, last = columns[-2], columns[-1]
     if source.title != "Source Location":
         return columns
-    swapped = _Column("", last.cell, source.width, left=True), _Column("", source.cell, last.width)
+    swapped = Column("", last.cell, width=source.width, left=True), Column("", source.cell, width=last.width)
     return [*columns[:-2], *swapped]
 
 
-def _title(columns: list[_Column], options: TableOptions) -> list[str]:
+def _title(columns: list[Column], options: TableOptions) -> list[str]:
     """The lines above the headings; their rule spares the gap after the last column."""
     rule = "=" * (sum(column.width + len(_GAP) for column in columns) - len(_GAP))
     lines = [] if options.header is None else [rule, options.header]
@@ -341,11 +359,11 @@ def _title(columns: list[_Column], options: TableOptions) -> list[str]:
     )
 
 
-def _line(columns: Iterable[_Column], values: Iterable[object]) -> str:
+def _line(columns: Iterable[Column], values: Iterable[object]) -> str:
     return "".join(column.aligned(value) for column, value in zip(columns, values, strict=True))
 
 
-def _stack_lines(columns: list[_Column], event: Any, info: Info, options: TableOptions) -> list[str]:
+def _stack_lines(columns: list[Column], event: Any, info: Info, options: TableOptions) -> list[str]:
     """The rest of an event's stack in the last column, and an empty row that ends it."""
     width = _fitting(info.longest_frame or 0, options.max_src_column_width)
     entries = [_tail(frame, width) for frame in (event.stack or ())[1:]]

@@ -12,7 +12,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._encode.table import TableOptions, attribute_of, build_table, format_table
+from otel_torchprof import markup
+from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, info_of
+from otel_torchprof._encode.table_html import html_table
 from otel_torchprof._export.file import write
 from otel_torchprof._process.torch_differences import differences
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._encode.table import Info
 
 __all__ = [
     "DeviceType",
@@ -47,6 +50,8 @@ _STACK_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_
 _PLAIN_STACK_METRIC = "self_device_time_total"
 _STACK_SEPARATORS = str.maketrans(" ;\t\n", "____")
 _ITERATION_BLOCK = 1024
+_DISPLAYED_ROWS = 50
+"""Of what a notebook shows."""
 
 
 class EventList(list[Any]):
@@ -129,15 +134,58 @@ class EventList(list[Any]):
             profile_memory=self._profile_memory,
             with_flops=self._with_flops,
         )
-        source = self._columns()
-        if source is None or not len(self):
-            return build_table(self, options, sort_by=sort_by, row_limit=row_limit)
-        return format_table(
-            event_sums.table_info(source),
-            event_sums.chosen(source, sort_by, top_level_events_only),
-            options,
-            row_limit,
+        if not len(self):
+            return ""
+        return format_table(self._info(), self._chosen(sort_by, top_level_events_only), options, row_limit)
+
+    def to_html(self, sort_by: str | None = None, row_limit: int = _DISPLAYED_ROWS) -> str:
+        """Return the events as an HTML table for a notebook, the largest by ``sort_by`` first, else in their own order.
+
+        It needs nothing else, escapes all names, and is sorted anew by a click on a heading. ``row_limit`` -1 shows all. A
+        notebook shows a list that stands last in a cell by itself: averages with the most self time first. Raises ValueError for a
+        sort key that is no attribute of the events.
+        """
+        if not len(self):
+            return markup.block(markup.line("no events"))
+        options = TableOptions(
+            max_src_column_width=None,
+            max_name_column_width=None,
+            max_shapes_column_width=None,
+            profile_memory=self._profile_memory,
+            with_flops=self._with_flops,
         )
+        info, rows = self._info(), self._chosen(sort_by)
+        total = f"Self CPU time total: {options.time(info.self_cpu_total)}"
+        if info.has_device_time:
+            total += f", on {info.use_device}: {options.time(info.self_device_total)}"
+        found = html_table(info, rows, options, total=len(self), row_limit=row_limit, sort_by=sort_by)
+        return markup.block(found, markup.line(total))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None where that fails, and it shows the text."""
+        return markup.attempt(lambda: self.to_html(self._displayed_by()))
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """What IPython prints: the table, of which no more events are made than it has rows."""
+        printer.text(self.table(self._displayed_by(), row_limit=_DISPLAYED_ROWS) or "[]")
+
+    def _displayed_by(self) -> str | None:
+        """Averages are displayed sorted by self time, events in their order."""
+        if not len(self) or self._columns() is not None or not isinstance(self[0], FunctionEventAvg):
+            return None
+        return "self_device_time_total" if self._info().has_device_time else "self_cpu_time_total"
+
+    def _info(self) -> Info:
+        """What a table has to know of all events."""
+        source = self._columns()
+        return info_of(self) if source is None else event_sums.table_info(source)
+
+    def _chosen(self, sort_by: str | None, top_level_only: bool = False) -> Iterator[Any]:
+        """The events in the order of a table."""
+        source = self._columns()
+        if source is None:
+            return chosen(self, sort_by, top_level_only)
+        return event_sums.chosen(source, sort_by, top_level_only)
 
     def key_averages(
         self,

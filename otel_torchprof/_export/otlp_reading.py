@@ -14,7 +14,7 @@ from .json_stream import LARGEST_VALUE, JsonStream, UnusableError
 from .otlp_wire import count_spans, parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .byte_stream import ByteStream
 
@@ -53,13 +53,16 @@ class Piece:
     end: int
 
 
-def pieces(path: str, offset: int = 0) -> Iterator[Piece]:
+def pieces(path: str, offset: int = 0, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Iterator[Piece]:
     """What is in the file from ``offset`` on, in order, each made when it is asked for.
+
+    ``watch`` gets the file, to see how far it has been read.
 
     Raises:
         TorchProfError: the file cannot be read, is cut off or holds something else: after the last piece before that.
     """
     with opened(path) as stream:
+        watch(stream)
         try:
             for content in contents(stream, offset):
                 yield _checked(content)

@@ -7,13 +7,13 @@ import os
 from otel_torchprof._distributed.rank_environment import place_in
 
 PID = "{pid}"
-_RANK = "{rank}"
+RANK = "{rank}"
 
 
 def own_path(template: str) -> str:
     """The path for this process: ``{pid}`` is its id, ``{rank}`` its rank as the launcher says, 0 where none does."""
     path = template.replace(PID, str(os.getpid()))
-    if _RANK in path:
+    if RANK in path:
         place = place_in(os.environ)
-        path = path.replace(_RANK, str(0 if place is None else place.rank))
+        path = path.replace(RANK, str(0 if place is None else place.rank))
     return path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof import markup
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
@@ -34,6 +35,7 @@ from otel_torchprof.health import ProfilerStats
 from .columns import RecordedColumns
 from .options import of_config
 from .recorded_steps import StepMarks, step_labels
+from .summary_html import summary_html
 from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
@@ -211,6 +213,19 @@ class ProfileResults(RecordedColumns):
         if not self._is_finished():
             return "<unfinished otel_torchprof.profile>"
         return f"<profile of {len(self._batch() if self._trace_only else self.events())} events>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: figures, the averages with the most self time, the health; None where that fails."""
+        return markup.attempt(self._html)
+
+    def _html(self) -> str:
+        health = self._segments.health()
+        if not self._is_finished():
+            return summary_html("unfinished profile", health)
+        title = f"profile of {len(self._batch()):,} events"
+        if self._trace_only:
+            return summary_html(title, health, self._steps())
+        return summary_html(title, health, self._steps(), self.key_averages())
 
     # ---- traces and spans ----
 

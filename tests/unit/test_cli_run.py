@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import py_compile
 import subprocess
@@ -14,8 +13,7 @@ import pytest
 from chrome_files import events_in, slices
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli import run
-from otel_torchprof._cli.progress import Progress, duration, size
+from otel_torchprof._cli.run_outputs import exporters_of, policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -175,9 +173,9 @@ def test_what_is_sent_to_a_receiver_by_default(here, monkeypatch, words, variabl
     """A receiver gets the detail of slow steps only, a file that of all, as long as neither an option nor a policy says which."""
     monkeypatch.setenv("OTEL_TORCHPROF_POLICY", variable)
     options = cli._parser().parse_args(["run", *words, "x.py"])
-    exporters = run._exporters(options, "x")
+    exporters = exporters_of(options, "x")
     try:
-        assert run._policy(options, exporters).keep == keep
+        assert policy_of(options, exporters).keep == keep
     finally:
         for exporter in exporters:
             exporter.shutdown()
@@ -210,39 +208,3 @@ def test_a_script_that_python_cannot_read(here, capsys):
     sys.excepthook(SyntaxError, caught.value, caught.tb)
     assert 'File "' + str(here / "bad.py") in (said := capsys.readouterr().err)
     assert "Traceback" not in said
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_on_a_terminal():
-    """A line is written over once a second, the cursor goes back to its beginning, and at the end it is gone."""
-    now, terminal, texts = [0.0], Terminal(), iter(["one", "two"])
-    progress = Progress(lambda: next(texts), terminal, lambda: now[0])
-    assert progress.report_if_due() == 1
-    for now[0] in (1.0, 1.5, 2.0):
-        progress.report_if_due()
-    progress.stop()
-    assert terminal.getvalue() == "\r\x1b[2Kone\r\r\x1b[2Ktwo\r\r\x1b[2K\r"
-
-
-def test_progress_in_a_log():
-    """Elsewhere lines come more and more seldom, and a stream that is closed ends it quietly."""
-    now, log, reported = [0.0], io.StringIO(), []
-    progress = Progress(lambda: reported.append(now[0]) or "so far", log, lambda: now[0])
-    for now[0] in map(float, range(4_000)):
-        progress.report_if_due()
-    assert reported == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
-    assert log.getvalue() == "so far\n" * len(reported)
-    log.close()
-    now[0] += 1_000
-    progress.report_if_due()
-    progress.stop()
-
-
-def test_figures_in_words():
-    """Times and sizes are short enough for a line."""
-    assert [duration(seconds) for seconds in (0.04, 59.9, 65, 3_725)] == ["0.0 s", "59.9 s", "0:01:05", "1:02:05"]
-    assert [size(count) for count in (5, 1_500, 2_000_000, 3_210_000_000)] == ["5 B", "1.5 kB", "2.0 MB", "3.2 GB"]

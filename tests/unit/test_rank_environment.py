@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from otel_torchprof._distributed.rank_choice import Place
-from otel_torchprof._distributed.rank_environment import RunName, place_in, restart_in, run_name_in
+from otel_torchprof._distributed.rank_environment import RunName, place_in, restart_in, role_in, run_name_in
 
 TORCHRUN = {
     "RANK": "5",
@@ -101,3 +101,17 @@ def test_run_names_of_kubernetes(host, index, expected):
 def test_restarts(environ, expected):
     """How often the launcher began the run anew."""
     assert restart_in(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCHRUN | {"ROLE_NAME": "actor"}, "actor"),
+        (TORCHRUN | {"ROLE_NAME": "default"}, ""),
+        (TORCHRUN, ""),
+        ({"ROLE_NAME": "of something else"}, ""),
+    ],
+)
+def test_roles(environ, expected):
+    """The role that somebody gave torchrun; a variable of that name is nothing where there is no torchrun."""
+    assert role_in(environ) == expected

@@ -1,0 +1,116 @@
+"""``%%torchprof``: a cell of a notebook, profiled, after ``%load_ext otel_torchprof``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._profile.profile import profile
+from otel_torchprof.errors import TorchProfError
+
+from .terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from otel_torchprof._events.events import EventList
+
+_NAME = "torchprof"
+_OTLP = (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Adds the cell magic ``%%torchprof`` to an IPython shell, which calls this for ``%load_ext otel_torchprof``."""
+    parser = _parser()
+
+    def torchprof(words: str, cell: str) -> None:
+        _profile_cell(shell, _parsed(parser, words), cell)
+
+    torchprof.__doc__ = parser.format_help()
+    shell.register_magic_function(torchprof, magic_kind="cell", magic_name=_NAME)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Shows what is wrong as IPython shows it of its own magics."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _usage_error(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"%%{_NAME}", description="Profiles the cell, and shows its averages.", add_help=False)
+    add = parser.add_argument
+    add("--shapes", action="store_true", help="record the shapes of operators' inputs, and tell averages apart by them")
+    add("--stacks", action="store_true", help="record Python's calls")
+    add("--memory", action="store_true", help="record what operators allocate")
+    add("--flops", action="store_true", help="estimate floating point operations")
+    add("-o", "--output", metavar="FILE", help="write a trace: .json or .json.gz for Perfetto, .otlp or .jsonl")
+    add("-p", "--profile", metavar="NAME", help="keep the profile under this name")
+    add("--sort", default="self_cpu_time_total", choices=SORT_KEYS, metavar="KEY", help=", ".join(SORT_KEYS))
+    add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
+    return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, words: str) -> argparse.Namespace:
+    try:
+        options = parser.parse_args(shlex.split(words))
+    except ValueError as error:  # a quotation that does not end
+        raise _usage_error(str(error)) from error
+    if options.profile is not None and not options.profile.isidentifier():
+        raise _usage_error(f"--profile is {options.profile!r}; it must be a name for a variable")
+    return options
+
+
+def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
+    """Runs the cell, whose error is shown by the shell, and then shows what was recorded."""
+    prof = _checked(
+        lambda: profile(
+            record_shapes=options.shapes,
+            with_stack=options.stacks,
+            profile_memory=options.memory,
+            with_flops=options.flops,
+        )
+    )
+    _checked(prof.start)
+    try:
+        result = shell.run_cell(cell)
+    finally:
+        prof.stop()
+    if options.profile is not None:
+        shell.user_ns[options.profile] = prof
+    _show(prof.key_averages(group_by_input_shape=options.shapes), options)
+    if lost := sum(prof.health.dropped.values()):
+        say(f"{lost:,} events were dropped, and are not in the table: {prof.health}")
+    if options.output is not None:
+        write = prof.export_otlp if options.output.endswith(_OTLP) else prof.export_chrome_trace
+        _checked(lambda: write(options.output))
+    if not result.success:
+        raise _usage_error("the cell failed, as is shown above; the table is of what ran before that")
+
+
+def _show(averages: EventList, options: argparse.Namespace) -> None:
+    from IPython.display import display
+
+    forms = {
+        "text/html": averages.to_html(options.sort, options.rows),
+        "text/plain": averages.table(options.sort, options.rows) or "nothing was recorded",
+    }
+    display(forms, raw=True)
+
+
+def _checked(call: Callable[[], Any]) -> Any:
+    """What it returns; an error of ours without a traceback through this package."""
+    try:
+        return call()
+    except TorchProfError as error:
+        raise _usage_error(str(error)) from error
+
+
+def _usage_error(message: str) -> Exception:
+    from IPython.core.error import UsageError
+
+    error: Exception = UsageError(f"%%{_NAME}: {message}")
+    return error

@@ -1,0 +1,125 @@
+"""HTML for notebooks: tables and summaries that need nothing else, take colours from the page, and escape every text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_LONGEST_TEXT = 300
+"""Characters of a cell."""
+_STYLE = (
+    "<style>"
+    ".otel-torchprof{overflow-x:auto}"
+    ".otel-torchprof table{border-collapse:collapse;font-size:90%;margin:.3em 0}"
+    ".otel-torchprof th,.otel-torchprof td{border:0;border-bottom:1px solid rgba(128,128,128,.3);padding:.15em .7em;"
+    "text-align:right;vertical-align:top;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    ".otel-torchprof .text{text-align:left!important;max-width:34em;overflow:hidden;text-overflow:ellipsis;unicode-bidi:isolate}"
+    ".otel-torchprof td.wrapped{white-space:normal;max-width:60em}"
+    ".otel-torchprof .sortable th{cursor:pointer}"
+    '.otel-torchprof th[data-d="1"]::after{content:" \\25be"}'
+    '.otel-torchprof th[data-d="-1"]::after{content:" \\25b4"}'
+    ".otel-torchprof summary{cursor:pointer}"
+    "</style>"
+)
+# A handler in an attribute: scripts in an output are not run by every notebook, and know no element of their own in some. The
+# largest numbers come first, and texts in their order; another click turns that around.
+_SORT = (
+    "var h=event.target.closest('th');if(h){var b=h.closest('table').tBodies[0],i=h.cellIndex,"
+    "k=function(r){var c=r.cells[i];return 'v' in c.dataset?-c.dataset.v:c.textContent},"
+    "d=-(h.dataset.d||-1);Array.from(h.parentNode.cells).forEach(function(c){delete c.dataset.d});h.dataset.d=d;"
+    "Array.from(b.rows).sort(function(x,y){var p=k(x),q=k(y);return d*(p<q?-1:p>q?1:0)})"
+    ".forEach(function(r){b.appendChild(r)})}"
+)
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    number: float | None = None
+    """What it is sorted by; None: the text."""
+    share: float | None = None
+    """Between 0 and 1: a bar of that length stands behind it."""
+
+
+class Heading(NamedTuple):
+    """The heading of a column."""
+
+    text: str
+    is_text: bool = False
+    """Whether it stands on the left; numbers stand on the right."""
+    is_sorted: bool = False
+    """Whether the rows are sorted by it, the largest first."""
+
+
+def attempt(make: Callable[[], str]) -> str | None:
+    """What it makes; None, for which a notebook shows the text, where that fails: looking at something must not raise."""
+    try:
+        return make()
+    except Exception:  # noqa: BLE001 - the text says it too
+        return None
+
+
+def block(*parts: str) -> str:
+    """Pieces of HTML as one output."""
+    return f'<div class="otel-torchprof">{_STYLE}{"".join(parts)}</div>'
+
+
+def escaped(text: object) -> str:
+    """A text of any origin, cut where it is long, with escapes for characters that are not printable."""
+    from html import escape  # brings the names of all characters, which no other use of the package needs
+
+    shown = str(text)
+    if not shown.isprintable():
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
+    return escape(shown if len(shown) <= _LONGEST_TEXT else shown[:_LONGEST_TEXT] + "...")
+
+
+def line(text: object) -> str:
+    """A line of text."""
+    return f"<div>{escaped(text)}</div>"
+
+
+def details(title: str, body: str, *, is_open: bool = False) -> str:
+    """HTML that folds away below a title."""
+    return f"<details{' open' if is_open else ''}><summary>{escaped(title)}</summary>{body}</details>"
+
+
+def table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], *, hidden: int = 0) -> str:
+    """A table whose rows a click on a heading sorts; ``hidden``: how many more rows there are."""
+    head = "".join(_heading(each) for each in headings)
+    body = "".join(f"<tr>{''.join(map(_cell, row, headings))}</tr>" for row in rows)
+    more = line(f"and {hidden:,} more") if hidden > 0 else ""
+    handler = _SORT.replace("&", "&amp;")  # it has no double quotes
+    return (
+        f'<table class="sortable"><thead onclick="{handler}"><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}'
+    )
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> str:
+    """A table of two columns: what something is called, and what it is."""
+    cells = "".join(
+        f'<tr><th class="text">{escaped(name)}</th><td class="text wrapped">{escaped(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table><tbody>{cells}</tbody></table>"
+
+
+def _heading(heading: Heading) -> str:
+    kind = ' class="text"' if heading.is_text else ""
+    order = ' data-d="1"' if heading.is_sorted else ""
+    return f'<th{kind}{order} title="click to sort">{escaped(heading.text)}</th>'
+
+
+def _cell(cell: Cell, heading: Heading) -> str:
+    kind = ' class="text"' if heading.is_text else ""
+    number = "" if cell.number is None else f' data-v="{cell.number:.17g}"'
+    bar = ""
+    if cell.share is not None:
+        end = f"{100 * min(max(cell.share, 0.0), 1.0):.1f}%"
+        bar = f' style="background:linear-gradient(90deg,rgba(66,133,244,.3) {end},transparent {end})"'
+    text = escaped(cell.text)
+    title = f' title="{text}"' if heading.is_text else ""
+    return f"<td{kind}{number}{bar}{title}>{text}</td>"

@@ -1,0 +1,88 @@
+"""``%%torchprof`` in a shell of IPython."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import otel_torchprof as otp
+
+pytest.importorskip("IPython", reason="the magic is one of IPython's")
+
+CELL = "import otel_torchprof as otp\nfor number in range(3):\n    with otp.record_function('work'): pass\n"
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """One shell with the extension; IPython has one in a process."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
+    shell.run_line_magic("load_ext", "otel_torchprof")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+def displayed(shell, words: str, cell: str) -> tuple[bool, str, str]:
+    """Whether the cell succeeded, what was displayed as HTML, and what was printed."""
+    from IPython.utils.capture import capture_output
+
+    with capture_output() as captured:
+        result = shell.run_cell(f"%%torchprof {words}\n{cell}")
+    html = "".join(output.data.get("text/html", "") for output in captured.outputs)
+    return result.success, html, captured.stdout + captured.stderr
+
+
+def test_a_cell(shell, tmp_path):
+    """It runs in the notebook's namespace; its averages are shown, its trace is written, its profile is kept."""
+    path = tmp_path / "t.json"
+    success, html, _ = displayed(shell, f"-o {path} -p prof --sort count --rows 1", CELL)
+    assert success
+    assert shell.user_ns["number"] == 2
+    assert html.count("<tr>") == 2
+    assert [each.count for each in shell.user_ns["prof"].key_averages() if each.key == "work"] == [3]
+    assert "work" in {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+
+
+def test_a_cell_that_fails(shell):
+    """Its error is shown, what ran before is in the table, and the cell counts as failed: a notebook that is executed stops."""
+    success, html, said = displayed(shell, "", CELL + "1 / 0\n")
+    assert not success
+    assert "work" in html
+    assert "ZeroDivisionError" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--sort nonsense", "invalid choice: 'nonsense'"),
+        ("-p 1x", "--profile is '1x'; it must be a name for a variable"),
+        ("--rows 'a", "No closing quotation"),
+        ("-o no/such/folder.json", "create the folder first"),
+    ],
+)
+def test_wrong_options(shell, words, why):
+    """They are a usage error of the magic, without a traceback through this package."""
+    success, _, said = displayed(shell, words, "pass")
+    assert not success
+    assert why in said
+    assert "notebook.py" not in said
+
+
+def test_ipython_is_imported_by_nothing_else():
+    """Neither the package, nor a profile and what a notebook shows of it, imports IPython."""
+    program = (
+        "import sys, otel_torchprof as otp\n"
+        "with otp.profile(operators=False) as prof:\n    pass\n"
+        "prof._repr_html_(), prof.health._repr_html_(), otp.load_ipython_extension\n"
+        "print('IPython' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert callable(otp.load_ipython_extension)
