@@ -1,4 +1,4 @@
-"""Functions of torch's that are phases of a training loop: wrapped where torch looks them up, while somebody records phases."""
+"""Functions of torch's and transformers' that are phases: wrapped where these look them up, while somebody records phases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from otel_torchprof._native import python_sources
 from otel_torchprof._process.after_import import when_imported
 
 from .compiled_code import leave_uncompiled, read_as_true
+from .generations import generating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,8 @@ class _Call(NamedTuple):
     """From the positional arguments the object that the phase is of."""
     is_given: bool = False
     """The phase is not this method, but the function that is its first argument, whenever it runs."""
+    wrap: Callable[[Callable[..., Any]], tuple[Callable[..., Any], Callable[[], None]]] | None = None
+    """Makes a wrapper that does more than begin and end the phase, and what retires it."""
 
 
 def _first(arguments: tuple[Any, ...]) -> Any:
@@ -65,6 +68,7 @@ _CALLS = (
     _Call("torch.distributed.distributed_c10d", "Work.wait", Part.COLLECTIVE),
     _Call("torch.cuda", "synchronize", Part.DEVICE_WAIT),
     _Call("torch.accelerator", "synchronize", Part.DEVICE_WAIT),
+    _Call("transformers.generation.utils", "GenerationMixin.generate", Part.GENERATE, wrap=generating),
 )
 
 
@@ -144,7 +148,10 @@ class _Wrapped(NamedTuple):
 def _wrapped(found: Any, call: _Call) -> _Wrapped:
     is_static = isinstance(found, staticmethod)
     function = found.__func__ if is_static else found
-    wrapper, retire = _giving(function, call) if call.is_given else _phase(function, call)
+    if call.wrap is not None:
+        wrapper, retire = call.wrap(function)
+    else:
+        wrapper, retire = _giving(function, call) if call.is_given else _phase(function, call)
     return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
 
 
