@@ -25,7 +25,7 @@ TOKEN_BUCKETS = tuple(4**power for power in range(14))
 
 
 class GenerationMetrics:
-    """The histograms. Any thread; some 20 us per call, in the thread of that, whose current span exemplars point to.
+    """The histograms. Any thread; some 50 us per call, in the thread of that, whose current span exemplars point to.
 
     A program that calls ``generate`` is the server of its model, so it reports a server's metrics. Of tokens the conventions have a
     client's metric only, which is reported too, unless another instrumentation has a span for the call: it counts them itself.

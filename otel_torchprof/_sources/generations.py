@@ -1,8 +1,7 @@
-"""Calls of transformers' ``generate``: a phase each, with what the shapes of its arguments and of its result say."""
+"""What is known of calls of transformers' ``generate``: from the shapes of their arguments and results, and when they began and ended."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import OrderedDict
 from pathlib import PurePath
@@ -72,34 +71,7 @@ shared = Generations()
 os.register_at_fork(after_in_child=shared.after_fork_in_child)
 
 
-def generating(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """``GenerationMixin.generate`` as a phase, and what makes it none again. Some 20 us per call, and what torch's hooks cost per token."""
-    begin, end, is_none = python_sources.generate_begin, python_sources.generate_end, python_sources.in_graph
-
-    @functools.wraps(function)
-    def generate(*arguments: Any, **keywords: Any) -> Any:
-        if is_none() or not arguments:
-            return function(*arguments, **keywords)
-        model, call = arguments[0], _begun(arguments, keywords)
-        try:  # an interrupt may come as soon as it has begun
-            begin(model, 1 if call is None else call.prefills)
-            result = function(*arguments, **keywords)
-            _ended(call, model, result, None)
-        except BaseException as error:
-            _ended(call, model, None, error)
-            end(model, type(error))
-            raise
-        end(model, None)
-        return result
-
-    def retire() -> None:
-        nonlocal is_none
-        is_none = _always
-
-    return generate, retire
-
-
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call that has begun: what is known of it from its arguments."""
 
     model: str
@@ -115,14 +87,14 @@ class _Call(NamedTuple):
     """The current span, where another instrumentation has made it for this call; None else."""
 
 
-def _begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Call | None:
+def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
     """None where something of it is not as it is in the versions of transformers that are known: the call is a phase all the same."""
     try:
         model = arguments[0]
         root_modules.know(model)
         prompt = _Prompt.of(model, arguments[1] if len(arguments) > 1 else keywords.get("inputs"), keywords)
         config = arguments[2] if len(arguments) > 2 else keywords.get("generation_config")  # noqa: PLR2004 - its place
-        return _Call(
+        return Call(
             model=_name_of(model),
             batch_size=prompt.batch_size,
             prompt=prompt.tokens,
@@ -136,7 +108,7 @@ def _begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Call | None
         return None
 
 
-def _ended(call: _Call | None, model: Any, result: Any, error: BaseException | None) -> None:
+def ended(call: Call | None, model: Any, result: Any, error: BaseException | None) -> None:
     """Before its event ends: whoever drains that finds what is known of it."""
     try:
         timing = python_sources.generation(model)
@@ -156,7 +128,7 @@ def _ended(call: _Call | None, model: Any, result: Any, error: BaseException | N
         shared.failed(failure)
 
 
-def _generation(call: _Call, result: tuple[int, ...]) -> Generation:
+def _generation(call: Call, result: tuple[int, ...]) -> Generation:
     """``result``: shape of the sequences; empty where it is not known."""
     batch, choices, new = call.batch_size, None, None
     if len(result) == 2 and batch and call.echo is not None:  # noqa: PLR2004 - sequences and tokens
@@ -228,10 +200,6 @@ def _class_of(error: BaseException) -> str:
 def _gen_ai_span() -> Any:
     span: Any = trace.get_current_span()
     return span if span.is_recording() and OPERATION in (getattr(span, "attributes", None) or ()) else None
-
-
-def _always() -> bool:
-    return True
 
 
 leave_uncompiled(__name__)

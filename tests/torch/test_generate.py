@@ -57,6 +57,44 @@ def test_inside_a_request(model):
     assert [span.name for span in below(spans, request)] == [GENERATE]
 
 
+def test_with_calls_of_functions(model):
+    """With `detail="frames"` the functions of transformers are below the call, and none that we call ourselves."""
+    with instrumented(detail="frames") as service:
+        generate(model)
+        spans = service.spans()
+    (root,) = named(spans, GENERATE)
+    functions = [span.attributes["code.function.name"] for span in below(spans, root) if "(" in span.name]
+    assert functions == ["torch.utils._contextlib.context_decorator.<locals>.decorate_context"]
+    assert any(span.name.startswith("transformers/generation/utils.py") for span in spans)
+    assert len(named(spans, DECODE)) == 3
+
+
+@pytest.fixture
+def nothing_is_compiled():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()  # or roots would not be searched any more
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+def test_a_compiled_model(model):
+    """Calls of a compiled model are phases too; the graph is one, as it is without a recording."""
+    asked = transformers.CompileConfig(backend="eager", fullgraph=True)
+    asked._compile_all_devices = True
+    with instrumented(detail="steps") as service:
+        for _ in range(2):
+            generate(model, cache_implementation="static", compile_config=asked)
+        spans = service.spans()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    for root in named(spans, GENERATE):
+        assert [span.name for span in phases(spans, root) if span.name != "torch.phase.compile"] == [
+            PREFILL,
+            *[DECODE] * 3,
+        ]
+
+
 def test_a_stream_has_them_too(model):
     """`stream`, and so `otel-torchprof run`, records calls as the instrumentation does."""
     service = Instrumented()
