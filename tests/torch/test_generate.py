@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 transformers = pytest.importorskip("transformers")
 
 from generating import DECODE, GENERATE, PREFILL, Letters, below, decoder, named, phases, prompts, translator  # noqa: E402
-from instrumented import Instrumented, instrumented  # noqa: E402
+from instrumented import Collecting, instrumented  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -96,13 +97,30 @@ def test_a_compiled_model(model):
 
 
 def test_a_stream_has_them_too(model):
-    """`stream`, and so `otel-torchprof run`, records calls as the instrumentation does."""
-    service = Instrumented()
-    with otp.stream(service.exporter, detail="steps"):
+    """`stream`, and so `otel-torchprof run`, records calls as the instrumentation does, beside that too."""
+    streamed = Collecting()
+    with instrumented(detail="steps") as service, otp.stream(streamed, detail="modules"):
         generate(model)
-    (root,) = named(service.exporter.spans, GENERATE)
-    assert root.attributes["gen_ai.usage.output_tokens"] == 4
-    service.provider.shutdown()
+        spans = service.spans()
+    for found in (spans, streamed.spans):
+        (root,) = named(found, GENERATE)
+        assert root.attributes["gen_ai.usage.output_tokens"] == 4
+        assert [span.name for span in phases(found, root)] == [PREFILL, *[DECODE] * 3]
+
+
+@pytest.mark.parametrize("is_request", [False, True], ids=["alone", "in a request"])
+def test_a_call_over_many_drains(model, is_request):
+    """A call that lasts for many drains is one trace, and its span has its attributes."""
+    inputs = prompts()
+    with instrumented(detail="modules", drained_every=1) as service:
+        with service.tracer.start_as_current_span("request") if is_request else nullcontext():
+            generate(model, tokens=20, inputs=inputs)
+        spans = service.spans()
+    (root,) = named(spans, GENERATE)
+    assert len({span.context.trace_id for span in spans if span.name != "torch.phase.gc"}) == 1
+    assert [span.name for span in phases(spans, root)] == [PREFILL, *[DECODE] * 19]
+    assert root.attributes["gen_ai.usage.output_tokens"] == 20
+    assert root.attributes["torch.generate.time_per_output_token"] > 0
 
 
 def test_generate_is_as_it_was():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from trace_group_tables import attribute, cut, displayed, trace_group
+from trace_group_tables import TARGET, attribute, cut, displayed, trace_group, trace_group_of
 
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._tree.span_table import AttributeType
@@ -89,3 +89,12 @@ def test_what_others_look_for_stays():
     ]
     assert (20.0, 1) in tokens
     assert (40.0, 1) in tokens
+
+
+def test_a_call_that_continues():
+    """Tokens of a call that is sent in parts are put together before that has ended."""
+    rows = [(name, at, at + 1, 99) for at in range(0, 40, 4) for name in (DECODE, "argmax")]
+    found, done = cut(trace_group_of(rows), Budget(max_spans=6), TARGET._replace(span_id=99))
+    assert sum(count for name, count in names_and_counts(found) if name == DECODE) == 10
+    assert len(found) <= 6
+    assert (done.recorded, done.parts) == (20, 1)
