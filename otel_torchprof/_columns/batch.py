@@ -13,6 +13,7 @@ from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS,
 
 if TYPE_CHECKING:
     from .frame_info import FrameInfo
+    from .generation import Generation
 
 Array = npt.NDArray[Any]
 
@@ -284,6 +285,8 @@ class Batch:
     """What was open when it was made."""
     roots: Mapping[int, str] = field(default_factory=dict)
     """Names of the modules that phases are of, by their ids."""
+    generations: Mapping[int, Generation] = field(default_factory=dict)
+    """What is known of the calls of transformers' ``generate`` among the events, by the ids of these."""
     frame_info: FrameInfo | None = None
     """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
 

@@ -47,6 +47,14 @@ class Part(enum.IntEnum):
     """The thread waited for a device."""
     AVERAGING = 18
     """An averaged model took in the weights of the one that is trained."""
+    GENERATE = 19
+    """``generate`` of transformers ran; the object is the model."""
+    PREFILL = 20
+    """A root module was called inside of that, up to the call of the model that gave the first token; the object is that module."""
+    DECODE = 21
+    """A root module was called after that: for one token more, as a rule."""
+    EVALUATING_GENERATE = 22
+    """``generate`` of a model that is trained, in ``eval()``."""
 
     @property
     def phase(self) -> str:
@@ -65,6 +73,9 @@ PHASES = (
     "backward",
     "optimizer",
     "inference",
+    "generate",
+    "prefill",
+    "decode",
     "evaluation",
     "checkpoint",
     "collective",
@@ -105,12 +116,22 @@ _PHASE_OF = {
     Part.CLIPPING: "optimizer",
     Part.ZEROING: "optimizer",
     Part.AVERAGING: "optimizer",
+    Part.GENERATE: "generate",
+    Part.EVALUATING_GENERATE: "generate",
+    Part.PREFILL: "prefill",
+    Part.DECODE: "decode",
     Part.SAVE: "checkpoint",
     Part.COLLECTIVE: "collective",
     Part.COMPILATION: "compile",
     Part.COLLECTION: "gc",
     Part.DEVICE_WAIT: "device_wait",
 }
+
+
+GENERATES = (Part.GENERATE, Part.EVALUATING_GENERATE)
+"""Parts that are calls of ``generate``."""
+OF_MODULES = (Part.FORWARD, Part.INFERENCE, Part.EVALUATION, Part.PREFILL, Part.DECODE, *GENERATES)
+"""Parts whose object is a root module."""
 
 
 class Segment(enum.Enum):

@@ -20,10 +20,11 @@ from otel_torchprof._tree.inputs import DistinctInputs
 from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.frame_info import FunctionInfo
+    from otel_torchprof._columns.generation import AttributeValue
     from otel_torchprof._tree.span_table import AttributeType, SpanTable
 
 Array = npt.NDArray[Any]
@@ -154,6 +155,17 @@ class Source:
         of_row[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
         place = np.where(self.is_event, self.spread(of_row), -1)
         return place if (place >= 0).any() else None
+
+    @cached_property
+    def generations(self) -> list[tuple[int, Mapping[str, AttributeValue]]]:
+        """The spans of calls of ``generate`` of which something is known, each with its attributes."""
+        known = self.batch.generations
+        if not known:
+            return []
+        rows = rows_of(self.batch, np.fromiter(known, np.uint64, len(known)))
+        spans = np.flatnonzero(self.is_event & np.isin(self.table.row, rows[rows >= 0]))
+        ids = self.batch["id"][self.table.row[spans]].tolist()
+        return [(span, known[event].attributes()) for span, event in zip(spans.tolist(), ids, strict=True)]
 
     @cached_property
     def cpu_memory(self) -> MovedMemory | None:

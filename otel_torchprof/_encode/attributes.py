@@ -23,6 +23,7 @@ from . import collective_attributes as collectives
 from . import device_attributes as devices
 from . import event_attributes as events
 from . import frame_attributes as frames
+from . import generate_attributes as generations
 from . import memory_attributes as memory
 from . import phase_attributes as phases
 from .attribute_source import Attribute, Source
@@ -175,6 +176,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "on phases",
         phases.name,
     ),
+    *generations.ATTRIBUTES,
     Attribute(
         "torch.op.scope",
         _NAME,

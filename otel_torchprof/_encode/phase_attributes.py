@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE, Part, Segment
+from otel_torchprof._columns.phases import OF_MODULES, PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE, Part, Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
 
@@ -55,7 +55,7 @@ def module(source: Source) -> Values | None:
         return found
     spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
     rows = source.table.row[spans]
-    of_roots = np.isin(source.batch["fwd_thread"][rows], (Part.FORWARD, Part.INFERENCE, Part.EVALUATION))
+    of_roots = np.isin(source.batch["fwd_thread"][rows], OF_MODULES)
     spans, rows = spans[of_roots], rows[of_roots]
     used, which = np.unique(source.batch["sequence_nr"][rows], return_inverse=True)
     names = [source.batch.roots.get(key, "") for key in used.tolist()]

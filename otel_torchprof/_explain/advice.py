@@ -116,7 +116,7 @@ BY_PHASE = {
     "device_wait": "device-wait-bound",
 }
 """The verdict on a step that is bound by a phase; those of the model's computing are left, which are one."""
-COMPUTING = ("forward", "backward", "inference")
+COMPUTING = ("forward", "backward", "inference", "generate", "prefill", "decode")
 WAITING = ("data", "checkpoint", "collective", "device_wait")
 HARMLESS = frozenset(("compute-bound", "device-bound"))
 """Verdicts that are no fault."""

@@ -14,6 +14,7 @@ from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
+from .advice import COMPUTING
 from .known_names import is_of_any_thread, is_operator, phase_of
 from .pair_sums import PairSums
 from .step_list import DEVICE_WORK, SKIPPED
@@ -36,7 +37,7 @@ _IN_DATA = 1 << 20
 """Added to the number of a name: the loop waited for data meanwhile."""
 _BETWEEN, _OTHER_PHASE = 0, 1
 """The numbers of steps and of phases that consist of operators, whose self time is the time between these; and of other phases."""
-_OF_OPERATORS = frozenset(f"{PHASE_PREFIX}{phase}" for phase in ("forward", "backward", "optimizer", "inference"))
+_OF_OPERATORS = frozenset(f"{PHASE_PREFIX}{phase}" for phase in (*COMPUTING, "optimizer"))
 _PROCESS_BITS = 32
 _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 

@@ -16,6 +16,7 @@ from otel_torchprof._sources.carrying import shared as model_threads
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._sources.generations import shared as generations
 from otel_torchprof._sources.root_modules import shared as root_modules
 from otel_torchprof._sources.step_counter import optimizers_were_made
 from otel_torchprof._sources.step_marks import StepMarks
@@ -235,6 +236,8 @@ class Instrumentation:
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
         if self._metrics is not None:
+            self._cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
+            generations.listen(self._metrics.generations.record)
             self._metrics.recorder.source = self._processor.figures
             # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
             self._metrics.refresh = self._processor.refresh

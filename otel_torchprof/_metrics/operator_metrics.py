@@ -12,11 +12,13 @@ from opentelemetry.metrics import Observation
 
 from otel_torchprof import config
 from otel_torchprof._averages.operator_sums import OperatorSums
+from otel_torchprof._columns import generation
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import fork
 from otel_torchprof.version import __version__
 
+from .generation_metrics import SCOPE, GenerationMetrics
 from .recorder_metrics import RecorderMetrics
 from .sampler import Allowance
 
@@ -158,11 +160,15 @@ class TorchMetrics:
 
     Args:
         meter: of the provider.
+        generations: of calls of ``generate``, of the same provider.
         is_heard: whether anybody reads.
     """
 
-    def __init__(self, meter: Meter, is_heard: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, meter: Meter, generations: GenerationMetrics, is_heard: Callable[[], bool] = lambda: True
+    ) -> None:
         self._meter = meter
+        self.generations = generations
         self.durations = StepDurations(meter, is_heard)
         self.refresh: Callable[[], None] = _nothing
         """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
@@ -216,6 +222,7 @@ class TorchMetrics:
     def after_fork_in_child(self) -> None:
         """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
         fork.release_locks(self._meter, "opentelemetry.")
+        fork.release_locks(self.generations.meter, "opentelemetry.")
         self._lock = threading.Lock()
         self._make_sums(self._most)
         self.times, self.refresh = _none, _nothing
@@ -265,16 +272,17 @@ def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
             # A provider that was used before it was made the global one has its instruments already.
             found = _of_providers.get(metrics.get_meter_provider())
             if found is None:
-                found = _global = _global or TorchMetrics(
-                    metrics.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL),
-                    lambda: is_heard(metrics.get_meter_provider()),
-                )
+                found = _global = _global or _made(metrics.get_meter, lambda: is_heard(metrics.get_meter_provider()))
             return found
         found = _of_providers.get(provider)
         if found is None:
-            meter = provider.get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL)
-            found = _of_providers[provider] = TorchMetrics(meter)
+            found = _of_providers[provider] = _made(provider.get_meter, lambda: True)
         return found
+
+
+def _made(get_meter: Callable[..., Meter], is_heard: Callable[[], bool]) -> TorchMetrics:
+    generations = GenerationMetrics(get_meter(SCOPE, __version__, schema_url=generation.SCHEMA_URL), is_heard)
+    return TorchMetrics(get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL), generations, is_heard)
 
 
 def has_sdk(provider: Any) -> bool:

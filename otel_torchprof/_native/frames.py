@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from .recorder import Session
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_DECORATORS = ("_sources/labels.py", "_torch_compat/dynamo.py", "_torch_compat/legacy_state.py")
+_WRAPPERS = (
+    "_sources/labels.py",
+    "_sources/phase_calls.py",
+    "_torch_compat/dynamo.py",
+    "_torch_compat/legacy_state.py",
+)
 _RUNS_SCRIPTS = ("__main__.py", "_cli/main.py", "_cli/run.py", "_cli/run_program.py")
-_OPEN = tuple(_PACKAGE + name for name in (*_DECORATORS, *_RUNS_SCRIPTS))
+_OPEN = tuple(_PACKAGE + name for name in (*_WRAPPERS, *_RUNS_SCRIPTS))
 """Files of this package that call functions of the program. All else that the package calls is its own affair."""
 _TORCHS_TRACER = "builtins", "TraceContext"
 """What ``sys.getprofile()`` gives on threads that torch.profiler traces with ``with_stack``: a type without a module."""

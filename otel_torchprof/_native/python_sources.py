@@ -11,6 +11,9 @@ __all__ = [
     "errors",
     "follow_modules",
     "follow_phases",
+    "generate_begin",
+    "generate_end",
+    "generation",
     "in_graph",
     "leave_modules",
     "module_begin",
@@ -34,6 +37,9 @@ call_once = python_sources.call_once
 errors = python_sources.errors
 follow_modules = python_sources.follow_modules
 follow_phases = python_sources.follow_phases
+generate_begin = python_sources.generate_begin
+generate_end = python_sources.generate_end
+generation = python_sources.generation
 in_graph = python_sources.in_graph
 leave_modules = python_sources.leave_modules
 module_begin = python_sources.module_begin

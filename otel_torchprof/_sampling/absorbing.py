@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.phases import PHASE_PREFIX
+from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._spans.limits import limited
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
@@ -54,8 +54,14 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
 
 
 def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Which spans are phases of a training loop: they are never aggregated nor collapsed."""
+    """Which spans are phases: they are never aggregated nor collapsed, but for tokens, of which there may be thousands."""
     named = table.names.matching((), prefixes=(PHASE_PREFIX,))
+    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name] & ~tokens(table)
+
+
+def tokens(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans are calls of a model that ``generate`` makes for one token more."""
+    named = table.names.matching((Part.DECODE.event_name,))
     return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name]
 
 

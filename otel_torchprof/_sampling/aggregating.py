@@ -55,8 +55,12 @@ _HIGHEST = frozenset(("torch.memory.peak", "torch.device.memory.peak", "torch.un
 """Of flags, true where it is true of one."""
 
 
-class _Siblings(NamedTuple):
-    """What does not depend on how short a span must be."""
+NOT_SHORT = int(np.iinfo(np.int64).max)
+"""More than any threshold."""
+
+
+class Siblings(NamedTuple):
+    """What does not depend on which spans are aggregated."""
 
     tree: SpanTree
     label: npt.NDArray[np.int64]
@@ -64,7 +68,7 @@ class _Siblings(NamedTuple):
     is_next: npt.NDArray[np.bool_]
     """By place in the order of the tree: comes right after a sibling of the same label."""
     length: npt.NDArray[np.int64]
-    """How long each took, ns, of aggregate spans on average; more than any threshold where it must not be aggregated."""
+    """How long each took, ns, of aggregate spans on average; :data:`NOT_SHORT` where it must not be aggregated."""
     is_aggregate: npt.NDArray[np.bool_]
 
 
@@ -75,16 +79,11 @@ def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int
     what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
     short is aggregated. ``root``, phases, and what others look for, are not.
     """
-    siblings = _siblings(table, root)
-    sizes = span_sizes(table)
-    own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
-    links = int(sizes.sum() - own.sum())
+    siblings, sizes = siblings_of(table, root), Sizes(table)
 
     def try_out(step: int) -> tuple[Array, bool]:
         into = _groups(siblings, shortest / 2**step)
-        surviving = into == np.arange(len(into))
-        aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
-        return into, fits(int(surviving.sum()), int(own[surviving].sum()) + links + aggregates * _AGGREGATE_SIZE)
+        return into, fits(*sizes.of(into))
 
     best, enough = try_out(0)
     low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
@@ -93,32 +92,54 @@ def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int
         into, does = try_out(middle)
         low, high = (middle, high) if does else (low, middle)
         best = into if does else best
-    return _composed(table, siblings.tree, best)
+    return composed(table, siblings.tree, best)
 
 
-def _siblings(table: SpanTable, root: int) -> _Siblings:
+class Sizes:
+    """How large a table is where some of its spans are aggregated."""
+
+    def __init__(self, table: SpanTable) -> None:
+        sizes = span_sizes(table)
+        self._own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
+        self._links = int(sizes.sum() - self._own.sum())
+
+    def of(self, into: Array) -> tuple[int, int]:
+        """Spans and, at most, bytes. ``into``: for each row the one that it becomes one with."""
+        surviving = into == np.arange(len(into))
+        aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
+        return int(surviving.sum()), int(self._own[surviving].sum()) + self._links + aggregates * _AGGREGATE_SIZE
+
+
+def siblings_of(table: SpanTable, root: int) -> Siblings:
+    """The spans as siblings. ``root``, phases, and what others look for, are not short."""
     tree = SpanTree(table, root)
     count = counts_of(table)
     length = durations_of(table) // count
     apart = tree.raise_up(precious(table) | phases(table), np.logical_or)
     if root >= 0:
         apart[root] = True
-    length[apart] = np.iinfo(np.int64).max
+    length[apart] = NOT_SHORT
     label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * (tree.thread.max(initial=0) + 1) + tree.thread
     order, is_next = tree.order, np.zeros(len(table), dtype=np.bool_)
     family, same = tree.siblings[order], label[order]
     is_next[1:] = (family[1:] == family[:-1]) & (same[1:] == same[:-1])
-    return _Siblings(tree, label, is_next, length, count > 1)
+    return Siblings(tree, label, is_next, length, count > 1)
 
 
-def _groups(siblings: _Siblings, threshold: float) -> npt.NDArray[np.int64]:
+def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
     """For each row the first of those that it becomes one with."""
-    tree, order = siblings.tree, siblings.tree.order
+    order = siblings.tree.order
     short = siblings.length[order] <= threshold
     begins = ~siblings.is_next
     begins[1:] |= ~(short[1:] & short[:-1])
     into = np.empty(len(order), dtype=np.int64)
     into[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    return with_all_below(siblings, into)
+
+
+def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``into``, where what is below the spans that become one becomes one too, level by level, as far as it has one name."""
+    tree = siblings.tree
     in_run = np.bincount(into, minlength=len(into))[into] > 1
     top = tree.topmost(in_run | siblings.is_aggregate)
     below = tree.by_start[top[tree.by_start] >= 0]
@@ -128,11 +149,11 @@ def _groups(siblings: _Siblings, threshold: float) -> npt.NDArray[np.int64]:
     labels = siblings.label.max(initial=0) + 1
     for number in range(1, int(level.max(initial=0)) + 1):
         nodes = below[level == number]
-        into[nodes] = _first_alike(nodes, into[tree.above[nodes]] * labels + siblings.label[nodes])
+        into[nodes] = first_alike(nodes, into[tree.above[nodes]] * labels + siblings.label[nodes])
     return into
 
 
-def _first_alike(nodes: Array, key: Array) -> Array:
+def first_alike(nodes: Array, key: Array) -> Array:
     """For each node the first one with its key."""
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
@@ -153,8 +174,8 @@ class _Groups(NamedTuple):
     """The group of each of ``rows``."""
 
 
-def _composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
-    """The table with aggregate spans instead of groups."""
+def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
+    """The table with aggregate spans instead of groups. ``into``: for each row the first of its group."""
     rows = np.flatnonzero(np.bincount(into, minlength=len(into))[into] > 1)
     if not rows.size:
         return table

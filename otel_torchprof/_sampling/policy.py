@@ -20,6 +20,7 @@ from .absorbing import collapsed_of, counts_of, with_values
 from .aggregating import aggregated
 from .collapsing import collapsed
 from .splitting import Part, TargetTrace, split, with_links
+from .tokens import tokens_aggregated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +137,7 @@ def _accounts(table: SpanTable) -> Reduction:
 def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> SpanTable:
     """Aggregated and collapsed as far as needed and possible."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
-    for reduce in (aggregated, collapsed):
+    for reduce in (tokens_aggregated, aggregated, collapsed):
         if fits(table, available):
             break
         found = np.flatnonzero(table.span_id == np.uint64(target.span_id))

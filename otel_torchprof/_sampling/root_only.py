@@ -45,7 +45,7 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
 
 
 def root_and_phases(table: SpanTable, trace_group: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which spans are roots of their trace groups, or phases that hang under one directly or under another such phase."""
+    """Which spans are roots of their trace groups, or phases, but tokens, that hang under one directly or under another such phase."""
     found: npt.NDArray[np.bool_] = table.span_id == trace_group
     waiting = np.flatnonzero(phases(table))
     parent = rows_of_spans(table, table.parent_span_id[waiting])

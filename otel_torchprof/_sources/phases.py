@@ -11,13 +11,17 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._columns.phases import Part
+import numpy as np
+
+from otel_torchprof._columns.phases import GENERATES, Part
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import root_name
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
 from .compiled_code import leave_out_of_graphs, leave_uncompiled
+from .generations import shared as generations
 from .source import Source
 
 if TYPE_CHECKING:
@@ -74,8 +78,11 @@ class Phases(Source):
         self._is_on = False
 
     def decorate(self, batch: Batch) -> Batch:
-        """With the names of root modules."""
-        return replace(batch, roots=_root_names.copy())
+        """With the names of root modules, and what is known of calls of ``generate``."""
+        rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
+        rows = rows[np.isin(batch["fwd_thread"][rows], GENERATES)]
+        known = generations.of(batch["id"][rows].tolist())
+        return replace(batch, roots=_root_names.copy(), generations=known)
 
     def states(self) -> dict[str, str]:
         """Under ``phases``."""

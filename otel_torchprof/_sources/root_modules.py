@@ -92,8 +92,14 @@ class RootModules:
             return
         with self._lock:
             for module in modules_of(sys._getframe()) if self._users else ():  # noqa: SLF001 - there is no other way
-                if len(self._roots) < MOST_ROOTS and id(module) not in self._roots and _attach(module) is not None:
-                    self._remember(module)
+                self.know(module)
+
+    def know(self, module: Any) -> None:
+        """Gives hooks to a module that the program is about to call, also where nothing is searched. A microsecond where it has them."""
+        with self._lock:
+            is_new = self._users and len(self._roots) < MOST_ROOTS and id(module) not in self._roots
+            if is_new and _attach(module) is not None:
+                self._remember(module)
 
     def _remember(self, module: Any) -> None:
         self._has_found = True

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Array, Batch
 
-_KNOWN = {int(part): part for part in Part}
+_KNOWN = {int(part): part for part in Part} | {
+    int(Part.GENERATE): Part.INFERENCE,
+    int(Part.EVALUATING_GENERATE): Part.EVALUATION,
+}
+"""What a phase is for a training loop; of a call of ``generate`` what a call of its model would be."""
 _COLUMNS = ("start", "end", "id", "fwd_thread", "sequence_nr", "thread", "flags")
 _MOST_THREADS = 1000
 """Of which it is known when their last phase ended."""

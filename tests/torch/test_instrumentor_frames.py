@@ -273,3 +273,22 @@ def test_interrupt_at_any_line_of_uninstrument(model, monkeypatch):
         at += 31  # every line would take two minutes; which ones these are changes with the code
     assert wrong == []
     assert at > 200
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+def test_what_a_phase_calls(monkeypatch):
+    """The functions of the program that a loader calls are spans, in the phase of that."""
+    no_optimizers(monkeypatch)
+    with Bench(detail="frames") as bench:
+        list(torch.utils.data.DataLoader(Numbers(), batch_size=2))
+        spans = bench.spans()
+    found = [span for span in spans if span.attributes.get("code.function.name", "").endswith("Numbers.__getitem__")]
+    assert len(found) == 2
+    assert all("torch.phase.data" in chain(spans, span) for span in found)

@@ -10,6 +10,7 @@ from dashboards import BOARDS, board, prometheus_name, promql, traceql
 
 from otel_torchprof._encode.attributes import ATTRIBUTES
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
+from otel_torchprof._metrics.generation_metrics import GenerationMetrics
 from otel_torchprof._metrics.gpu_quantities import METRICS
 from otel_torchprof._metrics.operator_metrics import TorchMetrics
 
@@ -19,7 +20,7 @@ COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")
 def exported() -> set[str]:
     """The names under which Prometheus has what we measure."""
     meter = MagicMock()
-    TorchMetrics(meter)
+    TorchMetrics(meter, GenerationMetrics(meter, bool))
     made = {(metric.name, metric.unit, metric.kind) for metric in METRICS.values()}
     for how, (metric, *more), options in meter.method_calls:
         kind = how.removeprefix("create_").removeprefix("observable_")

@@ -119,3 +119,17 @@ def test_a_phase_in_an_open_one_is_no_token(recorder):
 def test_batches_without_phases_have_no_tokens(recorder):
     """Calls, labels and parts that nobody knows give none."""
     assert tokens(recorder, PhaseTokens(), around("call", 1, 2), phase("new", 3, 4, 99)) == []
+
+
+def test_a_call_of_generate_is_one_token(recorder):
+    """It is what a call of its model would be, an evaluation where that is trained; the model's calls in it are none."""
+    found = tokens(
+        recorder,
+        PhaseTokens(),
+        phase("rollout", 10, 30, Part.GENERATE),
+        phase("prompt", 11, 15, Part.PREFILL, "rollout"),
+        phase("token", 16, 20, Part.DECODE, "rollout"),
+        phase("answer", 40, None, Part.EVALUATING_GENERATE),
+        phase("answer's prompt", 41, 45, Part.PREFILL, "answer"),
+    )
+    assert found == [(Part.INFERENCE, 10, 30), (Part.EVALUATION, 40, NEVER)]

@@ -133,7 +133,8 @@ bool record(PyObject* module, PyObject* text) {
 
 // Takes the table over, whatever happens.
 void open_module(PythonThread* thread, PyObject* module, PyObject* name, PyObject* table, const char* stack) {
-  bool is_top = thread->modules.empty(), is_root = is_top || thread->modules.back().names != table;
+  bool is_root = thread->modules.empty() || thread->modules.back().names != table;
+  bool is_top = thread->modules.size() <= modules_around(thread);
   if (is_top) begin_root(thread, module);
   bool recorded = name != nullptr && record(module, name);
   try {

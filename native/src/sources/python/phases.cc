@@ -15,23 +15,6 @@ namespace otp_python {
 
 namespace {
 
-// Parts of phases, see Part in otel_torchprof/_columns/phases.py; those of which something is known here.
-enum Part : uint32_t {
-  kNext = 1,
-  kForward = 2,
-  kInference = 3,
-  kEvaluation = 4,
-  kBackward = 5,
-  kStep = 7,
-  kScalerStep = 8,
-  kScalerUpdate = 9,
-  kZeroing = 12,
-  kSave = 13,
-  kCompilation = 15,
-  kCollection = 16,
-  kParts = 32,  // more than there are
-};
-
 PyObject* g_names = nullptr;            // by part
 PyObject* g_is_grad_enabled = nullptr;  // torch's
 PyObject* g_graph_task = nullptr;       // torch's: number of the backward pass that this thread runs, -1 for none
@@ -43,13 +26,19 @@ PyObject* g_roots = nullptr;       // weak references to the modules that were r
 PyObject* g_trained = nullptr;     // ids of those that were with gradients
 char g_keys[kParts];               // identities of phases that are of no object
 
-bool is_root(uint32_t part) { return part == kForward || part == kInference || part == kEvaluation; }
+bool is_root(uint32_t part) {
+  return part == kForward || part == kInference || part == kEvaluation || is_of_generation(part);
+}
 
-// The event's identity. Objects are aligned to 16 bytes, and so far only parts below that have one; roots have one in
-// common, since their end does not know which part it was.
+bool is_generate(uint32_t part) { return part == kGenerate || part == kEvaluatingGenerate; }
+
+// The event's identity. Objects are aligned to 16 bytes, so that only parts below that have one of their own. Roots
+// have one in common, since their end does not know which part it was, and calls of generate have that of a part of
+// roots.
 const void* key_of(uint32_t part, PyObject* object) {
   if (object == nullptr || object == Py_None) return &g_keys[part];
-  return reinterpret_cast<const char*>(object) + (is_root(part) ? kForward : part);
+  uint32_t of_part = is_root(part) ? kForward : is_generate(part) ? kInference : part;
+  return reinterpret_cast<const char*>(object) + of_part;
 }
 
 int64_t number_of(PyObject* object) {
@@ -126,7 +115,7 @@ void step_may_begin(PythonThread* thread, uint32_t part) {
 // A phase has ended after which a step of training may begin.
 void step_may_end(PythonThread* thread, uint32_t part) {
   if (part == kBackward || part == kStep || part == kScalerStep || part == kScalerUpdate) thread->trains = true;
-  if (!thread->trains || part == kForward) return;
+  if (!thread->trains || part == kForward || is_of_generation(part)) return;
   thread->may_begin_step = part == kBackward && thread->may_begin_step == 0 ? 1 : 2;
 }
 
@@ -174,27 +163,33 @@ void note_root(PyObject* module, PyObject* id) {
   if (PyErr_Occurred() != nullptr) forget_error();
 }
 
-// With gradients; else an evaluation, where a module that is trained is in eval().
-uint32_t part_of_root(PyObject* module) {
-  PyObject* enabled = PyObject_CallNoArgs(g_is_grad_enabled);
-  bool with_gradients = enabled == Py_True;
-  Py_XDECREF(enabled);
+// Whether a root is evaluated where it is called without gradients: it is trained, and in eval(). `with_gradients`: it
+// is trained from now on.
+bool is_evaluated(PyObject* module, bool with_gradients) {
   PyObject* id = PyLong_FromVoidPtr(module);
-  if (id == nullptr) return kInference;
+  if (id == nullptr) return false;
   note_root(module, id);
   bool trained = PySet_Contains(g_trained, id) == 1;
   if (with_gradients && !trained) PySet_Add(g_trained, id);
   Py_DECREF(id);
-  if (with_gradients || !trained) return with_gradients ? kForward : kInference;
+  if (with_gradients || !trained) return false;
   PyObject* training = PyObject_GetAttrString(module, "training");
   if (training == nullptr) forget_error();
   Py_XDECREF(training);
-  return training == Py_False ? kEvaluation : kInference;
+  return training == Py_False;
+}
+
+uint32_t part_of_root(PyObject* module) {
+  PyObject* enabled = PyObject_CallNoArgs(g_is_grad_enabled);
+  bool with_gradients = enabled == Py_True;
+  Py_XDECREF(enabled);
+  bool evaluated = is_evaluated(module, with_gradients);
+  return with_gradients ? kForward : evaluated ? kEvaluation : kInference;
 }
 
 // Inside another root, or inside a backward pass, which checkpointing has run a part of the forward pass again.
 bool is_part(const PythonThread* thread) {
-  if (!thread->phases.empty() && is_root(thread->phases.back().part)) return true;
+  if (thread->phases.size() > phases_around(thread) && is_root(thread->phases.back().part)) return true;
   PyObject* number = PyObject_CallNoArgs(g_graph_task);
   bool in_backward = number != nullptr && PyLong_AsLong(number) != -1;
   Py_XDECREF(number);
@@ -260,6 +255,36 @@ PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   bool may_end = part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave || has_no_more;
   if (thread != nullptr && may_end) step_may_end(thread, part);
   if (part < kParts) end_phase(part, args[1], args[2]);
+  Py_RETURN_NONE;
+}
+
+// generate_begin(model, prefills); see _python.pyi.
+PyObject* generate_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return wrong_count("generate_begin");
+  PythonThread* thread = recording_thread();
+  if (thread == nullptr) Py_RETURN_NONE;
+  Unraising guard;
+  if (!thread->phases.empty()) close_left_behind(thread, false);
+  uint32_t part = is_evaluated(args[0], false) ? kEvaluatingGenerate : kGenerate;
+  bool recorded = record(part, args[0]);
+  if (recorded) step_may_begin(thread, part);
+  begin_generation(thread, args[0], static_cast<uint32_t>(PyLong_AsUnsignedLong(args[1])), recorded);
+  Py_RETURN_NONE;
+}
+
+// generate_end(model, type); see _python.pyi.
+PyObject* generate_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return wrong_count("generate_end");
+  PythonThread* thread = python_thread();
+  size_t phases = 0;
+  if (thread == nullptr || !end_generation(thread, args[0], &phases)) Py_RETURN_NONE;
+  Unraising guard;
+  while (thread->phases.size() > phases) {  // an interrupt has left them
+    close(thread->phases.back(), OTP_FLAG_UNFINISHED, nullptr, 0);
+    thread->phases.pop_back();
+  }
+  step_may_end(thread, kGenerate);
+  end_phase(kGenerate, args[0], args[1]);
   Py_RETURN_NONE;
 }
 
@@ -408,6 +433,8 @@ PyObject* in_graph(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 
 PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nullptr},
                            {"phase_end", fast(phase_end), METH_FASTCALL, nullptr},
+                           {"generate_begin", fast(generate_begin), METH_FASTCALL, nullptr},
+                           {"generate_end", fast(generate_end), METH_FASTCALL, nullptr},
                            {"optimizer_begin", fast(optimizer_begin), METH_FASTCALL, nullptr},
                            {"optimizer_end", fast(optimizer_end), METH_FASTCALL, nullptr},
                            {"root_hooks", root_hooks, METH_O, nullptr},
@@ -425,9 +452,10 @@ void begin_root(PythonThread* thread, PyObject* module) {
   if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return;
   if (!thread->phases.empty()) close_left_behind(thread, true);
   bool inside = is_part(thread);
-  uint32_t part = inside ? static_cast<uint32_t>(kForward) : part_of_root(module);
+  uint32_t part = inside ? static_cast<uint32_t>(kForward) : part_in_generation(thread, module, part_of_root(module));
   begin_hooked(thread, part, module, !inside);
-  if (!inside && !thread->phases.empty() && thread->phases.back().recorded) step_may_begin(thread, part);
+  bool recorded = !inside && !thread->phases.empty() && thread->phases.back().recorded;
+  if (recorded && !is_of_generation(part)) step_may_begin(thread, part);
 }
 
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size) {

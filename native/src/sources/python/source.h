@@ -81,6 +81,30 @@ struct OpenModule {
   bool recorded;
 };
 
+// Parts of phases, see Part in otel_torchprof/_columns/phases.py; those of which something is known here.
+enum Part : uint32_t {
+  kNext = 1,
+  kForward = 2,
+  kInference = 3,
+  kEvaluation = 4,
+  kBackward = 5,
+  kStep = 7,
+  kScalerStep = 8,
+  kScalerUpdate = 9,
+  kZeroing = 12,
+  kSave = 13,
+  kCompilation = 15,
+  kCollection = 16,
+  kGenerate = 19,
+  kPrefill = 20,
+  kDecode = 21,
+  kEvaluatingGenerate = 22,
+  kParts = 32,  // more than there are
+};
+
+// Calls of root modules inside a call of generate.
+inline bool is_of_generation(uint32_t part) { return part == kPrefill || part == kDecode; }
+
 // A phase that torch begins and ends by hooks, of which the second may never come.
 struct OpenPhase {
   PyObject* object;       // the module or optimizer; compared only
@@ -89,11 +113,22 @@ struct OpenPhase {
   bool recorded;
 };
 
+// A call of transformers' generate that is open on a thread.
+struct OpenGeneration {
+  const void* model;       // compared only
+  uint64_t event;          // id of its event; 0: it has none
+  int64_t begin;           // Unix ns, as first_token
+  int64_t first_token;     // when it was there; 0: it is not yet
+  uint32_t prefills;       // calls of the model that are still to come before its first token
+  size_t modules, phases;  // that were open around it
+};
+
 // What the sources keep of a thread. Lives as long as Python's state of that thread, and goes with Python's lock held.
 struct PythonThread {
   PyObject* variables = nullptr;  // see context.cc; owned
   std::vector<OpenModule> modules;
   std::vector<OpenPhase> phases;
+  std::vector<OpenGeneration> generations;
   uint32_t compilations = 0;  // phases inside of them are torch's own
   bool trains = false;        // it has run a backward pass or an optimizer
   // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
@@ -129,6 +164,19 @@ class Leaving {
 void begin_root(PythonThread* thread, PyObject* module);
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size);
 
+// Calls of generate on the calling thread, see generations.cc; what was open around the innermost one is around
+// whatever begins in it, and 0 where there is none. `prefills`: calls of the model up to its first token.
+// end_generation says how many phases were open around it; false where the model has no such call.
+void begin_generation(PythonThread* thread, PyObject* model, uint32_t prefills, bool recorded);
+bool end_generation(PythonThread* thread, PyObject* model, size_t* phases);
+uint32_t part_in_generation(PythonThread* thread, PyObject* module, uint32_t part);
+inline size_t phases_around(const PythonThread* thread) {
+  return thread->generations.empty() ? 0 : thread->generations.back().phases;
+}
+inline size_t modules_around(const PythonThread* thread) {
+  return thread->generations.empty() ? 0 : thread->generations.back().modules;
+}
+
 // Asks the system about the calling thread, for the phase that has just begun on it.
 void note_usage(PythonThread* thread);
 
@@ -136,6 +184,7 @@ void note_usage(PythonThread* thread);
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
 int add_phases(PyObject* module);
+int add_generations(PyObject* module);
 int add_usage(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);

@@ -1,0 +1,205 @@
+"""What is known of calls of transformers' ``generate``: from the shapes of their arguments and results, and when they began and ended."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry import trace
+
+from otel_torchprof._columns.generation import OPERATION, Generation
+from otel_torchprof._native import python_sources
+from otel_torchprof._process.quiet import LimitedLog
+
+from .compiled_code import leave_uncompiled
+from .root_modules import shared as root_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Listener = Callable[[Generation], object]
+
+_MOST = 4096
+"""Calls that are remembered until their events are drained; the oldest of more are forgotten."""
+
+
+class Generations:
+    """What is known of the latest calls, by the ids of their events; and who is told of each. Any thread, under Python's lock."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Generation] = OrderedDict()
+        self._listeners: tuple[Listener, ...] = ()
+        self._log = LimitedLog()
+
+    def listen(self, listener: Listener) -> None:
+        """Has it called after each request, in the thread of that; an exception of it is logged."""
+        self._listeners = (*self._listeners, listener)
+
+    def leave(self, listener: Listener) -> None:
+        """No longer; again without effect."""
+        self._listeners = tuple(each for each in self._listeners if each != listener)
+
+    def of(self, events: Iterable[int]) -> dict[int, Generation]:
+        """Those that are known, of these events."""
+        return {event: known for event in events if (known := self._known.get(event)) is not None}
+
+    def note(self, event: int, generation: Generation) -> None:
+        """A call has ended; ``event``: 0 where it is none."""
+        if event:
+            self._known[event] = generation
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+        if generation.is_request:
+            for listener in self._listeners:
+                listener(generation)
+
+    def failed(self, error: Exception) -> None:
+        """Something could not be found out of a call, which the program does not notice."""
+        self._log.warning("nothing is known of a call of generate: %s: %s", type(error).__name__, error)
+
+    def after_fork_in_child(self) -> None:
+        """Events of the child have ids from the beginning; who continues there listens anew."""
+        self._known.clear()
+        self._listeners = ()
+        self._log.after_fork_in_child()
+
+
+shared = Generations()
+"""Those of the process."""
+os.register_at_fork(after_in_child=shared.after_fork_in_child)
+
+
+class Call(NamedTuple):
+    """A call that has begun: what is known of it from its arguments."""
+
+    model: str
+    batch_size: int | None
+    prompt: int | None
+    """Tokens of each prompt."""
+    echo: int | None
+    """Tokens of each sequence of the result that are not generated: a decoder's prompt."""
+    prefills: int
+    """Calls of the model up to its first token."""
+    is_streamed: bool
+    gen_ai_span: Any
+    """The current span, where another instrumentation has made it for this call; None else."""
+
+
+def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
+    """None where something of it is not as it is in the versions of transformers that are known: the call is a phase all the same."""
+    try:
+        model = arguments[0]
+        root_modules.know(model)
+        prompt = _Prompt.of(model, arguments[1] if len(arguments) > 1 else keywords.get("inputs"), keywords)
+        config = arguments[2] if len(arguments) > 2 else keywords.get("generation_config")  # noqa: PLR2004 - its place
+        return Call(
+            model=_name_of(model),
+            batch_size=prompt.batch_size,
+            prompt=prompt.tokens,
+            echo=prompt.echo,
+            prefills=_prefills(prompt.tokens, keywords, config, getattr(model, "generation_config", None)),
+            is_streamed=keywords.get("streamer") is not None,
+            gen_ai_span=_gen_ai_span(),
+        )
+    except Exception as error:  # noqa: BLE001 - the program's call continues
+        shared.failed(error)
+        return None
+
+
+def ended(call: Call | None, model: Any, result: Any, error: BaseException | None) -> None:
+    """Before its event ends: whoever drains that finds what is known of it."""
+    try:
+        timing = python_sources.generation(model)
+        if call is None or timing is None:
+            return
+        event, duration, first_token, enclosing = timing
+        generation = _generation(call, _shape(getattr(result, "sequences", result)))._replace(
+            duration=duration / 1e9,
+            first_token=None if first_token < 0 else first_token / 1e9,
+            error_type="" if error is None else _class_of(error),
+            is_request=not enclosing,
+        )
+        if call.gen_ai_span is not None and call.gen_ai_span.is_recording() and generation.is_request:
+            call.gen_ai_span.set_attributes(generation.missing_in(call.gen_ai_span.attributes))
+        shared.note(event, generation)
+    except Exception as failure:  # noqa: BLE001 - the program's call continues
+        shared.failed(failure)
+
+
+def _generation(call: Call, result: tuple[int, ...]) -> Generation:
+    """``result``: shape of the sequences; empty where it is not known."""
+    batch, choices, new = call.batch_size, None, None
+    if len(result) == 2 and batch and call.echo is not None:  # noqa: PLR2004 - sequences and tokens
+        choices, new = result[0] // batch, max(result[1] - call.echo, 0)
+    return Generation(
+        model=call.model,
+        batch_size=batch,
+        input_tokens=None if call.prompt is None or batch is None else batch * call.prompt,
+        choices=choices,
+        output_tokens=None if new is None else result[0] * new,
+        new_tokens=new,
+        is_streamed=call.is_streamed,
+        duration=0.0,
+        first_token=None,
+        has_own_span=call.gen_ai_span is not None,
+    )
+
+
+class _Prompt(NamedTuple):
+    """What a model is to continue."""
+
+    batch_size: int | None
+    tokens: int | None
+    echo: int | None
+
+    @classmethod
+    def of(cls, model: Any, inputs: Any, keywords: dict[str, Any]) -> _Prompt:
+        """``inputs``: generate's first argument. Models take their main input by its own name too, and embeddings in place of tokens."""
+        ids = _shape(keywords.get("input_ids") if inputs is None else inputs)
+        embeddings = _shape(keywords.get("inputs_embeds"))
+        others = _shape(keywords.get(getattr(model, "main_input_name", "input_ids")))
+        given = ids or embeddings or others
+        is_translator = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        if not given and not is_translator:  # it begins with the token for that
+            return cls(1, 1, 1)
+        are_ids = len(ids) == 2  # noqa: PLR2004 - prompts and tokens; what else there is, is pictures or sounds
+        tokens = embeddings[1] if embeddings else ids[1] if are_ids else None
+        if is_translator:
+            decoder = _shape(keywords.get("decoder_input_ids"))
+            return cls(given[0] if given else None, tokens, decoder[1] if decoder else 1)
+        return cls(given[0], tokens, ids[1] if are_ids else 0 if embeddings else None)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of a tensor; empty of what is none."""
+    return tuple(getattr(value, "shape", ()))
+
+
+def _prefills(tokens: int | None, keywords: dict[str, Any], *configs: Any) -> int:
+    """How many calls of the model come before the first token: as many as the prompt has chunks, where it is cut into some."""
+    asked = (keywords.get("prefill_chunk_size"), *(getattr(config, "prefill_chunk_size", None) for config in configs))
+    size = next((each for each in asked if each), None)
+    return -(-tokens // size) if size and tokens else 1
+
+
+def _name_of(model: Any) -> str:
+    """The name that a model was loaded by; of a path the last part, of one that was made from a configuration its class."""
+    name = str(getattr(model, "name_or_path", "") or "")
+    path = PurePath(name)
+    return (path.name if path.is_absolute() or name.startswith((".", "~")) else name) or type(model).__name__
+
+
+def _class_of(error: BaseException) -> str:
+    """As on spans: qualified, but for builtins."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _gen_ai_span() -> Any:
+    span: Any = trace.get_current_span()
+    return span if span.is_recording() and OPERATION in (getattr(span, "attributes", None) or ()) else None
+
+
+leave_uncompiled(__name__)
