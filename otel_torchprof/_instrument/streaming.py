@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import ProcessorHealth
 
+_STOP_SECONDS = 30.0
 _NOT_STARTED, _IS_STOPPED = "not started", "stopped"
 
 
@@ -110,7 +111,7 @@ class stream:  # noqa: N801 - beside profile
             policy=checked_policy(policy),
         )
         self._cleanup = CleanupStack(self)
-        self._seconds = 30.0
+        self._seconds: float | None = None
         self._state = _NOT_STARTED
         self._last: ProcessorHealth | None = None
 
@@ -145,10 +146,11 @@ class stream:  # noqa: N801 - beside profile
             self.stop()
             raise
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float | None = None) -> None:
         """Ends the recording, sends the rest and shuts the exporters down, within so many seconds.
 
-        A second call does nothing, but the rest of one that was interrupted.
+        By default within 30, or 5 where no receiver has answered so far, as :meth:`TorchSpanProcessor.shutdown`. A second call does
+        nothing, but the rest of one that was interrupted.
         """
         if self._state:
             return
@@ -161,10 +163,14 @@ class stream:  # noqa: N801 - beside profile
         atexit.unregister(self.stop)
 
     def _shut_down(self) -> None:
-        deadline = Deadline.after(self._seconds)
+        seconds = _STOP_SECONDS if self._seconds is None else self._seconds
+        deadline = Deadline.after(seconds)
         # First: a start that was interrupted may not have told the processor of it.
-        self._instrumentation.stop(Deadline.after(self._seconds / 2))
-        self._processor.shutdown_within(deadline.remaining())
+        self._instrumentation.stop(Deadline.after(seconds / 2))
+        if self._seconds is None:
+            self._processor.shutdown()
+        else:
+            self._processor.shutdown_within(deadline.remaining())
 
     def step(self) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds."""
