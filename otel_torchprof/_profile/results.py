@@ -372,7 +372,8 @@ class ProfileResults(RecordedColumns):
         With ``OTEL_SDK_DISABLED=true`` none are sent, and the answer is 0.
 
         Raises:
-            ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
+            ExportError: the exporter answered FAILURE; the message says how many spans had been taken, and ``reason`` what the transport
+                of an :class:`OTLPExporter` said.
             ValueError: another detail.
         """
         budget = None if sdk.takes_whole_traces(exporter) else checked_policy(policy).rules().budget
