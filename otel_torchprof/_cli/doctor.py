@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import platform
@@ -19,13 +18,13 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
+from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.response import UNREADABLE, Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender
-from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.settings import QueueSettings, Settings
-from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
+from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
@@ -44,7 +43,6 @@ _SHOWN = re.compile(
     r"|OTEL_(TRACES|METRICS|LOGS)_(EXPORTER|SAMPLER|SAMPLER_ARG)|OTEL_PROPAGATORS|OTEL_LOG_LEVEL|OTEL_CONFIG_FILE"
 )
 """Variables whose values are no secrets; those of others are not shown."""
-_OURS = "OTEL_TORCHPROF_"
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 
 
@@ -168,17 +166,12 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    known = {setting.variable: setting.variable for setting in config.SETTINGS}
-    for setting in config.SETTINGS:
-        if setting.key:  # as variables of their own they would be called so
-            part = f"{setting.variable}={setting.key}=..."
-            known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
+    unknown = config.unknown_variables()
     for name, value in sorted(os.environ.items()):
         if name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
-        if name.startswith(_OURS) and known.get(name) != name:
-            near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {known[near[0]]}?" if near else "unset it"
+        if name in unknown:
+            fix = unknown[name] or "unset it"
             yield Check("variable", PROBLEM, f"{name} is none of this package's variables, and nobody reads it", fix)
     for message in warnings:
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
@@ -250,7 +243,6 @@ def _exporters() -> Iterator[Check]:
         elif name.startswith("otlp"):
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:
-    """Whether the receiver takes an empty request, as one of OTLP does: a connection alone says nothing."""
             fix = f"install the package that has it; there are {', '.join(sorted({'otlp', 'chrome', 'none', *known}))}"
             yield Check(
                 "exporter", PROBLEM, f"{OTEL_TRACES_EXPORTER} names {name!r}, which no installed package has", fix
@@ -258,6 +250,7 @@ def _exporters() -> Iterator[Check]:
 
 
 def _receiver(*, asked: bool) -> Check:
+    """Whether the receiver takes an empty request, as one of OTLP does: a connection alone says nothing."""
     settings = Settings.from_environment()
     asked = asked or any(name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") for name in os.environ)
     where = f"{settings.displayed_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"

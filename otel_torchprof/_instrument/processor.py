@@ -289,6 +289,19 @@ class TorchSpanProcessor(SpanProcessor):
             self._attached = self._attached or attached  # for the next call
             raise
 
+    def hand_over(self, to: TorchSpanProcessor) -> None:
+        """Lets another processor drain the recording from now on, and has the averages so far; what waits for exporters stays here."""
+        attached, self._attached = self._attached, None
+        self._drainer.end(Deadline.after(_SHUTDOWN_SECONDS))
+        if attached is None:
+            return
+        to.averages = self.averages
+        with self._ledger.lock, to._ledger.lock:
+            buffered = self._ledger.read().spans.get("buffered", 0)
+            self._ledger.add(-buffered, {}, {"buffered": -buffered})
+            to._ledger.add(buffered, {}, {"buffered": buffered})
+        to.attach(attached.recording, attached.release, attached.sources, attached.notes)
+
     # ---- within ----
 
     def _claim(self) -> Ending | None:

@@ -89,6 +89,7 @@ class stream:  # noqa: N801 - beside profile
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
+        config.warn_of_unknown_variables()
         recording = live_options(
             detail,
             record_shapes=record_shapes,

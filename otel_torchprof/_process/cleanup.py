@@ -80,7 +80,7 @@ class CleanupStack:
 
     Args:
         owner: of which a weak reference is held.
-        dropped: called before that, where the owner is collected with functions left.
+        dropped: called before that, where the owner is collected, or the interpreter ends, and nobody has closed it.
     """
 
     def __init__(self, owner: object, dropped: Callable[[], object] | None = None) -> None:
@@ -164,10 +164,15 @@ class CleanupStack:
         with _logged():
             self.close()
 
+    def say_dropped(self) -> None:
+        """Calls what is to be called where nobody has closed it, nor begun to."""
+        if self._dropped is not None and not (self.is_empty or self._closing):
+            self._dropped()
+
     def _owner_died(self, _reference: object) -> None:
         try:
-            if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
-                self._dropped()
+            if not sys.is_finalizing():
+                self.say_dropped()
             self.close_if_due()
         except RecursionError:
             return  # it is due still
@@ -181,6 +186,7 @@ def close_due() -> None:
 
 def _close_all() -> None:
     for stack in _stacks.copy():
+        stack.say_dropped()
         stack.close_and_log()
 
 

@@ -295,8 +295,8 @@ class Recording:
 
 def _say_dropped() -> None:
     _logger.warning(
-        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep it "
-        "until it is stopped"
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
+        "call stop() before it is collected or the program ends"
     )
 
 
