@@ -147,7 +147,7 @@ class _Recorded:
         self._exporters = _exporters(options, program.stem)
         if options.explain and not any(hasattr(each, "files") for each in self._exporters):
             raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
-        detail = "frames" if options.stacks else options.detail or "ops"
+        detail: config.SpanDetail = "frames" if options.stacks else options.detail or "ops"
         self._stream = stream(
             *self._exporters,
             detail=detail,

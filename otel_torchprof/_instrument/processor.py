@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from otel_torchprof._events.events import EventList
+    from otel_torchprof._events.events import EventList, FunctionEventAvg
     from otel_torchprof._explain.explanation import Explanation
 
     from .live_recording import Drained, LiveRecording
@@ -196,7 +196,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     # ---- what users ask ----
 
-    def key_averages(self) -> EventList:
+    def key_averages(self) -> EventList[FunctionEventAvg]:
         """Sums and counts by name, over the life of this processor, up to now: torch's operators, labels, modules, steps.
 
         The spans of the application are in it too, with the time that was neither in their children nor in torch as their

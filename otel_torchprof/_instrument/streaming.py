@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from typing_extensions import Self, Unpack
 
-    from otel_torchprof._events.events import EventList
+    from otel_torchprof._events.events import EventList, FunctionEventAvg
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
     from otel_torchprof._sources.recording_options import SourceOptions
@@ -77,11 +77,11 @@ class stream:  # noqa: N801 - beside profile
     def __init__(
         self,
         *exporters: SpanExporter,
-        detail: str = "ops",
+        detail: config.SpanDetail = "ops",
         record_shapes: bool = False,
         frames: FrameFilter | None = None,
         use_device: str | None = None,
-        device_events: str | None = None,
+        device_events: config.DeviceEvents | None = None,
         policy: SpanPolicy | None = None,
         memory_limit: int | None = None,
         resource: Resource | None = None,
@@ -182,7 +182,7 @@ class stream:  # noqa: N801 - beside profile
         """Sends what has been recorded so far; False when so many seconds were not enough, or an exporter refused."""
         return self._processor.force_flush(round(timeout * 1000))
 
-    def key_averages(self) -> EventList:
+    def key_averages(self) -> EventList[FunctionEventAvg]:
         """Sums and counts by name, from the start up to now, as ``TorchSpanProcessor.key_averages``; also after the end."""
         return self._processor.key_averages()
 

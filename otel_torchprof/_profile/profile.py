@@ -120,7 +120,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         operators: bool | None = None,
         memory_limit: int | None = None,
         frames: FrameFilter | None = None,
-        device_events: str | None = None,
+        device_events: config.DeviceEvents | None = None,
         device_events_every: int = 1,
         **source_options: Unpack[SourceOptions],
     ) -> None:
