@@ -8,8 +8,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
+from otel_torchprof._export.chrome import ChromeTraceExporter
 from otel_torchprof._export.destination import described, destination
 from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
+from otel_torchprof._export.otlp_file import OTLPFileExporter
 from otel_torchprof._export.variables import VARIABLES
 
 from .processor import TorchSpanProcessor
@@ -17,6 +19,8 @@ from .relay import processors_of, relay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from opentelemetry.sdk.trace.export import SpanExporter
 
     from .live_recording import Drained
 
@@ -35,7 +39,7 @@ class DefaultProcessor(TorchSpanProcessor):
     """
 
     def __init__(self, tracer_provider: Any, give_way: Callable[[TorchSpanProcessor], None]) -> None:
-        super().__init__(*exporters_from_environment(), sdk_spans=False)
+        super().__init__(*_exporters_for(tracer_provider), sdk_spans=False)
         self._tracer_provider = weakref.ref(tracer_provider)
         self._give_way = give_way
         self._has_compared = False
@@ -84,6 +88,17 @@ class DefaultProcessor(TorchSpanProcessor):
                 f"{', '.join(map(described, theirs))}: add TorchSpanProcessor(exporter) to the TracerProvider, or set "
                 f"{OTEL_TRACES_EXPORTER} or {VARIABLES['endpoint'].general}"
             )
+
+
+def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
+    """Where a configuration file names exporters of this package, these, shared; else those that the environment names."""
+    if os.environ.get(OTEL_CONFIG_FILE):
+        of_file = [
+            each for each in _exporters_of(tracer_provider) if isinstance(each, ChromeTraceExporter | OTLPFileExporter)
+        ]
+        if of_file:
+            return [each.shared() for each in of_file]
+    return exporters_from_environment()
 
 
 def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:
