@@ -20,7 +20,7 @@ from otel_torchprof.version import __version__
 from . import http_connection
 from .otlp_values import GZIP
 from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
-from .wrong_endpoint import speaks_grpc, without_path, without_tls
+from .wrong_endpoint import answers_http_2, speaks_grpc, without_path, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,17 +131,25 @@ def _no_response(error: Exception, settings: Settings) -> Response:
             outcome = Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY
             return Response(outcome, without_tls(reason, settings))
         if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
-            return Response(Outcome.RETRY, root_cause(error) + _hint(settings))
+            return Response(Outcome.RETRY, root_cause(error) + _why_closed(settings))
         if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
             return Response(Outcome.REFUSED, _spoken(line, settings))
     may_pass = isinstance(error, (requests.ConnectionError, requests.Timeout))
     return Response(Outcome.RETRY if may_pass else Outcome.REFUSED, root_cause(error))
 
 
-def _hint(settings: Settings) -> str:
+def _why_closed(settings: Settings) -> str:
     """Why a receiver may have closed the connection before it said anything."""
-    is_plain = settings.endpoint.startswith("http:")
-    return "; a receiver that expects https:// does this too, or one for the protocol 'grpc'" if is_plain else ""
+    if not settings.endpoint.startswith("http:"):
+        return ""
+    try:
+        deadline = http_connection.request.deadline
+        is_direct = not requests.utils.get_environ_proxies(settings.endpoint)
+        if is_direct and deadline.bound(answers_http_2, settings, http_connection.time_left()):
+            return f"; it answers in HTTP/2: perhaps {speaks_grpc(settings)}"
+    except OSError:
+        pass  # it says nothing of it either
+    return "; a receiver that expects https:// does this too, or one for the protocol 'grpc'"
 
 
 def _spoken(line: str, settings: Settings) -> str:

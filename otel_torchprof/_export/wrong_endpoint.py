@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,6 +19,9 @@ _HTTP_1 = "Trying to connect an http1.x server"
 """In the words of gRPC's core: the first that came was no HTTP/2."""
 _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
 """Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
+_SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
+"""What a client of HTTP/2 says first, with an empty frame of settings; a server answers with one of its own."""
 _NO_SUCH_PATH = frozenset({404, 405})
 _NO_TLS = "WRONG_VERSION_NUMBER"
 """In the words of OpenSSL and BoringSSL: the first that came was no TLS."""
@@ -36,6 +40,18 @@ def speaks_http(settings: Settings) -> str:
 def speaks_grpc(settings: Settings) -> str:
     """The way out for an exporter of HTTP/1.1 to which the peer answered in HTTP/2."""
     return f"{_place(settings)} speaks gRPC: set {_variable('protocol')}={GRPC}"
+
+
+def answers_http_2(settings: Settings, seconds: float) -> bool:
+    """Whether the peer answers the greeting of HTTP/2 as a server of it, on a connection of its own; directly, not by a proxy.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    parts = urlsplit(settings.endpoint)
+    with socket.create_connection((parts.hostname or "", parts.port or _HTTP_PORT), seconds) as connection:
+        connection.sendall(_GREETING)
+        return connection.recv(_HEAD_BYTES)[3:4] == _SETTINGS
 
 
 def without_path(status: int, settings: Settings) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from fault_server import LONG, GrpcReceiver, HttpReceiver, free_port, status
 from opentelemetry import trace
@@ -46,7 +46,7 @@ def matches(done: str, text: str) -> bool:
 @pytest.fixture(autouse=True)
 def as_at_first(monkeypatch):
     """No variables of OpenTelemetry's, nothing said yet, and nothing instrumented afterwards."""
-    for name in [name for name in config.os.environ if name.startswith("OTEL_") and "BUILD_DIR" not in name]:
+    for name in [name for name in os.environ if name.startswith("OTEL_") and "BUILD_DIR" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(processors, "_UNANSWERED_SECONDS", SHORT)
     config.forget_warnings()
@@ -194,7 +194,7 @@ def test_the_reason_is_apart_too():
 
 def test_at_exit():
     """What a program has forgotten is said when it ends, and the program ends as it would."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    done = preloaded.run(PROGRAM, environment=dict(os.environ))
     assert done.returncode == 0
     assert [sum(matches(row, line) for line in done.stderr.splitlines()) for row in AT_EXIT] == [1, 1], done.stderr
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import socket
+import struct
 
+import pytest
+from fault_server import LONG
+from slow_receiver import READY, SlowReceiver
+
+from otel_torchprof._export.http import HttpTransport
+from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
 from otel_torchprof._export.wrong_endpoint import is_http, speaks_http, without_path
 
@@ -56,3 +63,22 @@ def test_the_variable_that_counts(endpoint, place, monkeypatch):
     )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
     assert speaks_http(settings(endpoint, "grpc")).endswith("set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf")
+
+
+@pytest.mark.parametrize(("greets", "said"), [(True, "perhaps port N speaks gRPC: set"), (False, "https:// does this")])
+def test_a_peer_that_hangs_up(greets, said):
+    """Where HTTP/1.1 is cut off without a word, the peer is asked whether it speaks HTTP/2, as receivers of gRPC do."""
+
+    def script(connection):
+        if connection.recv(65_536).startswith(b"PRI") and greets:
+            return [READY]
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        connection.close()
+        return []
+
+    with SlowReceiver(script) as receiver:
+        transport = HttpTransport(settings(receiver.url))
+        response = transport.send(b"", LONG)
+        transport.close()
+    assert response.outcome is Outcome.RETRY
+    assert said in response.reason.replace(str(receiver.port), "N")
