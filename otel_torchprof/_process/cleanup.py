@@ -80,8 +80,11 @@ class CleanupStack:
 
     Args:
         owner: of which a weak reference is held.
-        dropped: called before that, where the owner is collected, or the interpreter ends, and nobody has closed it.
+        dropped: called before that, where the owner is collected with functions left.
     """
+
+    at_exit: Callable[[], object] | None = None
+    """Called before it is closed at exit, where nobody has begun to close it."""
 
     def __init__(self, owner: object, dropped: Callable[[], object] | None = None) -> None:
         self._dropped = dropped
@@ -164,15 +167,16 @@ class CleanupStack:
         with _logged():
             self.close()
 
-    def say_dropped(self) -> None:
-        """Calls what is to be called where nobody has closed it, nor begun to."""
-        if self._dropped is not None and not (self.is_empty or self._closing):
-            self._dropped()
+    def close_at_exit(self) -> None:
+        """As :meth:`close_and_log`, where nobody has closed it before the interpreter ends."""
+        if self.at_exit is not None and not (self.is_empty or self._closing):
+            self.at_exit()
+        self.close_and_log()
 
     def _owner_died(self, _reference: object) -> None:
         try:
-            if not sys.is_finalizing():
-                self.say_dropped()
+            if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
+                self._dropped()
             self.close_if_due()
         except RecursionError:
             return  # it is due still
@@ -186,8 +190,7 @@ def close_due() -> None:
 
 def _close_all() -> None:
     for stack in _stacks.copy():
-        stack.say_dropped()
-        stack.close_and_log()
+        stack.close_at_exit()
 
 
 atexit.register(_close_all)
