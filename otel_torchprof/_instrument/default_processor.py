@@ -91,14 +91,21 @@ class DefaultProcessor(TorchSpanProcessor):
 
 
 def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
-    """Where a configuration file names exporters of this package, these, shared; else those that the environment names."""
-    if os.environ.get(OTEL_CONFIG_FILE):
-        of_file = [
-            each for each in _exporters_of(tracer_provider) if isinstance(each, ChromeTraceExporter | OTLPFileExporter)
-        ]
-        if of_file:
-            return [each.shared() for each in of_file]
-    return exporters_from_environment()
+    """Those of this package that a configuration file names, else those that the environment names.
+
+    A file that the application's own processor writes is shared with it: each of two exporters would replace the other's.
+    """
+    theirs = [
+        each for each in _exporters_of(tracer_provider) if isinstance(each, ChromeTraceExporter | OTLPFileExporter)
+    ]
+    if theirs and os.environ.get(OTEL_CONFIG_FILE):
+        return [each.shared() for each in theirs]
+    by_path = {each.path: each for each in theirs if isinstance(each, OTLPFileExporter)}
+    ours = exporters_from_environment()
+    return [
+        by_path[each.path].shared() if isinstance(each, OTLPFileExporter) and each.path in by_path else each
+        for each in ours
+    ]
 
 
 def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:

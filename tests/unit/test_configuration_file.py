@@ -36,9 +36,10 @@ def ran(folder, monkeypatch, exporter: str, torch: str) -> str:
     path = folder / "otel.yaml"
     path.write_text(FILE.format(exporter=exporter, torch=torch))
     monkeypatch.setenv("OTEL_CONFIG_FILE", str(path))
+    loaded = configuration.load_config_file(str(path))  # here: what it imports takes seconds
 
     def program() -> object:
-        configuration.configure_sdk(configuration.load_config_file(str(path)))
+        configuration.configure_sdk(loaded)
         instrumentor = otp.TorchInstrumentor()
         running = instrumentor._running
         with trace.get_tracer("test").start_as_current_span("request"), otp.record_function("label"):

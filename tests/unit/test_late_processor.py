@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import threading
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
@@ -176,3 +178,19 @@ def test_the_signature_is_the_options_own():
     found = inspect.signature(otp.TorchInstrumentor().instrument)
     assert list(found.parameters) == list(inspect.signature(Options).parameters)
     assert found.parameters["detail"].annotation == "config.Detail | None"
+
+
+def test_a_file_is_shared_with_the_application(monkeypatch, tmp_path):
+    """Where the application's own exporter writes the file that variables name, it has the spans of both, whoever ends first."""
+    path = tmp_path / "trace.jsonl"
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp_file")
+    monkeypatch.setenv("OTEL_TORCHPROF_OTLP_FILE", str(path))
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(otp.OTLPFileExporter()))
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, **LABELS)
+    with provider.get_tracer("test").start_as_current_span("request"):
+        label("label")
+    provider.shutdown()
+    names = re.findall(r'"name":"(\w+)","kind"', path.read_text())
+    assert sorted(names) == ["label", "request"]
+    assert list(tmp_path.iterdir()) == [path]
