@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 
 THREAD_NAME = "otel-torchprof-export"
+_LAST_TRY_SECONDS = 1.0
+"""At the shutdown, for a receiver that has not answered for as long as a shutdown waits for one."""
 
 
 class ExportQueue:
@@ -142,24 +145,25 @@ class ExportQueue:
             self._empty(deadline)
         return flush.result
 
-    def shutdown(self, deadline: Deadline, unanswered: Deadline | None = None) -> bool:
+    def shutdown(self, deadline: Deadline, unanswered: float = math.inf) -> bool:
         """Exports what waits and shuts the exporter down; True when both were done before the deadline.
 
-        Ends before it where the receiver does not want to be asked again until then, and at ``unanswered`` where it has not answered
-        at all so far: it is probably not there. What still waits is dropped and counted, and an exporter that hangs is left behind
-        on its daemon thread. A second call waits for the first.
+        Ends before it where the receiver does not want to be asked again until then, and after ``unanswered`` seconds, those of the
+        outage before included, where it has not answered at all so far: it is probably not there. What still waits is dropped and
+        counted, and an exporter that hangs is left behind on its daemon thread. A second call waits for the first.
         """
-        unanswered = unanswered or deadline
         with self._changed:
             first, self._closing = not self._closing, True
             if first:
-                self._end, self._end_unanswered = deadline, unanswered
+                left = max(unanswered - self._outage.seconds, _LAST_TRY_SECONDS)
+                at = min(deadline.at, deadline.clock() + left)
+                self._end, self._end_unanswered = deadline, Deadline(at, deadline.clock)
                 self._start_thread()
                 self._changed.notify_all()
         if not first:  # another thread is at it, or was
             return self._wait(lambda: self._exporter_is_down or self._abandoned, deadline) and not self._abandoned
         if self._has_thread:
-            finished = self._wait(lambda: self._exporter_is_down, unanswered)
+            finished = self._wait(lambda: self._exporter_is_down, self._time_over or deadline)
             if not finished and self._has_answered:
                 finished = self._wait(lambda: self._exporter_is_down, deadline)
         else:

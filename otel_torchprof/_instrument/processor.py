@@ -189,8 +189,7 @@ class TorchSpanProcessor(SpanProcessor):
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
             # One that hangs must not take the time of those after it, whose exporters may have files to close.
             share = deadline.remaining() / left
-            unanswered = min(share, unanswered_seconds / len(self._queues))
-            queue.shutdown(Deadline.after(share), Deadline.after(unanswered))
+            queue.shutdown(Deadline.after(share), unanswered_seconds / len(self._queues))
         self._heap.look(0)
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 

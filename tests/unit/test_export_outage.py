@@ -168,9 +168,31 @@ def test_a_shutdown_where_nobody_has_answered_yet():
     receiver = Receiver(world, down=[(0, 10_000)])
     queue = world.started(receiver)
     world.put_batch()
-    assert not queue.shutdown(Deadline.after(30, world.clock), Deadline.after(5, world.clock))
+    assert not queue.shutdown(Deadline.after(30, world.clock), 5)
     assert receiver.is_down.wait(LONG)
     assert 2 < receiver.attempts[-2] < 5
+    assert adds_up(world).dropped == {"shutdown": BATCH}
+
+
+def test_a_shutdown_late_in_an_outage():
+    """What was tried in vain before the shutdown counts: then one more attempt is all that it waits for."""
+    world, late = World(), threading.Event()
+
+    class Down(Receiver):
+        def export_some(self, *arguments, **keywords):
+            if world.now > 60 and not late.is_set():
+                world.stands_still = True
+                late.set()
+            yield from super().export_some(*arguments, **keywords)
+
+    receiver = Down(world, down=[(0, 10_000)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert late.wait(LONG)
+    before = world.now
+    assert not queue.shutdown(Deadline.after(30, world.clock), 5)
+    assert receiver.is_down.wait(LONG)
+    assert before < receiver.attempts[-2] <= before + 1
     assert adds_up(world).dropped == {"shutdown": BATCH}
 
 
@@ -186,7 +208,7 @@ def test_a_shutdown_after_an_answer(answer):
         receiver.down, receiver.asks = [(0, 20)], None
     world.stands_still = True
     world.put_batch()
-    assert queue.shutdown(Deadline.after(30, world.clock), Deadline.after(5, world.clock))
+    assert queue.shutdown(Deadline.after(30, world.clock), 5)
     assert receiver.arrived == list(range(world.put))
 
 
