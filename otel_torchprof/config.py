@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from . import parsers
 
@@ -22,8 +22,14 @@ _logger = logging.getLogger("otel_torchprof")
 
 _T = TypeVar("_T")
 
-DETAILS = ("off", "metrics", "steps", "modules", "ops", "frames")
+SpanDetail = Literal["steps", "modules", "ops", "frames"]
+Detail = Literal["off", "metrics", SpanDetail]
+DETAILS: tuple[Detail, ...] = get_args(Detail)
+DeviceEvents = Literal["ops", "leaves", "labels", "off"]
+RankTraces = Literal["apart", "together"]
+ExportRanks = parsers.ExportRanks
 GPU_CHOICES = ("visible", "all")
+_OURS = "OTEL_TORCHPROF_"
 _ALIKE = 0.7
 """How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
@@ -215,7 +221,7 @@ DEVICE_EVENTS = Setting(
     "`ops`",
     "For which events: `ops`, `leaves`, `labels` or `off`",
     "events",
-    parse=parsers.one_of("ops", "leaves", "labels", "off"),
+    parse=parsers.one_of(*get_args(DeviceEvents)),
     fallback="ops",
 )
 GPU_DEVICES = Setting(
@@ -230,7 +236,7 @@ RANKS = Setting(
     "OTEL_TORCHPROF_RANKS",
     "`apart`",
     "`apart`: a trace per step and rank; `together`: one per step for all ranks",
-    parse=parsers.one_of("apart", "together"),
+    parse=parsers.one_of(*get_args(RankTraces)),
     fallback="apart",
 )
 EXPORT_RANKS = Setting(
@@ -350,6 +356,26 @@ def warn_once(message: str) -> None:
     _logger.warning("%s", message)
 
 
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are called as if they were this package's, and are not; with each what may be meant, else an empty text."""
+    known = {setting.variable: setting.variable for setting in SETTINGS}
+    for setting in SETTINGS:
+        if setting.key:  # as variables of their own they would be called so
+            part = f"{setting.variable}={setting.key}=..."
+            known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
+    ours = {setting.variable for setting in SETTINGS}
+    unknown = sorted(name for name in environ if name.startswith(_OURS) and name not in ours)
+    near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
+    return {name: f"did you mean {known[found[0]]}?" if found else "" for name, found in near.items()}
+
+
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """Warns once of variables of the process that nobody reads. Who starts something that reads others calls it first."""
+    for name, hint in unknown_variables().items():
+        warn_once(f"{name} is none of this package's variables, and has no effect{hint and '; '}{hint}")
+
+
 def _ignored(name: str, value: str, allowed: str) -> None:
     warn_once(f"{name}={displayed(value)} is ignored: {allowed}")
 
@@ -357,6 +383,7 @@ def _ignored(name: str, value: str, allowed: str) -> None:
 def forget_warnings() -> None:
     """Lets bad values be warned of again."""
     warn_once.cache_clear()
+    warn_of_unknown_variables.cache_clear()
     _parts.cache_clear()
 
 

@@ -20,3 +20,6 @@ class TorchLibraryError(TorchProfError):
 
 class ExportError(TorchProfError):
     """Recorded data could not be written or sent; what was recorded is still there."""
+
+    reason: str = ""
+    """What the transport said, of a receiver that did not take it; without what the headers hold. The message has it too."""

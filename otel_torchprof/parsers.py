@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Number = TypeVar("_Number", int, float)
-RANK_CHOICES = ("all", "node", "one")
+ExportRanks = Literal["all", "node", "one"]
+RANK_CHOICES: tuple[str, ...] = get_args(ExportRanks)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

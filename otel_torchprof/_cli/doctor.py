@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import platform
 import re
-import socket
 import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
-from otel_torchprof._export.otlp_values import HTTP
 from otel_torchprof._export.own_path import own_path
+from otel_torchprof._export.response import UNREADABLE, Outcome
+from otel_torchprof._export.sdk import suppressed
+from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
+from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ON, OFF, NOTE, PROBLEM = "on", "off", "note", "problem"
-_SECONDS_TO_CONNECT = 2.0
+_SECONDS_TO_ANSWER = 2.0
+_EMPTY_REQUEST = b""
+"""An ExportTraceServiceRequest without spans."""
 _SHOWN = re.compile(
     r"OTEL_(TORCHPROF|BSP|BLRP|METRIC|PYTHON|SPAN|EVENT|LINK|ATTRIBUTE|EXPORTER_OTLP)_\w+|OTEL_SERVICE_NAME|OTEL_SDK_DISABLED"
     r"|OTEL_(TRACES|METRICS|LOGS)_(EXPORTER|SAMPLER|SAMPLER_ARG)|OTEL_PROPAGATORS|OTEL_LOG_LEVEL|OTEL_CONFIG_FILE"
 )
 """Variables whose values are no secrets; those of others are not shown."""
-_OURS = "OTEL_TORCHPROF_"
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 
 
@@ -57,7 +58,7 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """All there is to say, as it is found out. May import torch, and waits two seconds at most for a receiver."""
+    """All there is to say, as it is found out. May import torch, sends an empty request, and waits two seconds at most for its answer."""
     yield Check(
         "python", NOTE, f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
     )
@@ -165,17 +166,12 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    known = {setting.variable: setting.variable for setting in config.SETTINGS}
-    for setting in config.SETTINGS:
-        if setting.key:  # as variables of their own they would be called so
-            part = f"{setting.variable}={setting.key}=..."
-            known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
+    unknown = config.unknown_variables()
     for name, value in sorted(os.environ.items()):
         if name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
-        if name.startswith(_OURS) and known.get(name) != name:
-            near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {known[near[0]]}?" if near else "unset it"
+        if name in unknown:
+            fix = unknown[name] or "unset it"
             yield Check("variable", PROBLEM, f"{name} is none of this package's variables, and nobody reads it", fix)
     for message in warnings:
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
@@ -254,18 +250,24 @@ def _exporters() -> Iterator[Check]:
 
 
 def _receiver(*, asked: bool) -> Check:
+    """Whether the receiver takes an empty request, as one of OTLP does: a connection alone says nothing."""
     settings = Settings.from_environment()
     asked = asked or any(name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") for name in os.environ)
     where = f"{settings.displayed_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
-    place = urlsplit(settings.endpoint if settings.protocol == HTTP else f"//{settings.endpoint.rpartition('/')[2]}")
+    sender = Sender(settings, "doctor")
     try:
-        port = place.port or (443 if place.scheme == "https" else 80 if settings.protocol == HTTP else 4317)
-        with socket.create_connection((place.hostname or "localhost", port), _SECONDS_TO_CONNECT):
-            return Check("receiver", ON, f"{where}: a TCP connection was made; nothing was sent")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        fix = "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
-        return Check("receiver", PROBLEM if asked else OFF, f"{where}: no connection: {reason}", fix)
+        with suppressed():
+            response = sender.attempt(_EMPTY_REQUEST, Deadline.after(_SECONDS_TO_ANSWER))
+    finally:
+        sender.close()
+    if response.outcome is Outcome.ACCEPTED and response.reason != UNREADABLE:
+        return Check("receiver", ON, f"{where}: it took an empty request")
+    reason = "something answers there, but not as a receiver of OTLP" if response.outcome is Outcome.ACCEPTED else ""
+    fix = (
+        "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
+    )
+    text = f"{where}: {reason or settings.redacted(response.reason)}"
+    return Check("receiver", PROBLEM if asked else OFF, text, fix)
 
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:

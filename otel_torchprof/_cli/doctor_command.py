@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="say what is on, what is off and why, and the fix",
         description="Looks at everything that recording and exporting need in this environment, and says what to do about "
-        "what is missing. Changes nothing, sends nothing (it only connects to the receiver), prints no header, credential "
+        "what is missing. Changes nothing, sends nothing but an empty request to the receiver, prints no header, credential "
         "or resource attribute. Exit status 1: something that was asked for is off.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list of name, state, text and fix")

@@ -164,7 +164,7 @@ class _Recorded:
         self._place = place_among_ranks(os.environ)
         self._speaks = self._place is None or self._place.rank == 0
         self._exporters = exporters_of(options, self.program.stem)
-        detail = "frames" if options.stacks else options.detail or "ops"
+        detail: config.SpanDetail = "frames" if options.stacks else options.detail or "ops"
         self._stream = stream(
             *self._exporters,
             detail=detail,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NS_PER_US = 1000
 
 
-def averages_list(sums: Iterable[Average], use_device: str | None = None) -> EventList:
+def averages_list(sums: Iterable[Average], use_device: str | None = None) -> EventList[FunctionEventAvg]:
     """One FunctionEventAvg per name, times in us. They know sums only: no shapes, stacks, parents or children.
 
     ``use_device`` names the device whose times are among the sums; None where there are none.

@@ -10,7 +10,7 @@ import copyreg
 import functools
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from otel_torchprof import markup
 from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, info_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pandas as pd
+    import typing_extensions
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.table import Info
@@ -53,9 +54,14 @@ _ITERATION_BLOCK = 1024
 _DISPLAYED_ROWS = 50
 """Of what a notebook shows."""
 
+if TYPE_CHECKING:
+    _Event = typing_extensions.TypeVar("_Event", bound=FunctionEvent | FunctionEventAvg, default=Any)
+else:
+    _Event = TypeVar("_Event")
 
-class EventList(list[Any]):
-    """A list of FunctionEvent or FunctionEventAvg objects.
+
+class EventList(list[_Event]):
+    """A list of FunctionEvent or FunctionEventAvg objects; type checkers know which: ``EventList[FunctionEvent]``.
 
     ``prof.events()`` returns one that is backed by columns: its length is known, an event is made when it is first touched
     and stays the same object from then on, and averages, totals and tables are computed without making the events. A change
@@ -89,14 +95,14 @@ class EventList(list[Any]):
         use_device: str | None = None,
         profile_memory: bool = False,
         with_flops: bool = False,
-    ) -> EventList:
+    ) -> EventList[FunctionEvent]:
         """List the events of a batch as torch's profiler would show them.
 
         ``origin_ns`` is the Unix time in ns from which the events count their microseconds. Costs 30 to 60 ns per event.
         """
         source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
         # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
-        events = cls(
+        events: EventList[Any] = cls(
             repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops
         )
         events._source, source.slots = source, events
@@ -193,7 +199,7 @@ class EventList(list[Any]):
         group_by_stack_n: int = 0,
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
-    ) -> EventList:
+    ) -> EventList[FunctionEventAvg]:
         """Add up the events by name, and on request by input shapes, innermost stack frames and overload.
 
         Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
@@ -290,14 +296,16 @@ class EventList(list[Any]):
     def _stack_values(self, attribute: str) -> Iterator[tuple[str, int]]:
         """Stack as text, and whole microseconds, of every event that has both."""
         for event in self:
+            stack = event.stack or []
             # The float that is left of 6 us without its children may be just under 6.
-            value = int(round(getattr(event, attribute), 5)) if event.stack else 0
+            value = int(round(getattr(event, attribute), 5)) if stack else 0
             if value > 0:
-                yield _folded(event.stack), value
+                yield _folded(stack), value
 
     def _merged_values(self, attribute: str) -> Iterator[tuple[str, int]]:
         """Frames as text with a call's own, and whole microseconds, once for all events that have the same, in their order."""
         sums: dict[str, float] = {}
+        event: Any
         for event in self:
             frames = [*([event.name] if event.is_python_function else ()), *(event.stack or ())]
             if frames:
@@ -308,6 +316,7 @@ class EventList(list[Any]):
     def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool, with_calls: bool) -> list[FunctionEventAvg]:
         """Averages of the objects in the list."""
         groups: dict[tuple[Any, ...], FunctionEventAvg] = {}
+        event: Any
         for event in self:
             if event.is_python_function and not with_calls:
                 continue
@@ -333,7 +342,8 @@ class EventList(list[Any]):
     def _build_tree(self) -> None:
         """Find parents and children of events that were made by hand, by their times, as torch does; once."""
         if not self._tree_built:
-            self[:] = build_tree(self)
+            events: EventList[Any] = self
+            events[:] = build_tree(events)
             self._has_tree = True
 
     def _columns(self) -> EventSource | None:
@@ -348,9 +358,16 @@ class EventList(list[Any]):
         """Become an ordinary list, since positions are about to change; the events keep finding one another."""
         if self._source is not None:
             self._make_all()
-            self._source.slots = list.copy(self)
+            events: EventList[Any] = self
+            self._source.slots = list.copy(events)
             self._source = None
             self._has_tree = True
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> _Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[_Event]: ...
 
     def __getitem__(self, index: Any) -> Any:
         source = self._source
@@ -361,10 +378,10 @@ class EventList(list[Any]):
         # range() turns a negative index into a position and refuses what is outside, with list's kind of error
         return source.event(range(len(self))[index])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Event]:
         return self._made_in_blocks() if self._source is not None and self._source.missing else super().__iter__()
 
-    def _made_in_blocks(self) -> Iterator[Any]:
+    def _made_in_blocks(self) -> Iterator[_Event]:
         index = 0
         while index < len(self):
             if self._source is not None and index % _ITERATION_BLOCK == 0:

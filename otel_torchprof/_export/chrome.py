@@ -204,6 +204,10 @@ class ChromeTraceExporter(SpanExporter):
         except OSError as error:
             _log.warning("Chrome trace %r could not be ended: %s", self.path, error)
 
+    def shared(self) -> ChromeTraceExporter:
+        """One more exporter that writes to the same file, which the last of them to be shut down closes."""
+        return ChromeTraceExporter(self._template, **self._rotation._asdict())
+
     def _join_as_child(self) -> None:
         path = own_path(self._template)
         own = path if PID in self._template else before_suffix(path, str(os.getpid()))

@@ -12,6 +12,7 @@ from otel_torchprof.version import __version__
 
 from .otlp_values import GZIP
 from .response import CLOSED, Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
+from .wrong_endpoint import is_http, speaks_http, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,9 +145,11 @@ class GrpcTransport:
         wait = _retry_info(error)
         if code in _SIZE_CODES and _is_about_the_size(details):
             return Response(Outcome.TOO_LARGE, reason)
+        if is_http(details):
+            return Response(Outcome.REFUSED, f"{speaks_http(self._settings)} ({reason})")
         if details.startswith(_NOT_CONNECTED):
             if is_tls_fault(details):
-                return Response(Outcome.REFUSED, reason)
+                return Response(Outcome.REFUSED, without_tls(reason, self._settings))
             if details.endswith("Socket closed"):
                 return Response(Outcome.RETRY, reason + self._hint())
         # Exhausted for good (a quota), unless the receiver says when it no longer will be.

@@ -20,6 +20,7 @@ from otel_torchprof.version import __version__
 from . import http_connection
 from .otlp_values import GZIP
 from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
+from .wrong_endpoint import answers_http_2, speaks_grpc, without_path, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,11 +81,11 @@ class HttpTransport:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return _response(response.status_code, response.reason, response.headers, _body(response))
+                return self._response(response.status_code, response.reason, response.headers, _body(response))
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
             if request.status is not None:  # all of the status came, not all of the headers
-                return _response(*request.status, {}, None)
-            failed = _no_response(error, tls=self._settings.endpoint.startswith("https"))
+                return self._response(*request.status, {}, None)
+            failed = _no_response(error, self._settings)
             return failed._replace(may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
@@ -95,6 +96,18 @@ class HttpTransport:
         """The parent's connections stay the parent's: kept, so that not even their destructors touch them."""
         _sessions_of_parents.append(self._session)
         self._session = self._new_session()
+
+    def _response(self, status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Response:
+        if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
+            # The status came whole, so the message was taken: to send it again would double it.
+            return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
+        said = _error_text(headers, body or b"")
+        reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
+        if why := without_path(status, self._settings):
+            reason = f"{why} ({reason})"
+        if status in _RETRYABLE:
+            return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
+        return Response(Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED, reason)
 
 
 def _body(response: requests.Response) -> bytes | None:
@@ -110,36 +123,42 @@ def _body(response: requests.Response) -> bytes | None:
     return bytes(body[:_LONGEST_BODY])
 
 
-def _response(status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Response:
-    if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
-        # The status came whole, so the message was taken: to send it again would double it.
-        return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
-    said = _error_text(headers, body or b"")
-    reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
-    if status in _RETRYABLE:
-        return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
-    return Response(Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED, reason)
-
-
-def _no_response(error: Exception, *, tls: bool) -> Response:
+def _no_response(error: Exception, settings: Settings) -> Response:
     """Nothing is known of the message: it may be sent again, unless that cannot help."""
     for cause in causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
-            return Response(Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY, reason)
+            outcome = Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY
+            return Response(outcome, without_tls(reason, settings))
         if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
-            hint = "" if tls else "; a receiver that expects https:// does this too"
-            return Response(Outcome.RETRY, root_cause(error) + hint)
+            return Response(Outcome.RETRY, root_cause(error) + _why_closed(settings))
         if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
-            return Response(Outcome.REFUSED, f"the receiver does not speak HTTP/1.1{_spoken(line)}")
+            return Response(Outcome.REFUSED, _spoken(line, settings))
     may_pass = isinstance(error, (requests.ConnectionError, requests.Timeout))
     return Response(Outcome.RETRY if may_pass else Outcome.REFUSED, root_cause(error))
 
 
-def _spoken(line: str) -> str:
-    if line.startswith("\x15\x03"):
-        return " but TLS: the endpoint is to begin with https://"
-    return " but HTTP/2: it may be a receiver for the protocol 'grpc'" if line.startswith("\0") else ""
+def _why_closed(settings: Settings) -> str:
+    """Why a receiver may have closed the connection before it said anything."""
+    if not settings.endpoint.startswith("http:"):
+        return ""
+    try:
+        deadline = http_connection.request.deadline
+        is_direct = not requests.utils.get_environ_proxies(settings.endpoint)
+        if is_direct and deadline.bound(answers_http_2, settings, http_connection.time_left()):
+            return f"; it answers in HTTP/2: perhaps {speaks_grpc(settings)}"
+    except OSError:
+        pass  # it says nothing of it either
+    return "; a receiver that expects https:// does this too, or one for the protocol 'grpc'"
+
+
+def _spoken(line: str, settings: Settings) -> str:
+    if line.startswith("\0"):
+        return f"{speaks_grpc(settings)} (its answer is HTTP/2)"
+    is_tls = line.startswith("\x15\x03")
+    return "the receiver does not speak HTTP/1.1" + (
+        " but TLS: the endpoint is to begin with https://" if is_tls else ""
+    )
 
 
 def _error_text(headers: Mapping[str, str], body: bytes) -> str:

@@ -82,6 +82,7 @@ class OTLPFileExporter(SpanExporter):
         self._json = is_json(given)
         import_encoders(json=self._json)
         self._down = False
+        self._users = 1
         try:
             with naming(given):
                 self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
@@ -141,6 +142,9 @@ class OTLPFileExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Closes the file. Nothing is written after this; a second call has no effect."""
+        self._users -= 1
+        if self._users > 0:
+            return
         self._down = True
         try:
             with self._lock:
@@ -154,6 +158,11 @@ class OTLPFileExporter(SpanExporter):
         self._file.abandon()
         path = own_path(self._template)
         self._begin(path if PID in self._template else before_suffix(path, str(os.getpid())))
+
+    def shared(self) -> OTLPFileExporter:
+        """Itself, for one more user: the last of them to shut it down closes the file."""
+        self._users += 1
+        return self
 
     # ---- within ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 
 THREAD_NAME = "otel-torchprof-export"
+_LAST_TRY_SECONDS = 1.0
+"""At the shutdown, for a receiver that has not answered for as long as a shutdown waits for one."""
 
 
 class ExportQueue:
@@ -83,6 +86,8 @@ class ExportQueue:
         self._outage = Outage(self._name, self._log, self._clock)
         self._rejected_messages = RejectedMessages()
         self._end: Deadline | None = None
+        self._end_unanswered: Deadline | None = None
+        self._has_answered = False
         self._exported = self._failed = 0
         self._dropped: Counter[str] = Counter()
         self._undelivered_at_flush = 0
@@ -140,22 +145,27 @@ class ExportQueue:
             self._empty(deadline)
         return flush.result
 
-    def shutdown(self, deadline: Deadline) -> bool:
+    def shutdown(self, deadline: Deadline, unanswered: float = math.inf) -> bool:
         """Exports what waits and shuts the exporter down; True when both were done before the deadline.
 
-        Ends before it where the receiver does not want to be asked again until then. What still waits is dropped and counted, and
-        an exporter that hangs is left behind on its daemon thread. A second call waits for the first.
+        Ends before it where the receiver does not want to be asked again until then, and after ``unanswered`` seconds, those of the
+        outage before included, where it has not answered at all so far: it is probably not there. What still waits is dropped and
+        counted, and an exporter that hangs is left behind on its daemon thread. A second call waits for the first.
         """
         with self._changed:
             first, self._closing = not self._closing, True
             if first:
-                self._end = deadline
+                left = max(unanswered - self._outage.seconds, _LAST_TRY_SECONDS)
+                at = min(deadline.at, deadline.clock() + left)
+                self._end, self._end_unanswered = deadline, Deadline(at, deadline.clock)
                 self._start_thread()
                 self._changed.notify_all()
         if not first:  # another thread is at it, or was
             return self._wait(lambda: self._exporter_is_down or self._abandoned, deadline) and not self._abandoned
         if self._has_thread:
-            finished = self._wait(lambda: self._exporter_is_down, deadline)
+            finished = self._wait(lambda: self._exporter_is_down, self._time_over or deadline)
+            if not finished and self._has_answered:
+                finished = self._wait(lambda: self._exporter_is_down, deadline)
         else:
             finished = self._empty(deadline)
             self._shut_exporter_down()
@@ -347,8 +357,8 @@ class ExportQueue:
 
     def _some_exported(self, batch: Batch) -> Iterator[Delivery]:
         seconds = self._settings.export_timeout_millis / 1000
-        if self._end is not None:
-            seconds = min(seconds, self._end.remaining())
+        if (end := self._time_over) is not None:
+            seconds = min(seconds, end.remaining())
         try:
             yield from self.exporter.export_some(batch.spans, seconds * 1000, again=batch.tried)  # type: ignore[attr-defined]
         except (Exception, SystemExit) as error:  # noqa: BLE001 (as above)
@@ -374,12 +384,17 @@ class ExportQueue:
         while not self._abandoned and (left := due - self._clock()) > 0:
             if self._is_hurried and not hurried and asked is None:
                 return
-            if self._end is not None and left >= self._end.remaining():
+            if (end := self._time_over) is not None and left >= end.remaining():
                 self._give_up()
                 return
             if limit is not None and limit.passed:
                 return
             self._pause_for(self._changed, left if limit is None else min(left, limit.remaining()))
+
+    @property
+    def _time_over(self) -> Deadline | None:
+        """When the time of the shutdown is over; None where none has begun."""
+        return self._end if self._has_answered else self._end_unanswered
 
     @property
     def _is_hurried(self) -> bool:
@@ -391,12 +406,15 @@ class ExportQueue:
         if delivery.settled > len(batch.spans):  # somebody's exporter cannot count
             delivery = Delivery(exported=len(batch.spans))
         unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
+        stopped = delivery.stopped_by
+        if delivery.exported or delivery.rejected or (stopped is not None and stopped.wait is not None):
+            self._has_answered = True
         self._exported += delivery.exported
         self._failed += delivery.failed - unanswered + delivery.rejected
         self._drop(Undelivered(0, unanswered), SHUTDOWN)
         self._backlog.settle(batch, delivery.settled)
         batch.sending = delivery.sending
-        if delivery.stopped_by is not None and delivery.stopped_by.may_have_arrived:
+        if stopped is not None and stopped.may_have_arrived:
             batch.unanswered = max(batch.unanswered, delivery.stopped_at)
 
     def _drop(self, undelivered: Undelivered, why: str) -> None:

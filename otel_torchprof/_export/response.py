@@ -30,6 +30,8 @@ _TLS_FAULTS = (
 
 CLOSED = "the exporter is shut down"
 """The reason of a response to what is sent after the shutdown, or when it comes."""
+UNREADABLE = "the receiver's response cannot be read"
+"""The reason of a response that says that the message was accepted, and is none of OTLP."""
 
 
 class Outcome(enum.Enum):
@@ -69,7 +71,7 @@ def accepted(body: bytes) -> Response:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
         # The status said that it was taken, and sending it again would double what was.
-        return Response(Outcome.ACCEPTED, "the receiver's response cannot be read")
+        return Response(Outcome.ACCEPTED, UNREADABLE)
     return Response(Outcome.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
 
 

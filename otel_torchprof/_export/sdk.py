@@ -157,7 +157,10 @@ def _export_one(batch: Sequence[Any], exporter: SpanExporter, done: int, total: 
 
     result = exporter.export(batch)
     if result is not SpanExportResult.SUCCESS:
-        raise ExportError(
-            f"{type(exporter).__name__} answered {result} to spans {done} to {done + len(batch)} of {total}; the recording "
-            "is still there: export again, or write it with export_otlp()"
+        reason = getattr(getattr(exporter, "stats", None), "last_error", "")
+        error = ExportError(
+            f"{type(exporter).__name__} answered {result} to spans {done} to {done + len(batch)} of {total}"
+            f"{': ' if reason else ''}{reason}; the recording is still there: export again, or write it with export_otlp()"
         )
+        error.reason = reason
+        raise error

@@ -81,8 +81,8 @@ _OF_ALL = (
         NOT,
         NOT,
         "providers as a file describes them. Resource, sampler and limits hold for torch's spans, and its readers get torch's "
-        "metrics. Its span exporters do not get torch's spans: `OTEL_TRACES_EXPORTER` names those that do, and one warning "
-        "says so",
+        "metrics. Exporters of this package in it, `chrome` and `otlp_file`, get torch's spans; where it has none, `OTEL_TRACES_EXPORTER` names "
+        "those that do, and one warning says so. `instrumentation/development` in it is read too",
     ),
     Row(
         ("OTEL_PROPAGATORS",),

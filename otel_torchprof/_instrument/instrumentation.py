@@ -235,12 +235,24 @@ class Instrumentation:
         self._recording.sources.start()
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
+        self._report_figures()
+
+    def _report_figures(self) -> None:
         if self._metrics is not None:
             self._cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
             self._metrics.recorder.source = self._processor.figures
             # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
             self._metrics.refresh = self._processor.refresh
+
+    def move_to(self, processor: TorchSpanProcessor) -> bool:
+        """Has another processor get the spans from now on, and the averages so far; False where it does not run."""
+        with self._lock:
+            if self._running:
+                self._processor.hand_over(processor)
+                self._processor = processor
+                self._report_figures()
+            return self._running
 
     def _notes(self) -> list[str]:
         notes = [*notes_of_environment(), *notes_on_names()]

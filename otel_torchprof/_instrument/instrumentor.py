@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import weakref
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
@@ -14,7 +14,6 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
 from otel_torchprof._distributed.ranks import Ranks
-from otel_torchprof._export.from_environment import exporters_from_environment
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._metrics import operator_metrics
@@ -27,18 +26,18 @@ from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ON, ProcessorHealth
 
+from .default_processor import DefaultProcessor, added_processor
 from .instrumentation import Instrumentation
-from .options import checked_options
-from .processor import TorchSpanProcessor
-from .relay import processors_of, relay
+from .options import Options, checked_options, takes_arguments_of
+from .provider_wait import ProviderWait
 from .sigterm import SigtermFlush
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from otel_torchprof.health import GpuHealth
 
-    from .options import Options
+    from .processor import TorchSpanProcessor
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -47,8 +46,6 @@ _SDK_DISABLED = f"{OTEL_SDK_DISABLED} is true"
 _WORKER_SECONDS = 3.0
 """What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
 _LOADER_WORKER = "this is a worker of a DataLoader, see loader_workers"
-_LOOK_SECONDS = 0.5
-"""How often a TracerProvider is looked for when there was none yet."""
 
 
 class TorchInstrumentor(BaseInstrumentor):
@@ -91,7 +88,8 @@ class TorchInstrumentor(BaseInstrumentor):
       says.
 
     Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
-    exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default).
+    exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default), until one is added. A second ``instrument()`` changes
+    what it is given, and nothing else.
 
     Works before and after torch is imported, and imports nothing of it. In a forked process it continues by itself, but in the workers
     of a ``DataLoader``.
@@ -99,9 +97,11 @@ class TorchInstrumentor(BaseInstrumentor):
     """
 
     _running: Instrumentation | MetricsInstrumentation | None = None
-    _waiting: threading.Event | None = None
+    _waiting: ProviderWait | None = None
     _processor: TorchSpanProcessor | None = None
-    _own: TorchSpanProcessor | None = None
+    _own: DefaultProcessor | None = None
+    _given: Mapping[str, Any] = MappingProxyType({})
+    """The arguments that it was instrumented with."""
     _gpus: GpuMetrics | None = None
     _ranks: Ranks | None = None
     _sigterm: SigtermFlush | None = None
@@ -111,13 +111,32 @@ class TorchInstrumentor(BaseInstrumentor):
     """Why nothing is recorded, where nothing is."""
     _lock = threading.RLock()
 
-    def instrument(self, **kwargs: Any) -> None:
-        """Begins; see the class. Again after the provider's shutdown, which has ended it, without :meth:`uninstrument`."""
+    @takes_arguments_of(Options)
+    def instrument(self, **given: Any) -> None:
+        """Begins; see the class. Again after the provider's shutdown, which has ended it, without :meth:`uninstrument`.
+
+        While torch is instrumented, arguments other than those in force are applied, with one warning, in a new recording; those that are
+        not given stay as they are.
+
+        Raises:
+            TypeError, ValueError: a bad argument; the message names it, its value and what is allowed.
+        """
         with self._lock:
             if self._running is not None and not self._running.is_running:
                 super().uninstrument()
+            if self.is_instrumented_by_opentelemetry:
+                names, given = ", ".join(given), {**self._given, **given}
+                if checked_options(given).is_like(checked_options(self._given)):
+                    return
+                _logger.warning(
+                    "instrument() was called while torch is instrumented, with other arguments (%s): they are applied, and a new "
+                    "recording begins; call uninstrument() first where that is meant",
+                    names,
+                )
+                super().uninstrument()
+            self._given = given
             try:
-                super().instrument(**kwargs)
+                super().instrument(**given)
             except BaseException:  # an interrupt too, wherever it comes
                 if self.is_instrumented_by_opentelemetry:
                     super().uninstrument()
@@ -125,10 +144,10 @@ class TorchInstrumentor(BaseInstrumentor):
                     self._uninstrument()
                 raise
 
-    def uninstrument(self, **kwargs: Any) -> None:
+    def uninstrument(self) -> None:
         """Takes every hook and callback back and sends what was recorded."""
         with self._lock:
-            super().uninstrument(**kwargs)
+            super().uninstrument()
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """The versions of torch that are instrumented."""
@@ -168,8 +187,8 @@ class TorchInstrumentor(BaseInstrumentor):
             return found
         return _with_gpus(found, state)
 
-    def _instrument(self, **kwargs: Any) -> None:
-        options = checked_options(kwargs)
+    def _instrument(self, **given: Any) -> None:
+        options = checked_options(given)
         if not config.ENABLED.read() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return
@@ -202,20 +221,21 @@ class TorchInstrumentor(BaseInstrumentor):
     def _uninstrument(self, **_: Any) -> None:
         self._off = _NOT_INSTRUMENTED
         if self._waiting is not None:
-            self._waiting.set()
+            self._waiting.give_up()
             self._waiting = None
+        if self._own is not None:
+            self._own.look()
         if self._running is not None:
             self._running.stop()
         self._running = self._processor = self._ranks = None
+        self._given = {}
         if self._gpus is not None:
             self._gpus.stop()
             self._gpus = None
         if self._own is not None:
             self._own.shutdown()
+            self._own.leave()
             self._own = None
-            provider = self._relayed()
-            if provider is not None:
-                relay(provider, None)
         if self._sigterm is not None:  # last: until then there is something to send
             self._sigterm.stop()
             self._sigterm = None
@@ -228,7 +248,7 @@ class TorchInstrumentor(BaseInstrumentor):
         if is_disabled() and not has_sdk(meters):
             self._stay_off(_SDK_DISABLED)
             return
-        processor = _processor_of(options.tracer_provider or trace.get_tracer_provider())
+        processor = added_processor(options.tracer_provider or trace.get_tracer_provider())
         found = metrics_of(options.meter_provider)
         found.begin(options.max_operators)
         self._running = MetricsInstrumentation(
@@ -252,11 +272,9 @@ class TorchInstrumentor(BaseInstrumentor):
         if provider.disabled:
             self._stay_off("the TracerProvider is switched off")
             return
-        processor = _processor_of(tracer_provider)
+        processor = added_processor(tracer_provider)
         if processor is None:
-            processor = self._own = TorchSpanProcessor(*exporters_from_environment(), sdk_spans=False)
-            relay(tracer_provider, processor)
-            self._relayed = weakref.ref(tracer_provider)
+            processor = self._own = DefaultProcessor(tracer_provider, self._give_way)
         self._processor = processor
         self._sigterm = SigtermFlush(options.sigterm_timeout, processor, tracer_provider, options.meter_provider)
         self._running = Instrumentation(
@@ -292,14 +310,14 @@ class TorchInstrumentor(BaseInstrumentor):
 
     def _fall_silent(self, why: str | None = None) -> None:
         """It turns out now, in the middle of the program's ``init_process_group`` or of a drain."""
-        ranks, running = self._ranks, self._running
+        ranks, running, given = self._ranks, self._running, self._given
 
         def stop() -> None:
             with self._lock:
                 if running is None or self._running is not running:
                     return
                 self._uninstrument()
-                self._ranks = ranks
+                self._ranks, self._given = ranks, given
                 self._stay_off(why or (ranks and ranks.silence) or _NOT_INSTRUMENTED)
 
         threading.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
@@ -309,30 +327,40 @@ class TorchInstrumentor(BaseInstrumentor):
             is_read = options.meter_provider is not None or is_heard(metrics.get_meter_provider())
             self._gpus = GpuMetrics(options.meter_provider).start(look=is_read)
 
+    def _give_way(self, processor: TorchSpanProcessor) -> None:
+        """A processor was added after ``instrument()``: it gets torch's spans from now on, and the one that was made is shut down."""
+        if not self._lock.acquire(
+            blocking=False
+        ):  # it is being begun or ended; the next look is a quarter of a second away
+            return
+        try:
+            own, running = self._own, self._running
+            if own is None or not isinstance(running, Instrumentation) or not running.move_to(processor):
+                return
+            self._own, self._processor = None, processor
+            if self._sigterm is not None:
+                self._sigterm.processor = processor
+        finally:
+            self._lock.release()
+        own.leave()
+        own.shutdown()
+
     def _wait_for_provider(self, options: Options) -> None:
         """Many programs instrument first and configure the SDK later; until then nothing is recorded."""
-        given_up = self._waiting = threading.Event()
         self._off = "no TracerProvider of opentelemetry-sdk is set yet"
-
-        def look() -> None:
-            while not is_sdk_provider(trace.get_tracer_provider()):
-                if given_up.wait(_LOOK_SECONDS):
-                    return
-            # A program that has just set its provider is about to add processors, one of ours maybe among them.
-            given_up.wait(_LOOK_SECONDS)
-            with self._lock:
-                if not given_up.is_set():
-                    self._waiting = None
-                    self._start_late(options)
-
         self._awaiting = options
-        threading.Thread(target=look, name="otel-torchprof-wait", daemon=True).start()
+        self._waiting = ProviderWait(self._start_late)
 
-    def _start_late(self, options: Options) -> None:
-        try:
-            self._start(trace.get_tracer_provider(), options)
-        except Exception:  # on a thread of our own nobody else would say so
-            _logger.exception("torch is not instrumented")
+    def _start_late(self, wait: ProviderWait) -> None:
+        with self._lock:
+            if wait.is_given_up:
+                return
+            wait.give_up()
+            self._waiting = None
+            try:
+                self._start(trace.get_tracer_provider(), self._awaiting)
+            except Exception:  # on a thread of our own nobody else would say so
+                _logger.exception("torch is not instrumented")
 
     def _begin_in_worker(self) -> None:
         """In a process of ``multiprocessing``, before what it is for."""
@@ -367,14 +395,6 @@ def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:
     notes = () if gpus.sources["nvml"] != ON else tuple(f"{name} {state}" for name, state in states.items())
     sources = {**health.sources, "gpus": gpus.sources["nvml"]}
     return replace(health, sources=sources, notes=(*health.notes, *notes, *gpus.notes))
-
-
-def _processor_of(tracer_provider: Any) -> TorchSpanProcessor | None:
-    """The TorchSpanProcessor that was added to a provider."""
-    found = [p for p in processors_of(tracer_provider) if isinstance(p, TorchSpanProcessor) and not p.is_shut_down]
-    if len(found) > 1:
-        _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(found))
-    return found[0] if found else None
 
 
 @functools.cache

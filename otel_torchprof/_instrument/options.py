@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+import inspect
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
+
+from opentelemetry import metrics, trace
 
 from otel_torchprof import config
 from otel_torchprof._sampling.span_policy import checked_policy
@@ -14,14 +18,37 @@ from otel_torchprof._sources.recording_options import RecordingOptions, SourceOp
 from .step_segments import StepRule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from typing_extensions import Unpack
 
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
 
 
+_P = ParamSpec("_P")
+
+
+class Optimizer(Protocol):
+    """As much of one of torch's as an instrumentation needs."""
+
+    param_groups: Any
+
+    def step(self) -> Any:
+        """Changes the parameters."""
+
+
+class Loader(Protocol):
+    """As much of a ``DataLoader`` as an instrumentation needs."""
+
+    dataset: Any
+
+    def __iter__(self) -> Any:
+        """The batches."""
+
+
 class Options:
-    """The arguments of ``instrument()``, checked.
+    """The arguments of ``instrument()``, checked: their one list, from which ``instrument()`` has its signature.
 
     Raises:
         TypeError, ValueError: naming the argument, its value and what is allowed.
@@ -30,24 +57,27 @@ class Options:
     def __init__(
         self,
         *,
-        tracer_provider: Any = None,
-        meter_provider: Any = None,
-        detail: str | None = None,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        detail: config.Detail | None = None,
         record_shapes: bool = False,
         frames: FrameFilter | None = None,
         overhead: float | None = None,
         max_operators: int | None = None,
         use_device: str | None = None,
-        device_events: str | None = None,
+        device_events: config.DeviceEvents | None = None,
         gpu_metrics: bool | None = None,
-        export_ranks: str | float | None = None,
-        ranks: str | None = None,
-        steps: Any = "auto",
+        export_ranks: config.ExportRanks | float | None = None,
+        ranks: config.RankTraces | None = None,
+        steps: Literal["auto", "program"] | Optimizer | Loader = "auto",
         loader_workers: bool | None = None,
         policy: SpanPolicy | None = None,
         sigterm_timeout: float | None = None,
+        skip_dep_check: bool = False,  # noqa: ARG002 - of BaseInstrumentor, as the next
+        raise_exception_on_conflict: bool = False,  # noqa: ARG002
         **source_options: Unpack[SourceOptions],
     ) -> None:
+        config.warn_of_unknown_variables()
         if detail is not None and detail not in config.DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, config.DETAILS))}")
         if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
@@ -79,8 +109,17 @@ class Options:
             sources=checked_source_options("instrument()", source_options),
         )
 
+    def is_like(self, other: Options) -> bool:
+        """Whether both ask for the same; a provider that is not given is the global one."""
+        return self._resolved() == other._resolved()
 
-def checked_options(given: dict[str, Any]) -> Options:
+    def _resolved(self) -> dict[str, Any]:
+        tracers = self.tracer_provider or trace.get_tracer_provider()
+        meters = self.meter_provider or metrics.get_meter_provider()
+        return {**vars(self), "tracer_provider": tracers, "meter_provider": meters}
+
+
+def checked_options(given: Mapping[str, Any]) -> Options:
     """The arguments of ``instrument()``.
 
     Raises:
@@ -89,12 +128,30 @@ def checked_options(given: dict[str, Any]) -> Options:
     allowed = (*(Options.__init__.__kwdefaults__ or {}), *SourceOptions.__annotations__)
     for name in given:
         if name not in allowed:
-            raise TypeError(f"{name} is no argument of instrument(); allowed are {', '.join(allowed)}")
+            near = difflib.get_close_matches(name, allowed, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(f"{name} is no argument of instrument(); {hint}allowed are {', '.join(allowed)}")
     return Options(**given)
 
 
+def takes_arguments_of(
+    function: Callable[_P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Gives a method that takes any keyword the signature of another function, for people, editors and type checkers."""
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        own = next(iter(inspect.signature(method).parameters.values()))
+        signature = inspect.signature(function)
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[own, *signature.parameters.values()], return_annotation="None"
+        )
+        return method
+
+    return decorate
+
+
 def live_options(
-    detail: str,
+    detail: config.Detail,
     *,
     record_shapes: bool,
     frames: FrameFilter | None,

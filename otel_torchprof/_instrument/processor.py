@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from otel_torchprof._events.events import EventList
+    from otel_torchprof._events.events import EventList, FunctionEventAvg
     from otel_torchprof._explain.explanation import Explanation
 
     from .live_recording import Drained, LiveRecording
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     that of its parent, 0 for one elsewhere; and itself where an exporter takes it."""
 
 _SHUTDOWN_SECONDS = 30.0
+_UNANSWERED_SECONDS = 5.0
+"""For the same where no receiver has answered so far: it is probably not there, and a program that ends should not wait for it."""
 _REFRESH_SECONDS = 1.0
 _MAX_OPEN_SPANS = 100_000
 """Spans of the application whose self time is computed; one that never ends its spans costs no more memory than that."""
@@ -166,11 +169,17 @@ class TorchSpanProcessor(SpanProcessor):
         return drained and all(flushed)
 
     def shutdown(self) -> None:
-        """Stops recording, sends the rest, shuts the exporters down: within 30 seconds. Further calls do nothing."""
-        self.shutdown_within(_SHUTDOWN_SECONDS)
+        """Stops recording, sends the rest, shuts the exporters down: within 30 seconds. Further calls do nothing.
+
+        An exporter whose receiver has not answered at all so far is given 5 seconds, several share them.
+        """
+        self._shut_down(_SHUTDOWN_SECONDS, _UNANSWERED_SECONDS)
 
     def shutdown_within(self, seconds: float) -> None:
-        """:meth:`shutdown`, with another deadline."""
+        """:meth:`shutdown` within so many seconds, whether the receivers have answered or not."""
+        self._shut_down(seconds, math.inf)
+
+    def _shut_down(self, seconds: float, unanswered_seconds: float) -> None:
         if self._is_shut:
             return
         self._down = True
@@ -183,13 +192,14 @@ class TorchSpanProcessor(SpanProcessor):
             self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
             # One that hangs must not take the time of those after it, whose exporters may have files to close.
-            queue.shutdown(Deadline.after(deadline.remaining() / left))
+            share = deadline.remaining() / left
+            queue.shutdown(Deadline.after(share), unanswered_seconds / len(self._queues))
         self._heap.look(0)
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
     # ---- what users ask ----
 
-    def key_averages(self) -> EventList:
+    def key_averages(self) -> EventList[FunctionEventAvg]:
         """Sums and counts by name, over the life of this processor, up to now: torch's operators, labels, modules, steps.
 
         The spans of the application are in it too, with the time that was neither in their children nor in torch as their
@@ -281,6 +291,19 @@ class TorchSpanProcessor(SpanProcessor):
         except KeyboardInterrupt:
             self._attached = self._attached or attached  # for the next call
             raise
+
+    def hand_over(self, to: TorchSpanProcessor) -> None:
+        """Lets another processor drain the recording from now on, and has the averages so far; what waits for exporters stays here."""
+        attached, self._attached = self._attached, None
+        self._drainer.end(Deadline.after(_SHUTDOWN_SECONDS))
+        if attached is None:
+            return
+        to.averages = self.averages
+        with self._ledger.lock, to._ledger.lock:
+            buffered = self._ledger.read().spans.get("buffered", 0)
+            self._ledger.add(-buffered, {}, {"buffered": -buffered})
+            to._ledger.add(buffered, {}, {"buffered": buffered})
+        to.attach(attached.recording, attached.release, attached.sources, attached.notes)
 
     # ---- within ----
 

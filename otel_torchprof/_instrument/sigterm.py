@@ -48,7 +48,8 @@ class SigtermFlush:
         self, seconds: float, processor: TorchSpanProcessor | None, tracer_provider: Any, meter_provider: Any
     ) -> None:
         self._seconds = seconds
-        self._processor = processor
+        self.processor = processor
+        """The one to be shut down; the instrumentation may move to another."""
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
         self._thread: threading.Thread | None = None
@@ -92,12 +93,12 @@ class SigtermFlush:
             _logger.exception("the flush at SIGTERM failed")
 
     def _flush(self, deadline: Deadline) -> None:
-        if self._processor is not None:
+        if self.processor is not None:
             seconds = deadline.remaining() * _SHARE_OF_SPANS
             if os.getpid() == _FIRST_PROCESS:
-                self._processor.force_flush(round(seconds * 1000))
+                self.processor.force_flush(round(seconds * 1000))
             else:
-                self._processor.shutdown_within(seconds)
+                self.processor.shutdown_within(seconds)
         for provider in (self._tracer_provider, self._meter_provider or metrics.get_meter_provider()):
             if callable(flush := getattr(provider, "force_flush", None)) and not deadline.passed:
                 _try_to(flush, round(deadline.remaining() * 1000))

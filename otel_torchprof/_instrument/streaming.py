@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from typing_extensions import Self, Unpack
 
-    from otel_torchprof._events.events import EventList
+    from otel_torchprof._events.events import EventList, FunctionEventAvg
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
     from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import ProcessorHealth
 
+_STOP_SECONDS = 30.0
 _NOT_STARTED, _IS_STOPPED = "not started", "stopped"
 
 
@@ -76,11 +77,11 @@ class stream:  # noqa: N801 - beside profile
     def __init__(
         self,
         *exporters: SpanExporter,
-        detail: str = "ops",
+        detail: config.SpanDetail = "ops",
         record_shapes: bool = False,
         frames: FrameFilter | None = None,
         use_device: str | None = None,
-        device_events: str | None = None,
+        device_events: config.DeviceEvents | None = None,
         policy: SpanPolicy | None = None,
         memory_limit: int | None = None,
         resource: Resource | None = None,
@@ -88,6 +89,7 @@ class stream:  # noqa: N801 - beside profile
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
+        config.warn_of_unknown_variables()
         recording = live_options(
             detail,
             record_shapes=record_shapes,
@@ -110,7 +112,7 @@ class stream:  # noqa: N801 - beside profile
             policy=checked_policy(policy),
         )
         self._cleanup = CleanupStack(self)
-        self._seconds = 30.0
+        self._seconds: float | None = None
         self._state = _NOT_STARTED
         self._last: ProcessorHealth | None = None
 
@@ -145,10 +147,11 @@ class stream:  # noqa: N801 - beside profile
             self.stop()
             raise
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float | None = None) -> None:
         """Ends the recording, sends the rest and shuts the exporters down, within so many seconds.
 
-        A second call does nothing, but the rest of one that was interrupted.
+        By default within 30, or 5 where no receiver has answered so far, as :meth:`TorchSpanProcessor.shutdown`. A second call does
+        nothing, but the rest of one that was interrupted.
         """
         if self._state:
             return
@@ -161,10 +164,14 @@ class stream:  # noqa: N801 - beside profile
         atexit.unregister(self.stop)
 
     def _shut_down(self) -> None:
-        deadline = Deadline.after(self._seconds)
+        seconds = _STOP_SECONDS if self._seconds is None else self._seconds
+        deadline = Deadline.after(seconds)
         # First: a start that was interrupted may not have told the processor of it.
-        self._instrumentation.stop(Deadline.after(self._seconds / 2))
-        self._processor.shutdown_within(deadline.remaining())
+        self._instrumentation.stop(Deadline.after(seconds / 2))
+        if self._seconds is None:
+            self._processor.shutdown()
+        else:
+            self._processor.shutdown_within(deadline.remaining())
 
     def step(self) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds."""
@@ -175,7 +182,7 @@ class stream:  # noqa: N801 - beside profile
         """Sends what has been recorded so far; False when so many seconds were not enough, or an exporter refused."""
         return self._processor.force_flush(round(timeout * 1000))
 
-    def key_averages(self) -> EventList:
+    def key_averages(self) -> EventList[FunctionEventAvg]:
         """Sums and counts by name, from the start up to now, as ``TorchSpanProcessor.key_averages``; also after the end."""
         return self._processor.key_averages()
 

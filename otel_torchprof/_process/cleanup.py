@@ -83,6 +83,9 @@ class CleanupStack:
         dropped: called before that, where the owner is collected with functions left.
     """
 
+    at_exit: Callable[[], object] | None = None
+    """Called before it is closed at exit, where nobody has begun to close it."""
+
     def __init__(self, owner: object, dropped: Callable[[], object] | None = None) -> None:
         self._dropped = dropped
         self._reset()
@@ -164,6 +167,12 @@ class CleanupStack:
         with _logged():
             self.close()
 
+    def close_at_exit(self) -> None:
+        """As :meth:`close_and_log`, where nobody has closed it before the interpreter ends."""
+        if self.at_exit is not None and not (self.is_empty or self._closing):
+            self.at_exit()
+        self.close_and_log()
+
     def _owner_died(self, _reference: object) -> None:
         try:
             if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
@@ -181,7 +190,7 @@ def close_due() -> None:
 
 def _close_all() -> None:
     for stack in _stacks.copy():
-        stack.close_and_log()
+        stack.close_at_exit()
 
 
 atexit.register(_close_all)

@@ -63,7 +63,7 @@ class EnforceUnique:
         self.seen.add(key)
 
 
-def load_nvprof(path: str | os.PathLike[str]) -> EventList:
+def load_nvprof(path: str | os.PathLike[str]) -> EventList[FunctionEvent]:
     """Reads a file that nvprof wrote.
 
     Returns and raises what :func:`parse_nvprof_trace` does, as an EventList.

@@ -120,7 +120,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         operators: bool | None = None,
         memory_limit: int | None = None,
         frames: FrameFilter | None = None,
-        device_events: str | None = None,
+        device_events: config.DeviceEvents | None = None,
         device_events_every: int = 1,
         **source_options: Unpack[SourceOptions],
     ) -> None:
@@ -217,6 +217,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             return
         if self._active:
             raise TorchProfError("Profiler context manager is not reentrant: this one is running")
+        config.warn_of_unknown_variables()
         self._cycles.begin(self._do)
         self._active = self._started = True
         self._kineto_steps.begin()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Array, Batch
     from otel_torchprof._events.activities import ProfilerActivity
+    from otel_torchprof._events.function_event import FunctionEvent
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
     from otel_torchprof._explain.explanation import Explanation
     from otel_torchprof._record.segments import Segments
@@ -82,7 +83,7 @@ class ProfileResults(RecordedColumns):
         self._prepared = False
         self._tracing = False
         self._parent: SpanContext | None = None
-        self._events: EventList | None = None
+        self._events: EventList[FunctionEvent] | None = None
         self._result: ProfilerResult | None = None
         self._spans: dict[str, tuple[SpanTable, Array]] = {}
         self._ids = sdk.SameIds()
@@ -92,7 +93,7 @@ class ProfileResults(RecordedColumns):
 
     # ---- events and averages ----
 
-    def events(self) -> EventList:
+    def events(self) -> EventList[FunctionEvent]:
         """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
 
         Raises:
@@ -109,7 +110,7 @@ class ProfileResults(RecordedColumns):
             return self._events
 
     @property
-    def function_events(self) -> EventList:
+    def function_events(self) -> EventList[FunctionEvent]:
         """As :meth:`events`, under the name that torch.autograd.profiler has for it."""
         return self.events()
 
@@ -145,7 +146,7 @@ class ProfileResults(RecordedColumns):
         group_by_stack_n: int = 0,
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
-    ) -> EventList:
+    ) -> EventList[FunctionEventAvg]:
         """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event.
 
         The arguments are those of :meth:`EventList.key_averages`.
@@ -387,7 +388,8 @@ class ProfileResults(RecordedColumns):
         With ``OTEL_SDK_DISABLED=true`` none are sent, and the answer is 0.
 
         Raises:
-            ExportError: the exporter answered FAILURE; the message says how many spans had been taken.
+            ExportError: the exporter answered FAILURE; the message says how many spans had been taken, and ``reason`` what the transport
+                of an :class:`OTLPExporter` said.
             ValueError: another detail.
         """
         budget = None if sdk.takes_whole_traces(exporter) else checked_policy(policy).rules().budget
@@ -426,7 +428,7 @@ class ProfileResults(RecordedColumns):
     def _note(self, **figures: Any) -> None:
         self._figures = replace(self._figures, **figures)
 
-    def _made_events(self) -> EventList:
+    def _made_events(self) -> EventList[FunctionEvent]:
         batch, (start, _) = self._batch(), self._segments.times()
         begun = perf_counter_ns()
         events = EventList.of(

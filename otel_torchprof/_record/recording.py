@@ -78,7 +78,7 @@ class Recording:
         self._waiting: list[WaitingStack] = []
         self._lock = threading.Lock()
         self._started = self._stopped = False
-        self.cleanup = CleanupStack(self, _say_dropped)
+        self.cleanup = CleanupStack(self, say_dropped)
         """What stops it, and what else is to be undone then."""
         self._operators = self._state_of_operators(options.operators)
         self._library: torch_library.TorchLibrary | None = None
@@ -293,10 +293,11 @@ class Recording:
         return notes + self._sources.notes()
 
 
-def _say_dropped() -> None:
+def say_dropped() -> None:
+    """Warns of a profile that nobody has stopped, and never will."""
     _logger.warning(
-        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or keep it "
-        "until it is stopped"
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
+        "call stop() before it is collected or the program ends"
     )
 
 

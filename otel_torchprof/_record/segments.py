@@ -15,7 +15,7 @@ from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
 from otel_torchprof.errors import TorchProfError
 
-from .recording import Recording
+from .recording import Recording, say_dropped
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -73,6 +73,7 @@ class Segments:
             recording = self._next or Recording(self._options)
             flag = object()
             recording.cleanup.push(functools.partial(profiler_flag.down, flag))
+            recording.cleanup.at_exit = say_dropped
             recording.start()
             self._pid = os.getpid()
             self._next, self._running = None, recording

@@ -7,8 +7,9 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from otel_torchprof import config
 from otel_torchprof._native import torch_library
 from otel_torchprof._tree.devices import not_before
 from otel_torchprof.errors import TorchProfError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
     from otel_torchprof._native.torch_library import TorchLibrary
 
-DEVICE_EVENTS = ("ops", "leaves", "labels", "off")
+DEVICE_EVENTS: tuple[config.DeviceEvents, ...] = get_args(config.DeviceEvents)
 """What of a recording is timed on a device."""
 
 REPLAY_NAME = "torch.cuda.CUDAGraph.replay"

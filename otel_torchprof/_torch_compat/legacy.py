@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from otel_torchprof._events.function_event import FunctionEvent
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
 
     from .legacy_event import LegacyEvent
@@ -162,7 +163,7 @@ class profile:  # noqa: N801 - torch's name
         with_modules: bool = False,
     ) -> None:
         self.enabled = enabled
-        self.function_events: EventList | None = None
+        self.function_events: EventList[FunctionEvent] | None = None
         self.entered = False
         self.record_shapes = record_shapes or with_flops
         self.with_flops = with_flops
@@ -226,7 +227,7 @@ class profile:  # noqa: N801 - torch's name
             return "<unfinished profile.profiler_legacy.profile>"
         return str(self.function_events)
 
-    def _finished(self) -> EventList:
+    def _finished(self) -> EventList[FunctionEvent]:
         if self.function_events is None:
             raise TorchProfError("Profiler didn't finish running")
         return self.function_events
@@ -267,7 +268,9 @@ class profile:  # noqa: N801 - torch's name
             raise AssertionError("export_stacks() requires with_stack=True")
         events.export_stacks(path, metric, merged=merged)
 
-    def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
+    def key_averages(
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0
+    ) -> EventList[FunctionEventAvg]:
         """Sums and counts by name, and by shapes and stack on request."""
         return self._finished().key_averages(group_by_input_shape, group_by_stack_n)
 

@@ -120,7 +120,7 @@ def record_cycles(folder: Path) -> list[int]:
 
 def read(prof: otp.profile) -> None:
     """Asks a profile everything."""
-    events: otp.EventList = prof.events()
+    events: otp.EventList[otp.FunctionEvent] = prof.events()
     assert len(prof.function_events) == len(events)
     event: otp.FunctionEvent = events[0]
     interval: otp.Interval = event.time_range
@@ -147,7 +147,7 @@ def read(prof: otp.profile) -> None:
     tensors: list[otp.TensorInfo | None] = [parameter.tensor for parameter in parameters]
     assert called == (None, None, None)
     assert not tensors
-    averages: otp.EventList = prof.key_averages(
+    averages: otp.EventList[otp.FunctionEventAvg] = prof.key_averages(
         group_by_input_shape=True, group_by_stack_n=0, group_by_overload_name=False
     )
     average: otp.FunctionEventAvg = prof.total_average()
@@ -207,7 +207,13 @@ def serve(folder: Path) -> None:
         schedule=otp.schedule(wait=0, warmup=1, active=1), keep="slow", slow_limit=0.5, max_spans=100
     )
     instrumentor.instrument(
-        tracer_provider=provider, detail="modules", record_shapes=True, frames=mine, policy=policy, ranks="together"
+        tracer_provider=provider,
+        detail="modules",
+        record_shapes=True,
+        frames=mine,
+        policy=policy,
+        ranks="together",
+        steps="auto",
     )
     with otp.record_function("typed"):
         instrumentor.keep_step()

@@ -40,11 +40,16 @@ import otel_torchprof as otp
 
 otp.profile(enargy=True)
 otp.stream(energy="much")
+otp.TorchInstrumentor().instrument(detial="ops")
+otp.TorchInstrumentor().instrument(detail="operators")
+otp.TorchInstrumentor().instrument(ranks="alone", steps="atuo", device_events="op")
+otp.TorchInstrumentor().uninstrument(detail="ops")
+otp.profile().events()[0].cpu_parant
 """
 
 
 def test_mistakes_do_not_type_check(tmp_path: Path) -> None:
-    """A misspelt option of a source and one of a wrong type are errors for mypy already."""
+    """Misspelt arguments, words that are none of those allowed, and attributes that events do not have are errors for mypy already."""
     pytest.importorskip("mypy")
     wrong = tmp_path / "wrong.py"
     wrong.write_text(MISTAKES)
@@ -56,4 +61,4 @@ def test_mistakes_do_not_type_check(tmp_path: Path) -> None:
         cwd=PROGRAM.parent.parent.parent,
     )
     errors = [line.split(": ") for line in done.stdout.splitlines() if ": error: " in line]
-    assert [place.rpartition(":")[2] for place, *_ in errors] == ["4", "5"], done.stdout
+    assert [place.rpartition(":")[2] for place, *_ in errors] == [*map(str, (4, 5, 6, 7, 8, 8, 8, 9, 10))], done.stdout

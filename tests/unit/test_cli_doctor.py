@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from types import SimpleNamespace
 
 import pytest
+from fault_server import GrpcReceiver, HttpReceiver
+from slow_receiver import SlowReceiver, answering
 
+from otel_torchprof._cli import doctor as checks
 from otel_torchprof._cli import main as cli
+from otel_torchprof._export.response import Outcome, Response
+from otel_torchprof._export.sending import Sender
 from otel_torchprof._native import frames, torch_build, torch_library
 from otel_torchprof.errors import TorchLibraryError
+
+RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +31,9 @@ def bare(monkeypatch, tmp_path):
 
 @pytest.fixture
 def receiver():
-    """The address of something that takes connections."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    """The address of a receiver."""
+    with GrpcReceiver() as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def doctor(capsys) -> tuple[int, dict[str, list[dict[str, str]]], str]:
@@ -46,11 +52,8 @@ def problems(found) -> list[str]:
 
 def test_where_nothing_was_asked_for(capsys, monkeypatch):
     """Without torch, GPU, receiver and distribution it can still record, and says what each of them would need."""
-
-    def refuse(*_):
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
+    refused = Response(Outcome.RETRY, "ConnectionRefusedError")
+    monkeypatch.setattr(Sender, "attempt", lambda *_: refused)
     status, found, _ = doctor(capsys)
     assert status == 0
     assert problems(found) == []
@@ -115,19 +118,42 @@ def test_bad_values_are_told(capsys, monkeypatch):
         assert {"did you mean OTEL_TORCHPROF_DETAIL?", "did you mean OTEL_TORCHPROF_POLICY=max_spans=...?"} <= fixes
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_the_receiver(capsys, monkeypatch, receiver, protocol):
-    """One that takes connections is on; one that was asked for and does not is a problem with the reason."""
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_the_receiver(capsys, monkeypatch, protocol):
+    """One that takes an empty request is on; one that was asked for and is not there is a problem with the reason."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver)
-    status, found, _ = doctor(capsys)
-    assert (status, found["receiver"][0]["state"]) == (0, "on")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    with RECEIVERS[protocol]() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
+        status, found, _ = doctor(capsys)
+        assert (status, found["receiver"][0]["state"]) == (0, "on")
+        assert [arrived.names for arrived in receiver.arrived] == [[]]
     status, found, _ = doctor(capsys)
     assert status == 1
     assert "Connection refused" in problems(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+            "something answers there, but not as a receiver of OTLP",
+        ),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404 Not Found"),
+        (b"\0\0\0\4\0\0\0\0\0\n", "speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
+        (b"", "TimeoutError"),
+    ],
+    ids=["a page", "not found", "gRPC", "nothing"],
+)
+def test_what_is_no_receiver(capsys, monkeypatch, answer, said):
+    """Something that takes connections, and even answers, is believed only if it answers as a receiver does."""
+    monkeypatch.setattr(checks, "_SECONDS_TO_ANSWER", 0.3)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with SlowReceiver(answering(answer)) as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        status, found, _ = doctor(capsys)
+    assert status == 1
+    assert said in problems(found)[0]
 
 
 def test_exporters_and_instrumentations(capsys, monkeypatch, tmp_path):

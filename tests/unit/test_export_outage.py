@@ -162,6 +162,56 @@ def test_a_shutdown_with_a_batch_in_hand(response, caplog):
     assert [message for message in caplog.messages if text in message]
 
 
+def test_a_shutdown_where_nobody_has_answered_yet():
+    """A receiver that has never answered is given less time than one that did: it is probably not there."""
+    world = World(until_shutdown=True)
+    receiver = Receiver(world, down=[(0, 10_000)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert not queue.shutdown(Deadline.after(30, world.clock), 5)
+    assert receiver.is_down.wait(LONG)
+    assert 2 < receiver.attempts[-2] < 5
+    assert adds_up(world).dropped == {"shutdown": BATCH}
+
+
+def test_a_shutdown_late_in_an_outage():
+    """What was tried in vain before the shutdown counts: then one more attempt is all that it waits for."""
+    world, late = World(), threading.Event()
+
+    class Down(Receiver):
+        def export_some(self, *arguments, **keywords):
+            if world.now > 60 and not late.is_set():
+                world.stands_still = True
+                late.set()
+            yield from super().export_some(*arguments, **keywords)
+
+    receiver = Down(world, down=[(0, 10_000)])
+    queue = world.started(receiver)
+    world.put_batch()
+    assert late.wait(LONG)
+    before = world.now
+    assert not queue.shutdown(Deadline.after(30, world.clock), 5)
+    assert receiver.is_down.wait(LONG)
+    assert before < receiver.attempts[-2] <= before + 1
+    assert adds_up(world).dropped == {"shutdown": BATCH}
+
+
+@pytest.mark.parametrize("answer", ["accepted", "asked for time"])
+def test_a_shutdown_after_an_answer(answer):
+    """A receiver that has accepted something, or asked for time, is there: it has all the time of the shutdown."""
+    world = World()
+    receiver = Receiver(world, down=[(0, 20)] if answer == "asked for time" else [], asks=1.0)
+    queue = world.started(receiver)
+    if answer == "accepted":
+        world.put_batch()
+        assert receiver.came.wait(LONG)
+        receiver.down, receiver.asks = [(0, 20)], None
+    world.stands_still = True
+    world.put_batch()
+    assert queue.shutdown(Deadline.after(30, world.clock), 5)
+    assert receiver.arrived == list(range(world.put))
+
+
 def test_a_shutdown_before_the_receiver_may_be_asked():
     """Where the receiver does not want to be asked before the deadline, the shutdown does not wait for it."""
     world = World(until_shutdown=True)

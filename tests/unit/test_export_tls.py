@@ -123,7 +123,7 @@ def test_no_tls_to_a_receiver_with(protocol, tls):
     ("answered", "hint"),
     [
         (b"\x15\x03\x01\0\x02\x02\x46\n", "does not speak HTTP/1.1 but TLS: the endpoint is to begin with https://"),
-        (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0\n", "does not speak HTTP/1.1 but HTTP/2"),
+        (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0\n", "speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/1.1"),
     ],
     ids=["TLS", "HTTP/2", "something else"],
@@ -133,7 +133,7 @@ def test_a_receiver_of_another_protocol(answered, hint):
     with SlowReceiver(answering(answered)) as server:
         response = sent("http/protobuf", server.url)
     assert response.outcome is Outcome.REFUSED
-    assert response.reason.startswith("the receiver " + hint)
+    assert hint in response.reason
 
 
 def test_a_file_that_has_gone(protocol, tls, tmp_path):

@@ -190,7 +190,7 @@ def test_a_fork_while_a_provider_is_waited_for(monkeypatch):
     monkeypatch.setattr(instrumentor.trace, "get_tracer_provider", object)
     found = otp.TorchInstrumentor()
     found.instrument(detail="ops", gpu_metrics=False, skip_dep_check=True)
-    with found._waiting._cond, gpu_metrics._lock, otp.KinetoStepTracker._lock:
+    with found._waiting._given_up._cond, gpu_metrics._lock, otp.KinetoStepTracker._lock:
         said = in_child(lambda: (found.uninstrument(), otp.KinetoStepTracker.current_step()))
     found.uninstrument()
     assert said == "(None, 0)"

@@ -1,0 +1,88 @@
+"""Endpoints of another protocol, or without the path of traces, recognized by what the peer answered: in words, with the way out."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from .otlp_values import GRPC, HTTP
+from .settings import TRACES_PATH
+from .variables import VARIABLES
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+_HTTP_1 = "Trying to connect an http1.x server"
+"""In the words of gRPC's core: the first that came was no HTTP/2."""
+_HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
+"""Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
+_SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
+"""What a client of HTTP/2 says first, with an empty frame of settings; a server answers with one of its own."""
+_NO_SUCH_PATH = frozenset({404, 405})
+_NO_TLS = "WRONG_VERSION_NUMBER"
+"""In the words of OpenSSL and BoringSSL: the first that came was no TLS."""
+
+
+def is_http(details: str) -> bool:
+    """Whether a call of gRPC failed with these details since the peer speaks HTTP."""
+    return _HTTP_1 in details or _HTTP_2.search(details) is not None
+
+
+def speaks_http(settings: Settings) -> str:
+    """The way out for an exporter of gRPC."""
+    return f"{_place(settings)} speaks HTTP: set {_variable('protocol')}={HTTP}"
+
+
+def speaks_grpc(settings: Settings) -> str:
+    """The way out for an exporter of HTTP/1.1 to which the peer answered in HTTP/2."""
+    return f"{_place(settings)} speaks gRPC: set {_variable('protocol')}={GRPC}"
+
+
+def answers_http_2(settings: Settings, seconds: float) -> bool:
+    """Whether the peer answers the greeting of HTTP/2 as a server of it, on a connection of its own; directly, not by a proxy.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    parts = urlsplit(settings.endpoint)
+    with socket.create_connection((parts.hostname or "", parts.port or _HTTP_PORT), seconds) as connection:
+        connection.sendall(_GREETING)
+        return connection.recv(_HEAD_BYTES)[3:4] == _SETTINGS
+
+
+def without_path(status: int, settings: Settings) -> str:
+    """The way out for an exporter of HTTP that got this status; empty where its path is the one that receivers have."""
+    parts = urlsplit(settings.endpoint)
+    if status not in _NO_SUCH_PATH or parts.path.rstrip("/").endswith(TRACES_PATH):
+        return ""
+    url = settings.displayed_endpoint.partition("?")[0].rstrip("/")
+    return (
+        f"the endpoint has the path {parts.path or '/'!r}, and receivers take spans at {TRACES_PATH}: "
+        f"set {VARIABLES['endpoint'].variable}={url}{TRACES_PATH}"
+    )
+
+
+def without_tls(reason: str, settings: Settings) -> str:
+    """The reason why an exporter that uses TLS failed, with the way out where the peer does not."""
+    return (
+        f"{_place(settings)} does not speak TLS: the endpoint is to begin with http:// ({reason})"
+        if _NO_TLS in reason
+        else reason
+    )
+
+
+def _place(settings: Settings) -> str:
+    """The port where there is one, by which people know their receivers."""
+    host = urlsplit(settings.endpoint).netloc if settings.protocol == HTTP else settings.endpoint
+    port = host.rpartition(":")[2]
+    return f"port {port}" if port.isdecimal() else f"{settings.displayed_endpoint!r}"
+
+
+def _variable(setting: str) -> str:
+    """The one that counts: the one for traces where it is set, else the general one."""
+    for_traces, general = VARIABLES[setting].variables
+    return for_traces if os.environ.get(for_traces, "").strip() else general

@@ -1,0 +1,122 @@
+"""The processor that ``instrument()`` makes where the TracerProvider has none, and that gives way to one that is added later."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof import config
+from otel_torchprof._export.chrome import ChromeTraceExporter
+from otel_torchprof._export.destination import described, destination
+from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
+from otel_torchprof._export.otlp_file import OTLPFileExporter
+from otel_torchprof._export.variables import VARIABLES
+
+from .processor import TorchSpanProcessor
+from .relay import processors_of, relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from .live_recording import Drained
+
+_logger = logging.getLogger("otel_torchprof")
+
+_SAY_WHERE_TO = (OTEL_TRACES_EXPORTER, OTEL_CONFIG_FILE, *VARIABLES["endpoint"].variables)
+"""Variables by which somebody has said where torch's spans are to go."""
+
+
+class DefaultProcessor(TorchSpanProcessor):
+    """Sends torch's spans to where ``OTEL_TRACES_EXPORTER`` says, or to a Collector on this host.
+
+    Args:
+        tracer_provider: whose spans, flushes and shutdown reach it until :meth:`leave`.
+        give_way: called with a TorchSpanProcessor that was added to the provider meanwhile.
+    """
+
+    def __init__(self, tracer_provider: Any, give_way: Callable[[TorchSpanProcessor], None]) -> None:
+        super().__init__(*_exporters_for(tracer_provider), sdk_spans=False)
+        self._tracer_provider = weakref.ref(tracer_provider)
+        self._give_way = give_way
+        self._has_compared = False
+        relay(tracer_provider, self)
+
+    def leave(self) -> None:
+        """Leaves the provider, which has no way to remove a processor."""
+        if (provider := self._tracer_provider()) is not None:
+            relay(provider, None)
+
+    def look(self) -> None:
+        """Gives way where the provider has a TorchSpanProcessor by now. A microsecond where it has none; any thread."""
+        provider = self._tracer_provider()
+        if provider is not None and (found := added_processor(provider)) is not None:
+            self._give_way(found)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """As :meth:`TorchSpanProcessor.force_flush`, of what is still to be sent from here."""
+        self.look()
+        return super().force_flush(timeout_millis)
+
+    def _shut_down(self, seconds: float, unanswered_seconds: float) -> None:
+        self.look()
+        super()._shut_down(seconds, unanswered_seconds)
+
+    def _is_due(self) -> bool:
+        self.look()
+        return super()._is_due()
+
+    def _hand_on_spans(self, drained: Drained) -> None:
+        # Only now: a program may add its processors after instrument().
+        if len(drained.sent) and not self._has_compared:
+            self._has_compared = True
+            self._compare()
+        super()._hand_on_spans(drained)
+
+    def _compare(self) -> None:
+        """Warns where nobody said where torch's spans are to go, and the application's go elsewhere."""
+        if any(os.environ.get(name, "").strip() for name in _SAY_WHERE_TO):
+            return
+        ours = [queue.exporter for queue in self._queues]
+        theirs = _exporters_of(self._tracer_provider())
+        if theirs and not {destination(each) for each in ours} & {destination(each) for each in theirs}:
+            config.warn_once(
+                f"torch's spans go to {', '.join(map(described, ours))} by default, and the application's to "
+                f"{', '.join(map(described, theirs))}: add TorchSpanProcessor(exporter) to the TracerProvider, or set "
+                f"{OTEL_TRACES_EXPORTER} or {VARIABLES['endpoint'].general}"
+            )
+
+
+def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
+    """Those of this package that a configuration file names, else those that the environment names.
+
+    A file that the application's own processor writes is shared with it: each of two exporters would replace the other's.
+    """
+    theirs = [
+        each for each in _exporters_of(tracer_provider) if isinstance(each, ChromeTraceExporter | OTLPFileExporter)
+    ]
+    if theirs and os.environ.get(OTEL_CONFIG_FILE):
+        return [each.shared() for each in theirs]
+    by_path = {each.path: each for each in theirs if isinstance(each, OTLPFileExporter)}
+    ours = exporters_from_environment()
+    return [
+        by_path[each.path].shared() if isinstance(each, OTLPFileExporter) and each.path in by_path else each
+        for each in ours
+    ]
+
+
+def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:
+    """The TorchSpanProcessor that was added to a provider, if any."""
+    found = [p for p in processors_of(tracer_provider) if isinstance(p, TorchSpanProcessor) and not p.is_shut_down]
+    if len(found) > 1:
+        _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(found))
+    return found[0] if found else None
+
+
+def _exporters_of(tracer_provider: Any) -> list[object]:
+    """The exporters of the SDK's own processors, and of those that have one under the same name."""
+    found = (getattr(processor, "span_exporter", None) for processor in processors_of(tracer_provider))
+    return [exporter for exporter in found if exporter is not None]

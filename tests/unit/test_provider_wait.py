@@ -1,0 +1,83 @@
+"""Waiting for a TracerProvider: one warning where there is torch and none comes, and none otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from otel_torchprof import config
+from otel_torchprof._instrument import provider_wait
+from otel_torchprof._instrument.provider_wait import ProviderWait
+
+LONG = 60
+
+
+class Said(logging.Handler):
+    """Keeps what is logged, and lets wait for the first of it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        self.came = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.came.set()
+
+
+@pytest.fixture
+def said(monkeypatch):
+    monkeypatch.setattr(provider_wait, "_LOOK_SECONDS", 0.001)
+    config.forget_warnings()
+    handler = Said()
+    logging.getLogger("otel_torchprof").addHandler(handler)
+    yield handler
+    logging.getLogger("otel_torchprof").removeHandler(handler)
+    config.forget_warnings()
+
+
+@pytest.fixture
+def with_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+
+
+@pytest.mark.usefixtures("with_torch")
+def test_it_says_once_that_none_comes(said):
+    """After a while with torch, and not again at exit."""
+    wait = ProviderWait(lambda _: None)
+    assert said.came.wait(LONG)
+    wait.give_up()
+    for thread in threading.enumerate():
+        if thread.name == "otel-torchprof-wait":
+            thread.join(LONG)
+    wait._at_exit()
+    assert len(said.messages) == 1
+    assert "no TracerProvider of opentelemetry-sdk is set" in said.messages[0]
+
+
+@pytest.mark.usefixtures("with_torch")
+def test_one_that_comes_is_handed_on_in_silence(said, monkeypatch):
+    """A provider that is set before that is what was waited for, also where the program ends at that moment."""
+    provider, found = TracerProvider(shutdown_on_exit=False), threading.Event()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    wait = ProviderWait(lambda _: found.set())
+    assert found.wait(LONG)
+    wait._at_exit()
+    wait.give_up()
+    assert said.messages == []
+
+
+def test_without_torch_nothing_is_missing(said, monkeypatch):
+    """A program that never imports torch has nothing to record, and is told nothing."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(provider_wait, "_LOOKS_UNTIL_SAID", 1)
+    wait = ProviderWait(lambda _: None)
+    wait._at_exit()
+    wait.give_up()
+    assert said.messages == []
