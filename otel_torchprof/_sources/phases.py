@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._native import python_sources
-from otel_torchprof._native.module_names import root_name
+from otel_torchprof._native.module_names import full_name
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
@@ -58,7 +58,7 @@ class Phases(Source):
             core.is_grad_enabled,
             core._C._current_graph_task_id,  # noqa: SLF001 - what torch's own checkpointing asks
             _running,
-            _found,
+            name_root,
         )
         phase_calls.shared.install(self)
         _hooks.install(self)
@@ -132,10 +132,11 @@ class _Hooks:
             self.remove(user)
 
 
-def _found(module: Any) -> None:
+def name_root(module: Any) -> None:
+    """Has phases of this module, when it is called at top level, say its name."""
     if len(_root_names) >= _MOST_NAMES:
         _root_names.clear()
-    _root_names[id(module)] = root_name(module)
+    _root_names[id(module)] = full_name(module)
 
 
 def _running() -> list[int]:
