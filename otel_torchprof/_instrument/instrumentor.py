@@ -34,7 +34,7 @@ from .relay import processors_of, relay
 from .sigterm import SigtermFlush
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from otel_torchprof.health import GpuHealth
 
@@ -134,13 +134,16 @@ class TorchInstrumentor(BaseInstrumentor):
         """The versions of torch that are instrumented."""
         return ("torch >= 2.6",)
 
-    def step(self) -> None:
+    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on nothing else does.
 
         Does nothing where nothing is instrumented. Costs some 15 us.
+
+        Args:
+            attributes: of the span of the step that has ended, ``{"torch.step.loss": 2.31}``: numbers, booleans, texts.
         """
         if self._running is not None:
-            self._running.step()
+            self._running.step(attributes)
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, where the policy keeps that of slow steps only: somebody saw something odd.
