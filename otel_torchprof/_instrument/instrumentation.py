@@ -22,6 +22,7 @@ from otel_torchprof._sources.torch_hooks import ModuleHooks
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
+from otel_torchprof.integrations.automatic import shared as frameworks
 
 from .live_recording import LiveRecording
 from .step_segments import StepRule
@@ -243,6 +244,8 @@ class Instrumentation:
         self._recording.sources.start()
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         loop_marks.add(self)
+        if self._step_rule.is_learned:
+            frameworks.install(self)
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
         if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
@@ -320,6 +323,7 @@ class Instrumentation:
 
     def _leave_frameworks(self) -> None:
         loop_marks.remove(self)
+        frameworks.remove(self)
 
     def _before_drain(self) -> None:
         if self._running and self._is_unwanted():

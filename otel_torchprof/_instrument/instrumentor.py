@@ -86,7 +86,8 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
     - ``steps``: what ends a step of training: ``"auto"`` (default), a rule that is learned from the loop itself; ``"program"``:
-      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. Whatever it is, :meth:`step` ends one.
+      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. With ``"auto"``, trainers of Hugging Face and
+      Lightning say it (``docs/frameworks.md``). Whatever it is, :meth:`step` ends one.
     - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
       says.
 
