@@ -34,11 +34,12 @@ ORDER = (
     "_events",
     "_profile",
     "_metrics",
+    "integrations",
     "_instrument",
     "_torch_compat",
     "_cli",
 )
-"""The folders, left to right."""
+"""The folders, left to right. ``integrations`` has no underscore, since its names are for users; the instrumentation uses it too."""
 BUILD_SCRIPT = PACKAGE / "_native" / "build.py"
 """Run by setuptools while the package is built, never imported by it: it reads the repository and needs cffi's compiler."""
 

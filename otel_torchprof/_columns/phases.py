@@ -95,6 +95,10 @@ USAGE = (
     "torch.step.other_threads_duration",
 )
 """Attributes of a step: what the system says of its thread, the first and the last two in seconds."""
+LOSS = "torch.step.loss"
+LEARNING_RATE = "torch.step.learning_rate"
+EPOCH = "torch.step.epoch"
+BATCHES = "torch.step.batches"
 Usage = tuple[int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
 unknown; ns that it ran, and ns that all threads ran."""

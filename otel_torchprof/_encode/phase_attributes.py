@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._columns.phases import OF_MODULES, PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE, Part, Segment
+from otel_torchprof._columns.phases import (
+    BATCHES,
+    EPOCH,
+    LEARNING_RATE,
+    LOSS,
+    OF_MODULES,
+    PHASE_PREFIX,
+    PHASES,
+    UNATTRIBUTED,
+    USAGE,
+    Part,
+    Segment,
+)
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
 
@@ -17,6 +29,7 @@ if TYPE_CHECKING:
 
 _DOUBLE, _NAME = AttributeType.DOUBLE, AttributeType.NAME
 _ON_SEGMENTS = "on steps and the other segments of a job"
+_ON_MARKED = "on steps, where a [framework](frameworks.md) says where they end"
 _ON_ASKED = f"{_ON_SEGMENTS}, on Linux, where both ends are on one thread that trains"
 
 
@@ -77,6 +90,30 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         AttributeType.INT64,
         "on steps, where it is learned when they end",
         "which rule it began by, from 1: it rises where the loop is found to be another one",
+    ),
+    (
+        LOSS,
+        _DOUBLE,
+        f"{_ON_MARKED} and logs it with the step",
+        "the loss, as it was logged",
+    ),
+    (
+        LEARNING_RATE,
+        _DOUBLE,
+        f"{_ON_MARKED} and it is a number of Python's",
+        "the learning rate of the first group of parameters in the step",
+    ),
+    (
+        EPOCH,
+        _DOUBLE,
+        _ON_MARKED,
+        "how many times the data has been gone through; of Hugging Face's Trainer with the part of the running one",
+    ),
+    (
+        BATCHES,
+        AttributeType.INT64,
+        _ON_MARKED,
+        "batches whose gradients were accumulated",
     ),
     (
         "torch.phase.<name>.duration",

@@ -17,19 +17,21 @@ from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.generations import shared as generations
+from otel_torchprof._sources.loop_marks import shared as loop_marks
 from otel_torchprof._sources.root_modules import shared as root_modules
 from otel_torchprof._sources.step_counter import optimizers_were_made
-from otel_torchprof._sources.step_marks import StepMarks
+from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, StepMarks
 from otel_torchprof._sources.torch_hooks import ModuleHooks
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
+from otel_torchprof.integrations.automatic import shared as frameworks
 
 from .live_recording import LiveRecording
 from .step_segments import StepRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from otel_torchprof._distributed.ranks import Ranks
@@ -117,13 +119,23 @@ class Instrumentation:
 
     def _begin(self) -> None:
         self._marks.clear()
+        self._program_says = False
         self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
         self._recording = self._new_recording()
         self._search_until = 1
 
-    def step(self) -> None:
+    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
-        self._marks.note()
+        self._program_says = True
+        self._note(SegmentChange(attributes=dict(attributes)) if attributes else NEXT_STEP)
+
+    def change_segment(self, change: SegmentChange) -> None:
+        """The word of the framework whose loop it is; the program's own has precedence."""
+        if not self._program_says:
+            self._note(change)
+
+    def _note(self, change: SegmentChange) -> None:
+        self._marks.note(change)
         if self._asks_at_once:
             self._take_marks()
 
@@ -234,6 +246,9 @@ class Instrumentation:
         self._contexts_are_cheap = self._contexts.follow()
         self._recording.sources.start()
         self._add_sources(lambda entry: not self._awaits_torch(entry))
+        loop_marks.add(self)
+        if self._step_rule.is_learned:
+            frameworks.install(self)
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
         self._report_figures()
 
@@ -323,6 +338,11 @@ class Instrumentation:
     def _push_hooks(self) -> None:
         self._cleanup.push(self._modules.remove)
         self._cleanup.push(functools.partial(model_threads.remove, self._modules))
+        self._cleanup.push(self._leave_frameworks)
+
+    def _leave_frameworks(self) -> None:
+        loop_marks.remove(self)
+        frameworks.remove(self)
 
     def _before_drain(self) -> None:
         if self._running and self._is_unwanted():
@@ -339,7 +359,7 @@ class Instrumentation:
         with self._steps_lock:
             for mark in self._marks.take():
                 context = self._contexts.number_of(mark.context)
-                self._recording.step_ended(mark.time_ns, context, mark.thread, mark.usage)
+                self._recording.change_segment(mark, context)
 
     def _look_for_roots(self) -> None:
         """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""

@@ -83,7 +83,8 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
     - ``steps``: what ends a step of training: ``"auto"`` (default), a rule that is learned from the loop itself; ``"program"``:
-      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. Whatever it is, :meth:`step` ends one.
+      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. With ``"auto"``, trainers of Hugging Face and
+      Lightning say it (``docs/frameworks.md``). Whatever it is, :meth:`step` ends one.
     - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
       says.
 
@@ -153,13 +154,16 @@ class TorchInstrumentor(BaseInstrumentor):
         """The versions of torch that are instrumented."""
         return ("torch >= 2.6",)
 
-    def step(self) -> None:
+    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """Says that a step of the loop has ended, and the next begins; from then on nothing else does.
 
         Does nothing where nothing is instrumented. Costs some 15 us.
+
+        Args:
+            attributes: of the span of the step that has ended, ``{"torch.step.loss": 2.31}``: numbers, booleans, texts.
         """
         if self._running is not None:
-            self._running.step()
+            self._running.step(attributes)
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, where the policy keeps that of slow steps only: somebody saw something odd.

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from otel_torchprof._averages.running import RunningAverages
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._columns.phases import Usage
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._process.cleanup import CleanupStack
     from otel_torchprof._sources.contexts import ContextTable
+    from otel_torchprof._sources.step_marks import StepMark
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.steps import Step, StepSpan
@@ -91,7 +91,7 @@ class LiveRecording:
         contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
-        before_drain: reports the steps that have ended, by :meth:`step_ended`.
+        before_drain: reports what the program has said of steps, by :meth:`change_segment`.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         calls: which calls of functions are left out.
@@ -174,11 +174,12 @@ class LiveRecording:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
         return now_ns()
 
-    def step_ended(self, now: int, context: int, thread: int, usage: Usage | None) -> None:
-        """The program says that a step has ended at ``now`` (Unix ns) in a context, on a thread. Any thread."""
-        self.segments.program_steps()
+    def change_segment(self, mark: StepMark, context: int) -> None:
+        """The program says what ends and what begins, in a context. Any thread."""
+        change, now = mark.change, mark.time_ns
+        self.segments.program_steps(ends_step=change.ends_step)
         self._job.begin(now)
-        recorded = self.steps.boundary(Segment.STEP, now, context, thread, usage)
+        recorded = self.steps.change(change, now, context, mark.thread, mark.usage)
         if recorded == self._roots_muted:
             self._roots_muted = not recorded
             self.session.mute_roots(not recorded)

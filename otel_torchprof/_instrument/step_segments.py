@@ -37,6 +37,11 @@ class StepRule(NamedTuple):
     optimizer: Any = None
     loader: Any = None
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether nothing was given."""
+        return not self.is_program and self.optimizer is None and self.loader is None
+
     @classmethod
     def checked(cls, steps: Any) -> StepRule:
         """The argument ``steps`` of ``instrument()``.
@@ -126,11 +131,12 @@ class StepSegments:
         """When the first phase of training in a batch began, Unix ns; None where there is none."""
         return _first_of(PhaseTokens(self._began).of(batch))
 
-    def program_steps(self) -> None:
-        """The program says itself where steps end, from now on."""
+    def program_steps(self, *, ends_step: bool = True) -> None:
+        """The program says itself where steps end, from now on; ``ends_step``: and one that nobody has seen begin has ended."""
         if self._cycle is not None:
             self._cycle = None
-            self._steps.first_step_is(self._first)
+            if ends_step:
+                self._steps.first_step_is(self._first)
 
     def add(self, batch: Batch, now: int, *, settle: bool, final: bool) -> None:
         """Takes a batch that was drained ``now`` (Unix ns).

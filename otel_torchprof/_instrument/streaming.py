@@ -26,6 +26,8 @@ from .processor import TorchSpanProcessor
 
 if TYPE_CHECKING:
     import types
+    from collections.abc import Mapping
+    from typing import Any
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -173,10 +175,14 @@ class stream:  # noqa: N801 - beside profile
         else:
             self._processor.shutdown_within(deadline.remaining())
 
-    def step(self) -> None:
-        """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds."""
+    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
+        """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds.
+
+        Args:
+            attributes: of the span of the step that has ended: numbers, booleans, texts.
+        """
         if not self._state and not self._off:
-            self._instrumentation.step()
+            self._instrumentation.step(attributes)
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Sends what has been recorded so far; False when so many seconds were not enough, or an exporter refused."""

@@ -165,8 +165,8 @@ class MetricsInstrumentation:
         """Whether it was started and not stopped."""
         return self._running
 
-    def step(self) -> None:
-        """The program's own word that a step has ended. Some microseconds."""
+    def step(self, _attributes: object = None) -> None:
+        """The program's own word that a step has ended, of which there is no span. Some microseconds."""
         self._marks.note(None)
 
     def stop(self, _deadline: Any = None) -> None:

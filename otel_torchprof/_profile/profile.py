@@ -333,9 +333,18 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         return self if self._prepared else None
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped since; a schedule may leave out the step that runs."""
+        return self._active
+
+    @property
     def schedule(self) -> Callable[[int], Any]:
-        """The schedule that it was given, or one that records every step."""
+        """The schedule that it was given, or one that records every step. Another one is asked from the next step on."""
         return self._cycles.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Callable[[int], Any]) -> None:
+        self._cycles.schedule = schedule
 
     @property
     def step_num(self) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._native import python_sources
-from otel_torchprof._process.after_import import when_imported
+from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 from . import generations
 from .compiled_code import leave_uncompiled, read_as_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from otel_torchprof._process.wrapped_calls import Wrapper
 
 
 class _Call(NamedTuple):
@@ -70,90 +70,13 @@ _CALLS = (
 )
 
 
-class PhaseCalls:
-    """Wraps those functions, for any number of users in a process. Installing and removing is for any thread."""
-
-    def __init__(self) -> None:
-        self._users: set[object] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._awaits_imports = False
-        self._wrapped: dict[_Call, _Wrapped] = {}
-
-    def install(self, user: object) -> None:
-        """Wraps what is imported already, and the rest as soon as it is."""
-        with self._lock:
-            self._users.add(user)
-            if not self._awaits_imports:  # once in a process: what waits for an import waits for good
-                self._awaits_imports = True
-                for call in _CALLS:
-                    when_imported(call.module, functools.partial(self._wrap, call))
-            for call in _CALLS:
-                if (module := sys.modules.get(call.module)) is not None:
-                    self._wrap(call, module)
-
-    def remove(self, user: object) -> None:
-        """Puts back what was there, if nobody else uses this and nobody has replaced it since; without effect for no user."""
-        with self._lock:
-            self._users.discard(user)
-            if self._users:
-                return
-            for call, wrapped in list(self._wrapped.items()):
-                owner, name = _place(call, sys.modules.get(call.module))
-                if owner is not None and vars(owner).get(name) is wrapped.now:
-                    setattr(owner, name, wrapped.before)
-                else:  # somebody has replaced it, and may call it for good
-                    wrapped.retire()
-                del self._wrapped[call]
-
-    def after_fork_in_child(self) -> None:
-        """The lock may have been another thread's of the parent, and whoever recorded there does not here."""
-        self._lock = threading.RLock()
-        for user in list(self._users):
-            self.remove(user)
-
-    def _wrap(self, call: _Call, module: Any) -> None:
-        with self._lock:
-            owner, name = _place(call, module)
-            found = None if owner is None else vars(owner).get(name)
-            if not self._users or call in self._wrapped or not callable(found):
-                return
-            # One function that is looked up in two places is one wrapper, as it was one function.
-            known = (each for each in self._wrapped.values() if found in (each.before, each.now))
-            wrapped = next(known, None) or _wrapped(found, call)
-            self._wrapped[call] = wrapped
-            setattr(owner, name, wrapped.now)
-
-
-def _place(call: _Call, module: Any) -> tuple[Any, str]:
-    """What the function is an attribute of, None where there is no such thing, and its name there."""
-    *classes, name = call.path.split(".")
-    for part in classes:
-        module = getattr(module, part, None)
-    return module, name
-
-
-class _Wrapped(NamedTuple):
-    """A function that is wrapped."""
-
-    before: Any
-    """What was there."""
-    now: Any
-    """What is there in its place."""
-    retire: Callable[[], None]
-    """The wrapper is no phase any more, wherever it is still called."""
-
-
-def _wrapped(found: Any, call: _Call) -> _Wrapped:
-    is_static = isinstance(found, staticmethod)
-    function = found.__func__ if is_static else found
+def _wrapper(call: _Call, function: Callable[..., Any]) -> Wrapper:
     if call.part is Part.GENERATE:
-        wrapper, retire = _generating(function)
-    else:
-        wrapper, retire = _giving(function, call) if call.is_given else _phase(function, call)
-    return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
+        return _generating(function)
+    return _giving(function, call) if call.is_given else _phase(function, call)
 
 
-def _phase(function: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _phase(function: Callable[..., Any], call: _Call) -> Wrapper:
     """``function`` as a phase, and what makes it no phase again."""
     begin, end, is_none = python_sources.phase_begin, python_sources.phase_end, python_sources.in_graph
     part, object_of = int(call.part), call.object_of
@@ -179,7 +102,7 @@ def _phase(function: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any
     return in_phase, retire
 
 
-def _giving(method: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _giving(method: Callable[..., Any], call: _Call) -> Wrapper:
     """``method``, of which the first argument is a function, with that as a phase."""
     given = True
 
@@ -194,7 +117,7 @@ def _giving(method: Callable[..., Any], call: _Call) -> tuple[Callable[..., Any]
     return with_phase, retire
 
 
-def _generating(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _generating(function: Callable[..., Any]) -> Wrapper:
     """``GenerationMixin.generate`` as a phase of which more is known, and what makes it none again. Some 20 us per call."""
     begin, end, is_none = python_sources.generate_begin, python_sources.generate_end, python_sources.in_graph
 
@@ -228,6 +151,6 @@ def _always() -> bool:
 leave_uncompiled(__name__)
 read_as_true(python_sources.in_graph)
 
-shared = PhaseCalls()
+shared = WrappedCalls(_CALLS, _wrapper)
 """Those of the process."""
 os.register_at_fork(after_in_child=shared.after_fork_in_child)

@@ -16,7 +16,7 @@ import numpy as np
 from otel_torchprof._columns.phases import GENERATES, Part
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import python_sources
-from otel_torchprof._native.module_names import root_name
+from otel_torchprof._native.module_names import full_name
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
@@ -62,7 +62,7 @@ class Phases(Source):
             core.is_grad_enabled,
             core._C._current_graph_task_id,  # noqa: SLF001 - what torch's own checkpointing asks
             _running,
-            _found,
+            name_root,
         )
         phase_calls.shared.install(self)
         _hooks.install(self)
@@ -139,10 +139,11 @@ class _Hooks:
             self.remove(user)
 
 
-def _found(module: Any) -> None:
+def name_root(module: Any) -> None:
+    """Has phases of this module, when it is called at top level, say its name."""
     if len(_root_names) >= _MOST_NAMES:
         _root_names.clear()
-    _root_names[id(module)] = root_name(module)
+    _root_names[id(module)] = full_name(module)
 
 
 def _running() -> list[int]:

@@ -1,4 +1,4 @@
-"""Ends of steps: noted by the thread of the loop as cheaply as can be, made sense of by another one."""
+"""Ends of steps, and begins of what is between them: noted by the thread of the loop as cheaply as can be, read by another one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context as otel_context
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.python_sources import usage_now
 from otel_torchprof._native.recorder import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from opentelemetry.context import Context
 
@@ -25,8 +26,25 @@ _MOST = 100_000
 """Marks that may wait; of more, the oldest are forgotten: their steps become one with the next."""
 
 
+class SegmentChange(NamedTuple):
+    """What ends and what begins, by the word of the program or of its framework."""
+
+    begins: Segment | None = Segment.STEP
+    """None: nothing; what comes until the next change is in no segment of its own."""
+    ends_step: bool = True
+    """Whether a step ends here; where no segment is known yet, it is the first."""
+    replaces_step: bool = False
+    """Whether the step that runs turns out to be none: it is what begins here, from its start on."""
+    attributes: Mapping[str, Any] | None = None
+    """Of the span of what ends."""
+
+
+NEXT_STEP = SegmentChange()
+"""A step has ended, and the next one begins."""
+
+
 class StepMark(NamedTuple):
-    """One end of a step, by the program's own word."""
+    """One change, and where it was noted."""
 
     time_ns: int
     """Unix ns of the recorder's clock, which events are told by."""
@@ -36,6 +54,7 @@ class StepMark(NamedTuple):
     """``threading.get_ident()`` of the loop."""
     usage: Usage | None
     """What the system says of that thread."""
+    change: SegmentChange
 
 
 class StepMarks:
@@ -47,19 +66,19 @@ class StepMarks:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, Context, int, Usage | None]] = deque(maxlen=_MOST)
+        self._marks: deque[tuple[int, Context, int, Usage | None, SegmentChange]] = deque(maxlen=_MOST)
         self.note = _noting(self._marks.append)
-        """``note()``: a step has ended."""
+        """``note(change)``; by default :data:`NEXT_STEP`."""
 
     def take(self) -> Iterator[StepMark]:
         """Those that wait now, in order."""
         ahead = recorder_ahead_ns()
         while True:
             try:
-                at, context, thread, usage = self._marks.popleft()
+                at, context, thread, usage, change = self._marks.popleft()
             except IndexError:  # not asked before: a signal handler may take some in between
                 return
-            yield StepMark(at + ahead, context, thread, usage)
+            yield StepMark(at + ahead, context, thread, usage, change)
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -133,8 +152,8 @@ def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
     # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
     clock, ident, current, usage = time.monotonic_ns, threading.get_ident, _current_context(), usage_now
 
-    def note() -> None:
-        append((clock(), current(), ident(), usage()))
+    def note(change: SegmentChange = NEXT_STEP) -> None:
+        append((clock(), current(), ident(), usage(), change))
 
     return note
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof._columns.phases import Usage
+    from otel_torchprof._sources.step_marks import SegmentChange
     from otel_torchprof._tree.compiled import Shares
 
 _MOST = 100_000
@@ -269,17 +270,64 @@ class Steps:
         """
         with self._lock:
             self.end(now, context, thread, usage)
-            if context:
-                self._contexts.add(context)
-            following = self._new(segment, max(now, self._steps[-1].start), self._link, usage)
-            self._steps.append(following)
-            del self._steps[:-_MOST], self._ended[:-_MOST]
-            if context:
-                return True
-            trace = self._trace_of(following)
-            return trace.recorded and self._selects(following.number, trace.trace_id)
+            return self._begin_next(segment, now, context, usage)
 
-    def end(self, now: int, context: int, thread: int | None, usage: Usage | None = None) -> None:
+    def change(
+        self, change: SegmentChange, now: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> bool:
+        """As :meth:`boundary`, for what the program says: the first segment may begin, and the current one end without another."""
+        with self._lock:
+            if change.replaces_step and (replaced := self._replace_step(change.begins)) is not None:
+                return self._is_recorded(replaced, context)
+            if self._steps or change.ends_step:
+                self.end(now, context, thread, usage, change.attributes)
+            elif thread is not None:
+                self.threads.add(thread)
+            return change.begins is None or self._begin_next(change.begins, now, context, usage)
+
+    def _begin_next(self, segment: Segment, now: int, context: int, usage: Usage | None) -> bool:
+        following = self._new(segment, max(now, self._steps[-1].start) if self._steps else now, self._link, usage)
+        self._steps.append(following)
+        del self._steps[:-_MOST], self._ended[:-_MOST]
+        return self._is_recorded(following, context)
+
+    def _is_recorded(self, step: Step, context: int) -> bool:
+        """Whether what comes outside of contexts is to be recorded."""
+        if context:
+            self._contexts.add(context)
+            return True
+        trace = self._trace_of(step)
+        return trace.recorded and self._selects(step.number, trace.trace_id)
+
+    def _replace_step(self, segment: Segment | None) -> Step | None:
+        """Makes the running step a segment of this kind, or nothing; None where none runs, or where it has to end as it is."""
+        running = self._steps[-1] if self._steps else None
+        if running is None or running.end is not None or running.segment is not Segment.STEP:
+            return None
+        if segment is None:
+            if not running.spans:  # else some of its events were sent under it already
+                self._number -= 1
+                self._steps.pop()
+            return None
+        self._number -= 1
+        running.segment, running.number, running.name = segment, -1, segment.span_name
+        if not running.spans:
+            running.trace = None  # its ids may be those of the step with that number
+        for span in running.spans.values():
+            span.segment, span.number, span.name = running.segment, running.number, running.name
+            # Samplers give back what they were told.
+            kept = {key: value for key, value in span.trace.attributes.items() if key != STEP_NAME}
+            span.trace = span.trace._replace(attributes=kept)
+        return running
+
+    def end(
+        self,
+        now: int,
+        context: int,
+        thread: int | None,
+        usage: Usage | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         """Ends the current segment; where there is none yet, a first step, of which nothing but the end is known."""
         with self._lock:
             if thread is not None:
@@ -290,6 +338,7 @@ class Steps:
             if step.end is None:
                 # Of several threads, one may read the clock first and tell last.
                 self._link = self._end(step, max(now, step.start), context, thread, usage)
+                step.spans[context].attributes |= attributes or {}
 
     def skip(self, steps: int) -> None:
         """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""

@@ -19,6 +19,7 @@ from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._process import wrapped_calls
 from otel_torchprof._sources import phase_calls
 from otel_torchprof._sources.phases import Phases
 
@@ -103,7 +104,7 @@ def state_of_torch() -> Any:
     """All that hooks and wrappers of phases change in torch, and in Python."""
     places = {}
     for call in phase_calls._CALLS:
-        owner, name = phase_calls._place(call, sys.modules.get(call.module))
+        owner, name = wrapped_calls.place(call, sys.modules.get(call.module))
         places[call.module, call.path] = owner is not None and vars(owner).get(name)
     hooks = {
         name: list(getattr(owner, name).values())

@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
+from otel_torchprof._process import wrapped_calls  # noqa: E402
 from otel_torchprof._sources import phase_calls  # noqa: E402
 from otel_torchprof._sources.phases import Phases  # noqa: E402
 
@@ -29,7 +30,7 @@ def test_wrappers_look_like_what_they_wrap():
     """Names, documentation and signatures are those of torch's functions; a static method stays one."""
     before = {}
     for call in phase_calls._CALLS:
-        owner, name = phase_calls._place(call, sys.modules.get(call.module))
+        owner, name = wrapped_calls.place(call, sys.modules.get(call.module))
         if owner is not None:
             before[call] = owner, name, getattr(owner, name)
     static = inspect.getattr_static(checkpointing.CheckpointFunction, "backward")

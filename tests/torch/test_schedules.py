@@ -225,3 +225,17 @@ def test_several_cycles_as_one(tmp_path):
     assert len(ids) == len(spans) == len(prof.columns["id"])
     assert [span.attributes["torch.step"] for span in spans if span.parent is None] == [2, 5, 8]
     assert {span.parent.span_id for span in spans if span.parent} <= ids
+
+
+def test_another_schedule_may_take_over():
+    """A schedule that is set while a profile runs is asked from the next step on; whether it runs can be asked, too."""
+    asked = []
+    profile = otp.profile(schedule=otp.schedule(wait=5, warmup=1, active=1))
+    assert not profile.is_running
+    with profile:
+        assert profile.is_running
+        profile.schedule = lambda step: asked.append(step) or otp.ProfilerAction.RECORD
+        profile.step()
+        profile.step()
+    assert asked == [1, 2]
+    assert not profile.is_running

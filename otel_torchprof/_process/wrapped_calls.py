@@ -1,0 +1,124 @@
+"""Functions of other packages, wrapped where they are looked up while somebody wants that, and put back afterwards."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from .after_import import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Call(Protocol):
+    """A function that is to be wrapped."""
+
+    @property
+    def module(self) -> str:
+        """Where it is looked up."""
+
+    @property
+    def path(self) -> str:
+        """Its name there, of a method with that of its class."""
+
+
+CallT = TypeVar("CallT", bound=Call)
+Wrapper = tuple["Callable[..., Any]", "Callable[[], None]"]
+"""What is called in a function's place, and what lets that do nothing of its own any more, wherever it is still called."""
+
+
+class WrappedCalls(Generic[CallT]):
+    """Wraps functions, for any number of users in a process. Installing and removing is for any thread.
+
+    Args:
+        calls: which.
+        wrap: makes the wrapper of one.
+    """
+
+    def __init__(self, calls: Sequence[CallT], wrap: Callable[[CallT, Callable[..., Any]], Wrapper]) -> None:
+        self._calls = calls
+        self._make = wrap
+        self._users: set[object] = set()
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._awaits_imports = False
+        self._wrapped: dict[CallT, _Wrapped] = {}
+
+    @property
+    def has_users(self) -> bool:
+        """Whether anybody wants them wrapped."""
+        return bool(self._users)
+
+    def install(self, user: object) -> None:
+        """Wraps what is imported already, and the rest as soon as it is."""
+        with self._lock:
+            self._users.add(user)
+            if not self._awaits_imports:  # once in a process: what waits for an import waits for good
+                self._awaits_imports = True
+                for call in self._calls:
+                    when_imported(call.module, functools.partial(self._wrap, call))
+            for call in self._calls:
+                if (module := sys.modules.get(call.module)) is not None:
+                    self._wrap(call, module)
+
+    def remove(self, user: object) -> None:
+        """Puts back what was there, if nobody else uses this and nobody has replaced it since; without effect for no user."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users:
+                return
+            for call, wrapped in list(self._wrapped.items()):
+                owner, name = place(call, sys.modules.get(call.module))
+                if owner is not None and vars(owner).get(name) is wrapped.now:
+                    setattr(owner, name, wrapped.before)
+                else:  # somebody has replaced it, and may call it for good
+                    wrapped.retire()
+                del self._wrapped[call]
+
+    def after_fork_in_child(self) -> None:
+        """Whoever recorded in the parent does not here."""
+        self.renew_lock()
+        for user in list(self._users):
+            self.remove(user)
+
+    def renew_lock(self) -> None:
+        """In a forked child: it may have been another thread's of the parent."""
+        self._lock = threading.RLock()
+
+    def _wrap(self, call: CallT, module: Any) -> None:
+        with self._lock:
+            owner, name = place(call, module)
+            found = None if owner is None else vars(owner).get(name)
+            if not self._users or call in self._wrapped or not callable(found):
+                return
+            # One function that is looked up in two places is one wrapper, as it was one function.
+            known = (each for each in self._wrapped.values() if found in (each.before, each.now))
+            wrapped = next(known, None) or self._made(call, found)
+            self._wrapped[call] = wrapped
+            setattr(owner, name, wrapped.now)
+
+    def _made(self, call: CallT, found: Any) -> _Wrapped:
+        is_static = isinstance(found, staticmethod)
+        wrapper, retire = self._make(call, found.__func__ if is_static else found)
+        return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
+
+
+def place(call: Call, module: Any) -> tuple[Any, str]:
+    """What the function is an attribute of, None where there is no such thing, and its name there."""
+    *classes, name = call.path.split(".")
+    for part in classes:
+        module = getattr(module, part, None)
+    return module, name
+
+
+class _Wrapped(NamedTuple):
+    """A function that is wrapped."""
+
+    before: Any
+    """What was there."""
+    now: Any
+    """What is there in its place."""
+    retire: Callable[[], None]
+    """The wrapper does nothing of its own any more."""

@@ -1,0 +1,132 @@
+"""Trainers of Hugging Face and Lightning that are made while torch is instrumented: marked as by the adapters, without a change of code."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._process import fork
+from otel_torchprof._process.wrapped_calls import WrappedCalls
+
+from .actions import Actions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._process.wrapped_calls import Wrapper
+
+_logger = logging.getLogger("otel_torchprof")
+
+
+class _Constructor(NamedTuple):
+    """The constructor of a framework's trainer."""
+
+    module: str
+    """Where it is looked up."""
+    path: str
+    mark: Callable[[Any], None]
+    """Does to a trainer what its adapter does."""
+    unmark: Callable[[Any], None]
+    """Takes that back; without effect where nothing was done."""
+
+
+def _mark_huggingface(trainer: Any) -> None:
+    from .huggingface import AutomaticCallback
+
+    trainer.add_callback(AutomaticCallback(trainer.callback_handler))
+
+
+def _unmark_huggingface(trainer: Any) -> None:
+    from .huggingface import AutomaticCallback
+
+    trainer.remove_callback(AutomaticCallback)
+
+
+def _mark_lightning(trainer: Any) -> None:
+    profiler = trainer.profiler
+    if not hasattr(profiler, "_torchprof_actions"):  # else it is ours, or another trainer has it too
+        profiler._torchprof_actions = Actions()  # noqa: SLF001 - our own
+        profiler.start = functools.partial(_start, profiler)
+        profiler.stop = functools.partial(_stop, profiler)
+
+
+def _unmark_lightning(trainer: Any) -> None:
+    own = vars(trainer.profiler)
+    if getattr(own.get("start"), "func", None) is _start:
+        for name in ("start", "stop", "_torchprof_actions"):
+            own.pop(name, None)
+
+
+def _start(profiler: Any, action_name: str) -> None:
+    profiler._torchprof_actions.start(action_name, profiler)  # noqa: SLF001 - our own
+    type(profiler).start(profiler, action_name)
+
+
+def _stop(profiler: Any, action_name: str) -> None:
+    type(profiler).stop(profiler, action_name)
+    profiler._torchprof_actions.stop(action_name, profiler)  # noqa: SLF001 - our own
+
+
+_CONSTRUCTORS = (
+    _Constructor("transformers.trainer", "Trainer.__init__", _mark_huggingface, _unmark_huggingface),
+    _Constructor("lightning.pytorch.trainer.trainer", "Trainer.__init__", _mark_lightning, _unmark_lightning),
+    _Constructor("pytorch_lightning.trainer.trainer", "Trainer.__init__", _mark_lightning, _unmark_lightning),
+)
+
+
+class Frameworks:
+    """Marks trainers as they are made, while somebody wants that. Installing and removing is for any thread.
+
+    Costs an import a look into a dictionary, and a trainer some microseconds when it is made.
+    """
+
+    def __init__(self) -> None:
+        self._calls = WrappedCalls(_CONSTRUCTORS, self._marking)
+        self._marked: weakref.WeakKeyDictionary[Any, _Constructor] = weakref.WeakKeyDictionary()
+
+    def install(self, user: object) -> None:
+        """Trainers that are made from now on are marked."""
+        self._calls.install(user)
+
+    def remove(self, user: object) -> None:
+        """Takes everything back, if nobody else uses this; without effect for no user."""
+        self._calls.remove(user)
+        if self._calls.has_users:
+            return
+        for trainer, constructor in list(self._marked.items()):
+            self._tried(constructor.unmark, trainer)
+        self._marked.clear()
+
+    def after_fork_in_child(self) -> None:
+        """Whoever continues to record in the child has the trainers of its parent."""
+        self._calls.renew_lock()
+
+    def _marking(self, constructor: _Constructor, function: Callable[..., Any]) -> Wrapper:
+        marks = True
+
+        @functools.wraps(function)
+        def construct(trainer: Any, *arguments: Any, **keywords: Any) -> None:
+            function(trainer, *arguments, **keywords)
+            if marks and trainer not in self._marked:
+                self._marked[trainer] = constructor
+                self._tried(constructor.mark, trainer)
+
+        def retire() -> None:
+            nonlocal marks
+            marks = False
+
+        return construct, retire
+
+    def _tried(self, change: Callable[[Any], None], trainer: Any) -> None:
+        """The program's trainer works without marks."""
+        try:
+            change(trainer)
+        except Exception:
+            _logger.warning("%s of %s failed: its steps are learned", change.__name__, type(trainer), exc_info=True)
+
+
+shared = Frameworks()
+"""Those of the process."""
+fork.call_late(after_in_child=shared.after_fork_in_child)

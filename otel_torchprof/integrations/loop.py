@@ -1,0 +1,72 @@
+"""What the loop of a framework is at: told to all recordings that run, and to one profile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._sources.loop_marks import shared
+from otel_torchprof._sources.step_marks import SegmentChange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_torchprof._columns.phases import Segment
+    from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
+
+
+class Loop:
+    """The segments of one loop, as its framework knows them. For the thread of the loop.
+
+    Args:
+        profile: gets the steps, and runs with the loop where it does not run already.
+
+    Raises:
+        TypeError: it is no profile of this package.
+    """
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        if profile is not None:
+            from otel_torchprof._profile.profile import profile as kind  # most of the package
+
+            if not isinstance(profile, kind):
+                raise TypeError(f"profile is {profile!r}; it must be an otel_torchprof.profile, or None")
+        self._profile = profile
+        self._has_started = False
+        self.is_silent = False
+        """Whether somebody else tells of this loop."""
+        self.current: Segment | None = None
+        """What was begun last; None outside of the loop."""
+
+    def begin(self) -> None:
+        """The loop begins: the profile runs from now on. A loop that was broken off before is over."""
+        self.current = None
+        if self._profile is not None and not self._profile.is_running:
+            self._has_started = True
+            self._profile.start()
+
+    def end(self) -> None:
+        """The loop has ended; the profile stops where :meth:`begin` has started it."""
+        if self._profile is not None and self._has_started:
+            self._has_started = False
+            self._profile.stop()
+
+    def change(
+        self,
+        segment: Segment | None,
+        *,
+        ends_step: bool = False,
+        replaces_step: bool = False,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A segment begins, which ends the one before: see :class:`~otel_torchprof._sources.step_marks.SegmentChange`."""
+        self.current = segment
+        if self.is_silent:
+            return
+        shared.change(SegmentChange(segment, ends_step, replaces_step, attributes))
+        if ends_step and self._profile is not None:
+            self._profile.step()
+
+
+def number(value: object) -> float | None:
+    """A value that is a number already, without asking a device for it; None for what is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,64 @@
+"""``TorchTitanProfiler``: torchtitan's profiler with profiles of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan.tools.profiler import PROFILE_FILE, PROFILE_ITER_DIR, Profiler
+
+if TYPE_CHECKING:
+    from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
+
+
+class TorchTitanProfiler(Profiler):
+    """Writes the traces of torchtitan's ``Profiler`` by :class:`~otel_torchprof.profile`, with its options and file names.
+
+    In the configuration of a trainer: ``profiler=TorchTitanProfiler.Config(enable_profiling=True)``.
+    """
+
+    def build_torch_profiler(self, *, global_step: int, base_folder: str, leaf_folder: str) -> Profile | None:
+        """The profile, which runs; None where the configuration does not enable it.
+
+        Raises:
+            ValueError: ``profile_freq`` is too small for the steps of a cycle.
+        """
+        from otel_torchprof._profile.profile import profile
+        from otel_torchprof._sampling.cycles import schedule
+
+        config = self._config
+        if not config.enable_profiling:
+            return None
+        given = {
+            name: getattr(config, f"profiler_{name}", None) for name in ("repeat", "skip_first", "skip_first_wait")
+        }
+        wait = config.profile_freq - config.profiler_warmup - config.profiler_active
+        if wait < 0:
+            raise ValueError(
+                f"profile_freq is {config.profile_freq}; it must be at least profiler_warmup + profiler_active, "
+                f"{config.profiler_warmup + config.profiler_active}"
+            )
+        made = profile(
+            schedule=schedule(
+                wait=wait,
+                warmup=config.profiler_warmup,
+                active=config.profiler_active,
+                **{name: value for name, value in given.items() if value is not None},
+            ),
+            on_trace_ready=lambda done: self._write(done, Path(base_folder, config.save_traces_folder), leaf_folder),
+            record_shapes=True,
+        )
+        made.start()
+        made.step_num = global_step
+        return made
+
+    def _write(self, done: Any, folder: Path, leaf_folder: str) -> None:
+        import torch
+
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        path = folder / PROFILE_ITER_DIR.format(step=done.step_num) / leaf_folder / PROFILE_FILE.format(rank=rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done.export_chrome_trace(str(path))
+        process = self._config.trace_post_processor
+        if process is not None:
+            process.build()(str(path))

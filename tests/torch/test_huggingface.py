@@ -1,0 +1,155 @@
+"""Hugging Face's Trainer: its steps, evaluations and checkpoints, with the callback and without a change of code."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="the Trainer needs it")
+
+from framework_programs import hugging_face, kinds, steps  # noqa: E402
+from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._process.deadline import Deadline  # noqa: E402
+from otel_torchprof.integrations import HuggingFaceCallback  # noqa: E402
+from otel_torchprof.integrations.huggingface import AutomaticCallback  # noqa: E402
+
+BY_STEPS = [0, 1, 2, "evaluation", "checkpoint", 3, 4, 5, "evaluation", "checkpoint"]
+
+
+@pytest.mark.parametrize("callbacks", [None, [HuggingFaceCallback]], ids=["without-code", "callback"])
+def test_steps_are_the_trainers(tmp_path, callbacks):
+    """A step is one of the optimizer, with the fetch of its batches; evaluations and checkpoints stand between; nothing is doubled."""
+    with instrumented(detail="steps") as service:
+        trainer = hugging_face(tmp_path, callbacks)
+        trainer.train()
+    spans = service.spans_at_end()
+    assert kinds(spans) == BY_STEPS
+    for step in steps(spans):
+        names = [phase.name.removeprefix("torch.phase.") for phase in step.phases]
+        assert names[:2] == ["data", "data"]
+        assert names.count("forward") == names.count("backward") == 2
+
+
+def test_steps_say_what_the_trainer_knows(tmp_path):
+    """Loss, learning rate, epoch and the number of batches are attributes of the span of the step; those of the Trainer's own log."""
+    with instrumented(detail="steps") as service:
+        trainer = hugging_face(tmp_path, [HuggingFaceCallback()])
+        trainer.train()
+    logged = [line for line in trainer.state.log_history if "loss" in line]
+    found = [step.span.attributes for step in steps(service.spans_at_end())]
+    assert len(found) == len(logged) == 6
+    for attributes, line in zip(found, logged, strict=True):
+        for name in ("loss", "learning_rate", "epoch"):
+            assert attributes[f"torch.step.{name}"] == pytest.approx(line[name])
+        assert attributes["torch.step.batches"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": 2},
+            [*range(6), "evaluation", "checkpoint", *range(6, 12), "evaluation", "checkpoint"],
+        ),
+        (
+            {"save_strategy": "best", "metric_for_best_model": "loss", "max_steps": 3},
+            [0, 1, 2, "evaluation", "checkpoint"],
+        ),
+        ({"eval_on_start": True, "max_steps": 2, "save_strategy": "no"}, ["evaluation", 0, 1, "evaluation"]),
+        (
+            {"data": lambda rows: {"a": rows[:4], "b": rows[4:8]}, "max_steps": 3},
+            [0, 1, 2, "evaluation", "evaluation", "checkpoint"],
+        ),
+        ({"eval_strategy": "no", "save_strategy": "no", "max_steps": 2, "logging_steps": 500}, [0, 1]),
+    ],
+    ids=["epochs", "best", "at-start", "two-data-sets", "plain"],
+)
+def test_what_is_between_steps_is_no_step(tmp_path, options, expected):
+    """However the Trainer is told to evaluate and save, these are segments of their own, and steps are numbered without a gap."""
+    service = Instrumented()
+    drain = functools.partial(service.processor._drainer.take_slice, Deadline.after(60))
+
+    class Draining(transformers.TrainerCallback):
+        """Drains whenever the Trainer says anything: what was begun is known to others then."""
+
+        def __getattribute__(self, name):
+            if name.startswith("on_"):
+                drain()
+            return super().__getattribute__(name)
+
+    with service.on("steps"):
+        hugging_face(tmp_path, [Draining()], **options).train()
+    assert kinds(service.spans_at_end()) == expected
+
+
+def test_an_evaluation_without_training_has_no_steps(tmp_path):
+    """What a Trainer does outside of its training loop is as before."""
+    with instrumented(detail="steps") as service:
+        hugging_face(tmp_path).evaluate()
+    assert [kind for kind in kinds(service.spans_at_end()) if kind != "evaluation"] == []
+
+
+def test_the_programs_own_word_has_precedence(tmp_path):
+    """A program that says itself where steps end has those, and not the Trainer's too."""
+
+    class Own(transformers.TrainerCallback):
+        def on_substep_end(self, *_, **__):
+            otp.TorchInstrumentor().step({"torch.step.loss": 1.5})
+
+        def on_step_end(self, *_, **__):
+            otp.TorchInstrumentor().step()
+
+    with instrumented(detail="steps") as service:
+        hugging_face(tmp_path, [Own()], max_steps=3, eval_strategy="no", save_strategy="no").train()
+    found = steps(service.spans_at_end())
+    assert [step.span.attributes["torch.step"] for step in found][:6] == list(range(6))
+    assert found[0].span.attributes["torch.step.loss"] == 1.5
+
+
+def test_uninstrumenting_takes_everything_back(tmp_path):
+    """The Trainer's constructor is its own again, and no trainer keeps a callback; those made later get none."""
+    constructor = transformers.Trainer.__init__
+    service = Instrumented()
+    with service.on("steps"):
+        assert transformers.Trainer.__init__ is not constructor
+        trainer = hugging_face(tmp_path)
+        assert any(isinstance(each, AutomaticCallback) for each in trainer.callback_handler.callbacks)
+    assert transformers.Trainer.__init__ is constructor
+    for each in (trainer, hugging_face(tmp_path)):
+        assert not any(isinstance(each, HuggingFaceCallback) for each in each.callback_handler.callbacks)
+
+
+def test_a_rule_that_was_given_is_followed(tmp_path):
+    """Where the program gives the rule by which steps end, trainers are left alone."""
+    service = Instrumented()
+    with service.on("steps", steps="program"):
+        trainer = hugging_face(tmp_path)
+    assert not any(isinstance(each, HuggingFaceCallback) for each in trainer.callback_handler.callbacks)
+
+
+def test_streams_have_the_steps_too(tmp_path):
+    """A stream that runs beside has the same steps as the instrumentation."""
+    exporter = Collecting()
+    with otp.stream(exporter, detail="steps"):
+        hugging_face(tmp_path, [HuggingFaceCallback()], max_steps=3).train()
+    assert kinds(exporter.spans) == [0, 1, 2, "evaluation", "checkpoint"]
+
+
+def test_a_profile_has_the_steps(tmp_path):
+    """A profile that the callback is given runs with the training, and each step of that is one of its own."""
+    profile = otp.profile()
+    hugging_face(tmp_path, [HuggingFaceCallback(profile=profile)], max_steps=3).train()
+    assert not profile.is_running
+    assert profile.step_num == 3
+    assert profile.key_averages()
+
+
+def test_only_profiles_are_taken():
+    """What is no profile is refused when the callback is made, by name."""
+    with pytest.raises(TypeError, match=r"profile is 'trace\.json'"):
+        HuggingFaceCallback(profile="trace.json")
