@@ -97,7 +97,8 @@ def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str
     """The launcher's module, and how many of the words name it; empty where there is none."""
     if options.is_module:
         return (words[0], 1) if words[0] in _PARSERS else ("", 0)
-    found = (item for item in _COMMANDS.items() if tuple(words[: len(item[0])]) == item[0])
+    named = (Path(words[0]).name, *words[1:])  # by its path too
+    found = (item for item in _COMMANDS.items() if named[: len(item[0])] == item[0])
     command, name = next(found, ((), ""))
     return name, len(command)
 

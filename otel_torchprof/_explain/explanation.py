@@ -105,7 +105,7 @@ class Explanation:
 def as_text(found: Explanation, *, is_plain: bool = False) -> str:
     """For a terminal; plain: bars are of ASCII."""
     blocks = [
-        [] if found.faults else [found.headline],
+        [] if found.faults or found.headline.startswith("no verdict") else [found.headline],
         *(_finding_lines(each) for each in found.findings),
         _doubts(found),
         [_steps_line(found)],

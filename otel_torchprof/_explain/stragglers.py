@@ -102,7 +102,7 @@ def _aligned(common: list[Collectives]) -> tuple[Floats, float]:
 
 def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:
     """The phase that takes longer on the late rank than on the others."""
-    medians = np.array([np.median(rank.phases[steady(rank)], axis=0) for rank in ranks if steady(rank).any()])
+    medians = np.array([_medians(rank) for rank in ranks if steady(rank).any()])
     if len(medians) < len(ranks):
         return ()
     excess = medians[late] - np.median(np.delete(medians, late, axis=0), axis=0)
@@ -110,4 +110,12 @@ def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:
     longest = int(excess.argmax())
     if excess[longest] <= 0:
         return ()
-    return (f"before that it spends {time(float(excess[longest]))} a step more than the others in {PHASES[longest]}",)
+    return (
+        f"before that it spends {time(float(excess[longest]))} a step more than the others in {(*PHASES, 'no phase')[longest]}",
+    )
+
+
+def _medians(rank: Rank) -> Floats:
+    """Seconds of each phase in a step, and last of what is in none."""
+    found: Floats = np.median(np.column_stack((rank.phases, rank.unattributed))[steady(rank)], axis=0)
+    return found

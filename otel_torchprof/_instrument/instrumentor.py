@@ -126,9 +126,12 @@ class TorchInstrumentor(BaseInstrumentor):
             if self._running is not None and not self._running.is_running:
                 super().uninstrument()
             if self.is_instrumented_by_opentelemetry:
-                names, given = ", ".join(given), {**self._given, **given}
-                if checked_options(given).is_like(checked_options(self._given)):
+                whole = checked_options({**self._given, **given})
+                differences = whole.differences(checked_options(self._given))
+                if not differences:
                     return
+                names = ", ".join(name for name in given if name in differences or name not in vars(whole))
+                given = {**self._given, **given}
                 _logger.warning(
                     "instrument() was called while torch is instrumented, with other arguments (%s): they are applied, and a new "
                     "recording begins; call uninstrument() first where that is meant",

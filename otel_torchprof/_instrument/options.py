@@ -109,9 +109,10 @@ class Options:
             sources=checked_source_options("instrument()", source_options),
         )
 
-    def is_like(self, other: Options) -> bool:
-        """Whether both ask for the same; a provider that is not given is the global one."""
-        return self._resolved() == other._resolved()
+    def differences(self, other: Options) -> set[str]:
+        """Attributes that another has otherwise; a provider that is not given is the global one."""
+        others = other._resolved()
+        return {name for name, value in self._resolved().items() if value != others[name]}
 
     def _resolved(self) -> dict[str, Any]:
         tracers = self.tracer_provider or trace.get_tracer_provider()

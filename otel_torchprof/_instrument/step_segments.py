@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""
+HELD_BETWEEN_STEPS_NS = 4_000_000_000
+"""The same where the rule is known and a loop is between two steps, as one that waits there is whenever it is looked at."""
 MAX_HELD_EVENTS = 1 << 16
 """How many may: 4 MiB of columns."""
 _MOST_CONTEXTS = 1 << 12
@@ -174,7 +176,8 @@ class StepSegments:
         return self._waiting.popleft()
 
     def _is_full(self, now: int) -> bool:
-        return self.events > MAX_HELD_EVENTS or now - self._since > MAX_HELD_NS
+        longest = HELD_BETWEEN_STEPS_NS if self._cycle is not None and self._cycle.revision else MAX_HELD_NS
+        return self.events > MAX_HELD_EVENTS or now - self._since > longest
 
     def _learn(self, cycle: StepCycle, batch: Batch, now: int, *, final: bool) -> None:
         tokens = self._tokens.of(batch)

@@ -163,12 +163,13 @@ class _Prompt(NamedTuple):
         given = ids or embeddings or others
         is_translator = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         if not given and not is_translator:  # it begins with the token for that
-            return cls(1, 1, 1)
+            return cls(1, 1, 1) if inputs is None else cls(None, None, None)
         are_ids = len(ids) == 2  # noqa: PLR2004 - prompts and tokens; what else there is, is pictures or sounds
         tokens = embeddings[1] if embeddings else ids[1] if are_ids else None
         if is_translator:
             decoder = _shape(keywords.get("decoder_input_ids"))
-            return cls(given[0] if given else None, tokens, decoder[1] if decoder else 1)
+            # In front of a decoder's prompt a token for the beginning is put, where it has none: only its values say that.
+            return cls(given[0] if given else None, tokens, None if decoder else 1)
         return cls(given[0], tokens, ids[1] if are_ids else 0 if embeddings else None)
 
 

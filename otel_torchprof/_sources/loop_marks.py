@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from otel_torchprof._columns.phases import Segment
+
     from .step_marks import SegmentChange
 
 
@@ -23,6 +27,10 @@ class LoopMarks:
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}
+        self.current: Segment | None = None
+        """What the loop was at last; None outside of one."""
+        self._thread: threading.Thread | None = None
+        """Whose loop that is."""
 
     def add(self, listener: Listener) -> None:
         """It is told from now on."""
@@ -33,10 +41,24 @@ class LoopMarks:
         self._listeners.pop(listener, None)
 
     def change(self, change: SegmentChange) -> None:
-        """A framework's loop continues with something else."""
+        """A framework's loop continues with something else; a second loop, of another thread, is not told of until that has ended."""
+        own = threading.current_thread()
+        if (
+            self.current is not None
+            and self._thread is not own
+            and self._thread is not None
+            and self._thread.is_alive()
+        ):
+            return
+        self._thread, self.current = own, change.begins
         for listener in tuple(self._listeners):
             listener.change_segment(change)
+
+    def after_fork_in_child(self) -> None:
+        """No loop goes on in the child."""
+        self.current = self._thread = None
 
 
 shared = LoopMarks()
 """Those of the process."""
+os.register_at_fork(after_in_child=shared.after_fork_in_child)

@@ -188,6 +188,7 @@ class Steps:
         self._ended: list[Step] = []
         self._contexts: set[int] = set()
         self._number = 0
+        self._are_recorded = False
         self.revision = 0
         """Of the rule by which steps end, where it is learned: from 1."""
         self._link: tuple[int, int] | None = None
@@ -340,6 +341,12 @@ class Steps:
                 self._link = self._end(step, max(now, step.start), context, thread, usage)
                 step.spans[context].attributes |= attributes or {}
 
+    @property
+    def loop_end(self) -> int | None:
+        """When the loop ended, Unix ns; None while it continues, and for steps of which all was told at once."""
+        with self._lock:
+            return None if self._are_recorded or not self._steps else self._steps[-1].end
+
     def skip(self, steps: int) -> None:
         """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
         with self._lock:
@@ -357,7 +364,7 @@ class Steps:
     def add(self, recorded: Iterable[RecordedStep]) -> None:
         """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
         with self._lock:
-            link = None
+            self._are_recorded, link = True, None
             for number, start, end, thread, name in recorded:
                 self._steps.append(Step(number, start, name=name, segment=None, link=link))
                 link = self._end(self._steps[-1], end, 0, thread)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._process import fork
 from otel_torchprof._process.wrapped_calls import WrappedCalls
+from otel_torchprof._sources.loop_marks import shared as loop_marks
+from otel_torchprof._sources.step_marks import SegmentChange
 
 from .actions import Actions
 
@@ -76,32 +78,58 @@ _CONSTRUCTORS = (
 )
 
 
+class _Training(NamedTuple):
+    """What a trainer does from the first step to the last."""
+
+    module: str
+    path: str
+
+
+_TRAININGS = (
+    _Training("transformers.trainer", "Trainer.train"),
+    _Training("lightning.pytorch.trainer.trainer", "Trainer.fit"),
+    _Training("pytorch_lightning.trainer.trainer", "Trainer.fit"),
+)
+
+
 class Frameworks:
     """Marks trainers as they are made, while somebody wants that. Installing and removing is for any thread.
 
-    Costs an import a look into a dictionary, and a trainer some microseconds when it is made.
+    Costs an import a look into a dictionary, and a trainer some microseconds when it is made. Trainers are told apart by their identity: a
+    subclass may have a comparison of its own.
     """
 
     def __init__(self) -> None:
         self._calls = WrappedCalls(_CONSTRUCTORS, self._marking)
-        self._marked: weakref.WeakKeyDictionary[Any, _Constructor] = weakref.WeakKeyDictionary()
+        self._trainings = WrappedCalls(_TRAININGS, _ending)
+        self._marked: dict[int, tuple[weakref.ref[Any], _Constructor]] = {}
 
     def install(self, user: object) -> None:
-        """Trainers that are made from now on are marked."""
+        """Trainers that are made from now on are marked, and those that were marked before."""
+        is_first = not self._calls.has_users
         self._calls.install(user)
+        self._trainings.install(user)
+        if is_first:
+            self._change_all(lambda constructor: constructor.mark)
 
     def remove(self, user: object) -> None:
         """Takes everything back, if nobody else uses this; without effect for no user."""
+        had_users = self._calls.has_users
         self._calls.remove(user)
-        if self._calls.has_users:
-            return
-        for trainer, constructor in list(self._marked.items()):
-            self._tried(constructor.unmark, trainer)
-        self._marked.clear()
+        self._trainings.remove(user)
+        if had_users and not self._calls.has_users:
+            self._change_all(lambda constructor: constructor.unmark)
+
+    def _change_all(self, change: Callable[[_Constructor], Callable[[Any], None]]) -> None:
+        for reference, constructor in list(self._marked.values()):
+            trainer = reference()
+            if trainer is not None:
+                self._tried(change(constructor), trainer)
 
     def after_fork_in_child(self) -> None:
         """Whoever continues to record in the child has the trainers of its parent."""
         self._calls.renew_lock()
+        self._trainings.renew_lock()
 
     def _marking(self, constructor: _Constructor, function: Callable[..., Any]) -> Wrapper:
         marks = True
@@ -109,8 +137,9 @@ class Frameworks:
         @functools.wraps(function)
         def construct(trainer: Any, *arguments: Any, **keywords: Any) -> None:
             function(trainer, *arguments, **keywords)
-            if marks and trainer not in self._marked:
-                self._marked[trainer] = constructor
+            key = id(trainer)
+            if marks and key not in self._marked:
+                self._marked[key] = weakref.ref(trainer, lambda _: self._marked.pop(key, None)), constructor
                 self._tried(constructor.mark, trainer)
 
         def retire() -> None:
@@ -125,6 +154,25 @@ class Frameworks:
             change(trainer)
         except Exception:
             _logger.warning("%s of %s failed: its steps are learned", change.__name__, type(trainer), exc_info=True)
+
+
+def _ending(_training: _Training, function: Callable[..., Any]) -> Wrapper:
+    """A training that an exception or an interrupt leaves ends what it was at: the rest of the program is in no step of it."""
+
+    @functools.wraps(function)
+    def train(*arguments: Any, **keywords: Any) -> Any:
+        before = loop_marks.current
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            if loop_marks.current is not before and loop_marks.current is not None:
+                loop_marks.change(SegmentChange(before, ends_step=False))
+
+    return train, _nothing
+
+
+def _nothing() -> None:
+    """A training that ends as it should has left its segments."""
 
 
 shared = Frameworks()

@@ -128,6 +128,10 @@ class AutomaticCallback(HuggingFaceCallback):
         super().__init__()
         self._handler = weakref.ref(handler)
 
+    def __reduce__(self) -> tuple[type[TrainerCallback], tuple[()]]:
+        """A copy of the Trainer, or one that was pickled, has a callback in its place that does nothing."""
+        return TrainerCallback, ()
+
     def on_train_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Looks who else is there."""
         callbacks = getattr(self._handler(), "callbacks", ())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
+import threading
 
 import pytest
 
@@ -14,7 +17,10 @@ from framework_programs import hugging_face, kinds, steps  # noqa: E402
 from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._columns.phases import Segment  # noqa: E402
 from otel_torchprof._process.deadline import Deadline  # noqa: E402
+from otel_torchprof._sources.loop_marks import LoopMarks  # noqa: E402
+from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange  # noqa: E402
 from otel_torchprof.integrations import HuggingFaceCallback  # noqa: E402
 from otel_torchprof.integrations.huggingface import AutomaticCallback  # noqa: E402
 
@@ -153,3 +159,71 @@ def test_only_profiles_are_taken():
     """What is no profile is refused when the callback is made, by name."""
     with pytest.raises(TypeError, match=r"profile is 'trace\.json'"):
         HuggingFaceCallback(profile="trace.json")
+
+
+class BrokenOff(transformers.TrainerCallback):
+    """Stops a training in its third step."""
+
+    def on_substep_end(self, _args, state, _control, **_):
+        if state.global_step == 2:
+            raise RuntimeError("stop")
+
+
+def test_what_follows_a_training_that_was_broken_off_is_in_no_step(tmp_path):
+    """An exception ends the step; later work is outside of it, and another training has its own steps."""
+    with instrumented(detail="modules") as service:
+        trainer = hugging_face(tmp_path, [BrokenOff()], save_strategy="no", eval_strategy="no")
+        with pytest.raises(RuntimeError, match="stop"):
+            trainer.train()
+        later = torch.nn.Linear(2, 2)
+        later(torch.ones(2))
+    spans = service.spans_at_end()
+    (own,) = [span for span in spans if span.name == "Linear"]
+    assert all(step.span.end_time <= own.start_time for step in steps(spans))
+    assert own.context.trace_id not in {step.span.context.trace_id for step in steps(spans)}
+
+
+def test_trainers_are_marked_again(tmp_path):
+    """Another ``instrument()`` knows the trainers that were made before it."""
+    service = Instrumented()
+    with service.on("steps"):
+        trainer = hugging_face(tmp_path)
+    with service.on("steps"):
+        assert sum(isinstance(each, AutomaticCallback) for each in trainer.callback_handler.callbacks) == 1
+
+
+def test_any_trainer_can_be_made_and_copied(tmp_path):
+    """One that compares by its contents is made as ever, and one that is pickled or copied has no callback of ours."""
+
+    class Comparing(transformers.Trainer):
+        def __eq__(self, other):  # so that it has no hash
+            return self is other
+
+        __hash__ = None
+
+    with instrumented(detail="steps"):
+        trainer = hugging_face(tmp_path, subclass=Comparing)
+        for copied in (
+            pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)),  # noqa: S301 - our own
+            copy.deepcopy(trainer.callback_handler.callbacks),
+        ):
+            assert len(copied) == len(trainer.callback_handler.callbacks)
+            assert not any(isinstance(each, HuggingFaceCallback) for each in copied)
+
+
+def test_a_second_loop_beside_the_first_is_not_told_of():
+    """Two trainers in two threads do not become one sequence of steps: the one that began is the loop."""
+    told = []
+    marks = LoopMarks()
+    marks.add(type("Listener", (), {"change_segment": lambda _, change: told.append(change.begins)})())
+    marks.change(SegmentChange(Segment.STEP, ends_step=False))
+    other = threading.Thread(target=marks.change, args=(SegmentChange(Segment.EVALUATION),))
+    other.start()
+    other.join()
+    marks.change(SegmentChange(None))
+    other = threading.Thread(target=marks.change, args=(SegmentChange(Segment.STEP),))
+    other.start()
+    other.join()
+    assert told == [Segment.STEP, None, Segment.STEP]
+    marks.change(NEXT_STEP)  # the other's thread has ended, and its loop with it
+    assert told[-1] is Segment.STEP

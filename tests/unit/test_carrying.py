@@ -54,6 +54,21 @@ def test_a_coroutine_function_is_carried_until_it_is_done():
     assert asyncio.run(carried()) == (span.get_span_context().span_id,) * 2
 
 
+def test_a_coroutine_that_a_function_returns_is_carried():
+    """A decorator or a lambda around an async function hides it; what comes back is awaited in the span."""
+
+    async def body():
+        await asyncio.sleep(0)
+        return current()[0]
+
+    def hidden():
+        return body()
+
+    with TRACER.start_as_current_span("request") as span:
+        carried = otp.carry(hidden)
+    assert asyncio.run(carried()) == span.get_span_context().span_id
+
+
 @pytest.mark.parametrize("generator", [lambda: (yield), 3], ids=["generator", "number"])
 def test_what_cannot_be_carried_is_refused(generator):
     """A generator runs in whoever iterates it, and a number not at all: both are named, with the way out."""
