@@ -266,8 +266,9 @@ def _receiver(*, asked: bool) -> Check:
     fix = (
         "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
     )
-    text = f"{where}: {reason or settings.redacted(response.reason)}"
-    return Check("receiver", PROBLEM if asked else OFF, text, fix)
+    reason = reason or settings.redacted(response.reason)
+    says_it = any(words in reason for words in (": set OTEL_", "is to begin with", "leave it off"))
+    return Check("receiver", PROBLEM if asked else OFF, f"{where}: {reason}", "" if says_it else fix)
 
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:

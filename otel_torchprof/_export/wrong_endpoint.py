@@ -15,7 +15,7 @@ from .variables import VARIABLES
 if TYPE_CHECKING:
     from .settings import Settings
 
-_HTTP_1 = "Trying to connect an http1.x server"
+_HTTP_1 = ("Trying to connect an http1.x server", "Failed parsing HTTP/2")
 """In the words of gRPC's core: the first that came was no HTTP/2."""
 _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
 """Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
@@ -29,7 +29,7 @@ _NO_TLS = "WRONG_VERSION_NUMBER"
 
 def is_http(details: str) -> bool:
     """Whether a call of gRPC failed with these details since the peer speaks HTTP."""
-    return _HTTP_1 in details or _HTTP_2.search(details) is not None
+    return any(words in details for words in _HTTP_1) or _HTTP_2.search(details) is not None
 
 
 def speaks_http(settings: Settings) -> str:
@@ -57,7 +57,11 @@ def answers_http_2(settings: Settings, seconds: float) -> bool:
 def without_path(status: int, settings: Settings) -> str:
     """The way out for an exporter of HTTP that got this status; empty where its path is the one that receivers have."""
     parts = urlsplit(settings.endpoint)
-    if status not in _NO_SUCH_PATH or parts.path.rstrip("/").endswith(TRACES_PATH):
+    path = parts.path.rstrip("/")
+    if status in _NO_SUCH_PATH and path.endswith(TRACES_PATH * 2):
+        general = VARIABLES["endpoint"].variables[1]
+        return f"the endpoint has {TRACES_PATH} twice, since it is appended to {general}: leave it off there"
+    if status not in _NO_SUCH_PATH or path.endswith(TRACES_PATH):
         return ""
     url = settings.displayed_endpoint.partition("?")[0].rstrip("/")
     return (

@@ -325,6 +325,8 @@ class ProfileResults(RecordedColumns):
             TorchProfError: nothing was recorded, or there are no steps.
             ExportError: the temporary file cannot be written.
         """
+        if not self._steps():
+            raise TorchProfError("the profile has no steps: call prof.step() at the end of each, or give it a schedule")
         with tempfile.TemporaryDirectory(prefix="otel_torchprof-") as folder:
             path = os.path.join(folder, "profile.otlp")  # noqa: PTH118 - Path is a type here
             self.export_otlp(path)

@@ -32,6 +32,11 @@ class LoopMarks:
         self._thread: threading.Thread | None = None
         """Whose loop that is."""
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether any recording wants to know."""
+        return bool(self._listeners)
+
     def add(self, listener: Listener) -> None:
         """It is told from now on."""
         self._listeners[listener] = None

@@ -86,7 +86,6 @@ class Actions:
         self._labels: dict[str, record_function] = {}
         self._named = 0
         """``id()`` of the LightningModule whose names are known."""
-        self._interrupted: Segment | None = None
         self._global_step = self._batches = 0
         self._rate: float | None = None
         self._has_failed = False
@@ -152,9 +151,11 @@ class Actions:
 
     def _after(self, action: Action, trainer: Any) -> None:
         current = self.loop.current
-        if action.hook == "save_checkpoint" and current is Segment.CHECKPOINT:
-            self._change(self._interrupted)
-        elif action.hook == "on_validation_end" and action.owner == "Strategy" and current is Segment.EVALUATION:
+        is_checkpoint = action.hook == "save_checkpoint" and current is Segment.CHECKPOINT
+        # Checkpoints are written at the end of an evaluation: what is left of that is not another one.
+        if is_checkpoint or (
+            action.hook == "on_validation_end" and action.owner == "Strategy" and current is Segment.EVALUATION
+        ):
             self._change(None)
         elif action.hook == _EPOCH and current is Segment.STEP and self._has_stepped(trainer):
             self._leave(None, trainer)
@@ -165,7 +166,6 @@ class Actions:
             return
         current = self.loop.current
         if current is not Segment.STEP or self._has_stepped(trainer):
-            self._interrupted = current if current is Segment.EVALUATION else None
             self._leave(segment, trainer)
 
     def _leave(self, segment: Segment | None, trainer: Any) -> None:

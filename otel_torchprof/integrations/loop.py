@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._sources.loop_marks import shared
 from otel_torchprof._sources.step_marks import SegmentChange
+from otel_torchprof.config import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_torchprof._columns.phases import Segment
     from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
+
+
+_UNHEARD = (
+    "a trainer marks its steps, and no recording with steps runs: call TorchInstrumentor().instrument(), use otel_torchprof.stream(), or "
+    "give the adapter profile=otel_torchprof.profile()"
+)
 
 
 class Loop:
@@ -40,6 +47,8 @@ class Loop:
     def begin(self) -> None:
         """The loop begins: the profile runs from now on. A loop that was broken off before is over."""
         self.current = None
+        if self._profile is None and not shared.is_heard:
+            warn_once(_UNHEARD)
         if self._profile is not None and not self._profile.is_running:
             self._has_started = True
             self._profile.start()

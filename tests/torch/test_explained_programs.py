@@ -133,3 +133,11 @@ def test_what_a_profile_recorded(tmp_path):
     found = otp.explain(tmp_path / "t.json")
     assert verdicts(found) == ("input-bound",)
     assert otp.explain(tmp_path / "t.otlp").headline == prof.explain().headline == found.headline
+
+
+def test_a_profile_without_steps():
+    """What to do is said, and not the name of a file that nobody wrote."""
+    with otp.profile() as prof:
+        torch.ones(3).sin()
+    with pytest.raises(otp.TorchProfError, match=r"^the profile has no steps: call prof.step\(\)"):
+        prof.explain()

@@ -21,6 +21,7 @@ from otel_torchprof._columns.phases import Segment  # noqa: E402
 from otel_torchprof._process.deadline import Deadline  # noqa: E402
 from otel_torchprof._sources.loop_marks import LoopMarks  # noqa: E402
 from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange  # noqa: E402
+from otel_torchprof.config import forget_warnings  # noqa: E402
 from otel_torchprof.integrations import HuggingFaceCallback  # noqa: E402
 from otel_torchprof.integrations.huggingface import AutomaticCallback  # noqa: E402
 
@@ -153,6 +154,15 @@ def test_a_profile_has_the_steps(tmp_path):
     assert not profile.is_running
     assert profile.step_num == 3
     assert profile.key_averages()
+
+
+def test_an_adapter_without_a_recording_says_so(tmp_path, caplog):
+    """A callback that marks steps for nobody is a setup that was meant otherwise; one warning says what to do."""
+    forget_warnings()
+    for _ in range(2):
+        hugging_face(tmp_path, [HuggingFaceCallback()], max_steps=1, eval_strategy="no", save_strategy="no").train()
+    (said,) = [each for each in caplog.messages if "no recording with steps runs" in each]
+    assert "TorchInstrumentor().instrument()" in said
 
 
 def test_only_profiles_are_taken():

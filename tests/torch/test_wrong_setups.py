@@ -22,6 +22,7 @@ import otel_torchprof as otp
 from otel_torchprof import config
 from otel_torchprof._export.destination import destination
 from otel_torchprof._instrument import processor as processors
+from otel_torchprof.integrations.loop import Loop
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wrong-setups.md"
 HTTP_1 = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -132,6 +133,11 @@ def no_path(_) -> None:
         exported(endpoint=f"http://localhost:{server.port}", protocol="http/protobuf")
 
 
+def path_twice(_) -> None:
+    with HttpReceiver(turns=[status(404)]) as server:
+        exported(endpoint=f"http://localhost:{server.port}/v1/traces/v1/traces", protocol="http/protobuf")
+
+
 def no_tls(_) -> None:
     with HttpReceiver() as server:
         exported(endpoint=f"https://localhost:{server.port}/v1/traces", protocol="http/protobuf")
@@ -145,6 +151,7 @@ HERE = {
     "the application's spans go to the console, and nothing says where torch's go": console,
     "`instrument(tracer_provider=...)` with a provider of the API": lambda _: instrumented(trace.NoOpTracerProvider()),
     "two `TorchSpanProcessor` on one provider": two_processors,
+    "`HuggingFaceCallback()` or `LightningProfiler()` where nothing records": lambda _: Loop().begin(),
     '`TorchSpanProcessor("trace.json")`': lambda _: otp.TorchSpanProcessor("trace.json"),
     "`OTEL_TRACES_EXPORTER=jaeger`": unknown_exporter,
     '`instrument(detial="ops")`': lambda _: otp.TorchInstrumentor().instrument(detial="ops"),
@@ -158,6 +165,7 @@ HERE = {
     "gRPC, the default, to a port of HTTP": grpc_to_http,
     "HTTP to a port of gRPC": http_to_grpc,
     "HTTP to `http://localhost:4318` without a path": no_path,
+    "HTTP, and `OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318/v1/traces`": path_twice,
     "`https://` to a port without TLS": no_tls,
     "nobody listens there": nobody,
 }

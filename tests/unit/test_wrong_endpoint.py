@@ -30,6 +30,7 @@ def settings(endpoint: str, protocol: str = "http/protobuf") -> Settings:
         ("Received http2 header with status: 415", True),
         ("Received http2 header with status: 401", False),
         ("Received http2 header with status: 503", False),
+        ("Failed parsing HTTP/2 (GOAWAY; frame type 79)", True),
         ("Socket closed", False),
     ],
 )
@@ -45,6 +46,7 @@ def test_what_speaks_http(details, known):
         ("http://host:4318/", 405, "http://host:4318/v1/traces"),
         ("http://user:secret@host/otlp?key=secret", 404, "http://***@host/otlp/v1/traces"),
         ("http://host:4318/v1/traces", 404, None),
+        ("http://host:4318/v1/traces/v1/traces", 401, None),
         ("http://host:4318", 401, None),
     ],
 )
@@ -53,6 +55,14 @@ def test_a_path_that_is_missing(endpoint, status, url):
     said = without_path(status, settings(endpoint))
     assert said.endswith(f"set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={url}") if url else said == ""
     assert "secret" not in said
+
+
+def test_a_path_that_is_there_twice():
+    """The variable for all signals gets the path of traces appended, which is said."""
+    said = without_path(404, settings("http://host:4318/v1/traces/v1/traces"))
+    assert said == (
+        "the endpoint has /v1/traces twice, since it is appended to OTEL_EXPORTER_OTLP_ENDPOINT: leave it off there"
+    )
 
 
 @pytest.mark.parametrize(("endpoint", "place"), [("host:4318", "port 4318"), ("unix:///run/x", "'unix:///run/x'")])
