@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Protocol
+
+from otel_torchprof._process import fork
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.phases import Segment
@@ -66,4 +67,4 @@ class LoopMarks:
 
 shared = LoopMarks()
 """Those of the process."""
-os.register_at_fork(after_in_child=shared.after_fork_in_child)
+fork.call_late(after_in_child=shared.after_fork_in_child)
