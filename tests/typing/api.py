@@ -215,9 +215,11 @@ def serve(folder: Path) -> None:
         ranks="together",
         steps="auto",
     )
+    carried: Callable[[str], int] = otp.carry(len)
+    assert carried("ab") == 2
     with otp.record_function("typed"):
         instrumentor.keep_step()
-        instrumentor.step()
+        instrumentor.step({"torch.step.loss": 0.5})
     flushed: bool = provider.force_flush()
     averages: otp.EventList = processor.key_averages()
     health: otp.ProcessorHealth = processor.health

@@ -20,6 +20,7 @@ from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
+from otel_torchprof._columns.generation import Generation
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
@@ -103,6 +104,7 @@ def recorded():
         energy={"time": [0, 400, 0, 400], "joules": [0.0, 8.0, 5.0, 6.0], "device_index": [0, 0, 1, 1]},
         dropped={"budget": 4},
         frame_info=FrameInfo({6: FunctionInfo("größe.f", "/home/größe.py", 7)}),
+        generations={8: Generation("größe/modell", 2, 6, 2, 12, 3, is_streamed=True, duration=0.5, first_token=0.1)},
     )
     ids = itertools.count(1)
     options = {"start": 0, "end": 400, "steps": [RecordedStep(0, 100, 200), RecordedStep(1, 300, 400)]}
