@@ -59,9 +59,10 @@ def test_steps_say_what_the_trainer_knows(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (
+        pytest.param(
             {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": 2},
             [*range(6), "evaluation", "checkpoint", *range(6, 12), "evaluation", "checkpoint"],
+            marks=pytest.mark.exhaustive,
         ),
         (
             {"save_strategy": "best", "metric_for_best_model": "loss", "max_steps": 3},

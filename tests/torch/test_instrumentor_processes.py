@@ -293,8 +293,15 @@ def load(method, **options):
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("detail", ["frames", "metrics"])
+@pytest.mark.parametrize(
+    ("detail", "method"),
+    [
+        ("frames", "spawn"),
+        ("metrics", "fork"),
+        pytest.param("frames", "fork", marks=pytest.mark.exhaustive),
+        pytest.param("metrics", "spawn", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_data_loader_workers_are_silent(tmp_path, method, detail):
     """Workers of a DataLoader export nothing, whichever way they start and whatever the detail; other worker processes do as before."""
     processes = run(
