@@ -12,7 +12,7 @@ from otel_torchprof._native.recorder import notes_on_names
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.carrying import shared as model_threads
+from otel_torchprof._sources.carrying import started_threads
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
@@ -250,12 +250,13 @@ class Instrumentation:
         if self._step_rule.is_learned:
             frameworks.install(self)
         self._processor.attach(self._recording, self.stop, self._states, self._notes)
-        self._report_figures()
-
-    def _report_figures(self) -> None:
         if self._metrics is not None:
             self._cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
+        self._measure_processor()
+
+    def _measure_processor(self) -> None:
+        if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
             # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
             self._metrics.refresh = self._processor.refresh
@@ -266,7 +267,7 @@ class Instrumentation:
             if self._running:
                 self._processor.hand_over(processor)
                 self._processor = processor
-                self._report_figures()
+                self._measure_processor()
             return self._running
 
     def _notes(self) -> list[str]:
@@ -294,7 +295,7 @@ class Instrumentation:
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
-        model_threads.install(self._modules)
+        started_threads.install(self._modules)
         if self._detail != "steps":
             self._modules.install()
             self._states["modules"] = ON
@@ -337,7 +338,7 @@ class Instrumentation:
 
     def _push_hooks(self) -> None:
         self._cleanup.push(self._modules.remove)
-        self._cleanup.push(functools.partial(model_threads.remove, self._modules))
+        self._cleanup.push(functools.partial(started_threads.remove, self._modules))
         self._cleanup.push(self._leave_frameworks)
 
     def _leave_frameworks(self) -> None:

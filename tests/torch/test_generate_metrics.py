@@ -8,12 +8,15 @@ torch = pytest.importorskip("torch", minversion="2.6")
 pytest.importorskip("transformers")
 
 from generating import decoder, prompts  # noqa: E402
-from instrumented import Instrumented  # noqa: E402
+from instrumented import Collecting, Instrumented  # noqa: E402
 from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from torch_metrics import data_points  # noqa: E402
 
+import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._instrument import default_processor  # noqa: E402
 from otel_torchprof._metrics import generation_metrics as metrics  # noqa: E402
 
 ABOUT = {
@@ -103,6 +106,22 @@ def test_exemplars_point_to_the_request(reader, service, model):
         generate(model)
     (point,) = data_points(reader, SERVER[0])
     assert [exemplar.trace_id for exemplar in point.exemplars] == [request.get_span_context().trace_id]
+
+
+def test_a_processor_that_comes_later(reader, model, monkeypatch):
+    """Requests are counted once, also where another processor gets the spans from then on."""
+    monkeypatch.setattr(default_processor, "exporters_from_environment", list)
+    provider, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([reader], shutdown_on_exit=False)
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, meter_provider=meters, detail="steps")
+    try:
+        provider.add_span_processor(otp.TorchSpanProcessor(Collecting()))
+        assert provider.force_flush()
+        generate(model)
+    finally:
+        otp.TorchInstrumentor().uninstrument()
+        provider.shutdown()
+    (point,) = data_points(reader, SERVER[0])
+    assert point.count == 1
 
 
 def test_a_listener_that_fails(model, monkeypatch):
