@@ -191,6 +191,7 @@ class ContextTable:
             self._last = max(self._last, other._last)
             self._numbers |= other._numbers
             self._spans |= other._spans
+            self._ends |= other._ends
 
     @property
     def size(self) -> int:

@@ -296,11 +296,11 @@ class LiveTrees:
         return late
 
     def _is_late(self, context: Array, start: Array) -> npt.NDArray[np.bool_]:
-        """Which began after the span of their context had ended: a task or a thread that was started in it goes on."""
-        ends = {c: end for c in distinct_values(context).tolist() if c and (end := self._ended(c)) is not None}
-        late = np.zeros(len(context), dtype=np.bool_)
-        for number, end in ends.items():
-            late |= (context == number) & (start > end)
+        """Which began after the span of their context had ended: a task or a thread that was started in it outlives it."""
+        contexts, place = np.unique(context, return_inverse=True)
+        known = (self._ended(number) if number else None for number in contexts.tolist())
+        ends = np.fromiter((NEVER if end is None else end for end in known), np.int64, len(contexts))
+        late: npt.NDArray[np.bool_] = start > ends[place]
         return late
 
     def _link(self, trace_groups: list[TraceGroup], at: int, context: int) -> None:

@@ -192,12 +192,13 @@ def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveColl
 
 def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
     """Links of events that are roots of traces: to the spans that had ended when they began."""
+    groups = placed.trace_groups
+    has_links = np.array([group.step is None and bool(group.trace.links) for group in groups], dtype=np.bool_)
+    roots = np.flatnonzero(has_links[placed.trace_group] & placed.is_root) if has_links.any() else has_links[:0]
     linked = [
-        (int(row), trace_id.to_bytes(16, "big"), span_id)
-        for number, group in enumerate(placed.trace_groups)
-        if group.step is None and group.trace.links
-        for row in np.flatnonzero(placed.is_root & (placed.trace_group == number))
-        for trace_id, span_id in group.trace.links
+        (row, trace_id.to_bytes(16, "big"), span_id)
+        for row, number in zip(roots.tolist(), placed.trace_group[roots].tolist(), strict=True)
+        for trace_id, span_id in groups[number].trace.links
     ]
     rows, trace_ids, span_ids = zip(*linked, strict=True) if linked else ((), (), ())
     ids = np.frombuffer(b"".join(trace_ids), dtype=np.uint8).reshape(-1, 16)
