@@ -7,14 +7,18 @@ import inspect
 import logging
 import os
 import sys
-import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_torchprof._process.wrapped_calls import WrappedCalls
+
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
+
+    from otel_torchprof._process.wrapped_calls import Wrapper
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("otel_torchprof")
@@ -71,60 +75,32 @@ async def _awaiting(coroutine: Any) -> Any:
     return await coroutine
 
 
-class ModelThreads:
-    """Threads that are started with a method of a module as their target have the span of whoever starts them.
+class _Method(NamedTuple):
+    """A method of Python's that is wrapped."""
 
-    Transformers' own recipe for streaming is ``Thread(target=model.generate)``. A thread that has a current span by itself, as
-    ``opentelemetry-instrumentation-threading`` and later Pythons give it, keeps that. Other threads are left alone: what a
-    program starts inside its first request, such as a batcher, may work for all later ones.
+    module: str
+    path: str
 
-    For any number of users in a process; any thread.
-    """
 
-    def __init__(self) -> None:
-        self._users: set[object] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._wrapped: tuple[Any, Any] | None = None
-        """``Thread.start`` as it was, and what is there in its place."""
+def _start(_method: _Method, before: Callable[[threading.Thread], None]) -> Wrapper:
+    """``Thread.start``, which has a thread that is to run a model in the span of whoever starts it; and what ends that."""
+    carries = True
 
-    def install(self, user: object) -> None:
-        """Wraps ``Thread.start``."""
-        with self._lock:
-            self._users.add(user)
-            if self._wrapped is None:
-                before = threading.Thread.start
-                self._wrapped = before, self._start(before)
-                threading.Thread.start = self._wrapped[1]  # type: ignore[method-assign, assignment]
+    @functools.wraps(before)
+    def start(thread: threading.Thread) -> None:
+        try:
+            target: Any = getattr(thread, "_target", None)
+            if carries and trace.get_current_span() is not trace.INVALID_SPAN and _is_of_module(target):
+                thread._target = _unless_current(target, otel_context.get_current())  # type: ignore[attr-defined]  # noqa: SLF001
+        except Exception:  # an object of the program's may raise whatever it is asked; its thread starts
+            _logger.debug("the target of a thread was not looked at", exc_info=True)
+        before(thread)
 
-    def remove(self, user: object) -> None:
-        """Puts it back, if nobody else uses this and nobody has wrapped it since; without effect for no user."""
-        with self._lock:
-            self._users.discard(user)
-            if self._users or self._wrapped is None:
-                return
-            before, now = self._wrapped
-            if threading.Thread.start is now:
-                threading.Thread.start = before  # type: ignore[method-assign]
-                self._wrapped = None  # else it stays, and carries nothing while there is no user
+    def retire() -> None:
+        nonlocal carries
+        carries = False
 
-    def after_fork_in_child(self) -> None:
-        """The lock may have been another thread's of the parent."""
-        self._lock = threading.RLock()
-
-    def _start(self, before: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-        users = self._users
-
-        @functools.wraps(before)
-        def start(thread: threading.Thread) -> None:
-            try:
-                target: Any = getattr(thread, "_target", None)
-                if users and trace.get_current_span() is not trace.INVALID_SPAN and _is_of_module(target):
-                    thread._target = _unless_current(target, otel_context.get_current())  # type: ignore[attr-defined]  # noqa: SLF001
-            except Exception:  # an object of the program's may raise whatever it is asked; its thread starts
-                _logger.debug("the target of a thread was not looked at", exc_info=True)
-            before(thread)
-
-        return start
+    return start, retire
 
 
 def _unless_current(target: Callable[..., Any], context: otel_context.Context) -> Callable[..., Any]:
@@ -152,6 +128,11 @@ def _is_of_module(target: Any) -> bool:
     return False
 
 
-shared = ModelThreads()
-"""Those of the process."""
-os.register_at_fork(after_in_child=shared.after_fork_in_child)
+started_threads = WrappedCalls((_Method("threading", "Thread.start"),), _start)
+"""Threads of the process that are started with a method of a module as their target have the span of whoever starts them.
+
+Transformers' own recipe for streaming is ``Thread(target=model.generate)``. A thread that has a current span by itself, as
+``opentelemetry-instrumentation-threading`` and later Pythons give it, keeps that. Other threads are left alone: what a
+program starts inside its first request, such as a batcher, may work for all later ones.
+"""
+os.register_at_fork(after_in_child=started_threads.renew_lock)  # those who record continue in the child
