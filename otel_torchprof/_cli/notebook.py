@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._profile.profile import profile
 from otel_torchprof.errors import TorchProfError
 
+from .run_outputs import CHROME_SUFFIXES, OTLP_SUFFIXES
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from otel_torchprof._events.events import EventList
 
 _NAME = "torchprof"
-_OTLP = (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -59,8 +60,11 @@ def _parsed(parser: argparse.ArgumentParser, words: str) -> argparse.Namespace:
         options = parser.parse_args(shlex.split(words))
     except ValueError as error:  # a quotation that does not end
         raise _usage_error(str(error)) from error
-    if options.profile is not None and not options.profile.isidentifier():
-        raise _usage_error(f"--profile is {options.profile!r}; it must be a name for a variable")
+    name, output, suffixes = options.profile, options.output, (*CHROME_SUFFIXES, *OTLP_SUFFIXES)
+    if output is not None and not output.endswith(suffixes):
+        raise _usage_error(f"--output is {output!r}; its name must end in {', '.join(suffixes)}")
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise _usage_error(f"--profile is {name!r}; it must be a name for a variable")
     return options
 
 
@@ -85,7 +89,7 @@ def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
     if lost := sum(prof.health.dropped.values()):
         say(f"{lost:,} events were dropped, and are not in the table: {prof.health}")
     if options.output is not None:
-        write = prof.export_otlp if options.output.endswith(_OTLP) else prof.export_chrome_trace
+        write = prof.export_otlp if options.output.endswith(OTLP_SUFFIXES) else prof.export_chrome_trace
         _checked(lambda: write(options.output))
     if not result.success:
         raise _usage_error("the cell failed, as is shown above; the table is of what ran before that")

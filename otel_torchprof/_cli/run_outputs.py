@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from otel_torchprof._distributed.rank_choice import Place
     from otel_torchprof._sampling.span_policy import SpanPolicy
 
-_CHROME, _OTLP_FILE = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
+CHROME_SUFFIXES, OTLP_SUFFIXES = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
+"""Of the names of files of each format."""
 _TRACE = ".trace"
 """Stands before the suffix in default names."""
 _RESTART = "restart"
@@ -69,7 +70,7 @@ def of_last_attempt(paths: Sequence[str]) -> list[str]:
 
 def file_names(options: argparse.Namespace, stem: str) -> list[str]:
     """The names of the files that are to be written, as they were given or are by default."""
-    return [name for name in _requested(options, stem) if name.endswith((*_CHROME, *_OTLP_FILE))]
+    return [name for name in _requested(options, stem) if name.endswith((*CHROME_SUFFIXES, *OTLP_SUFFIXES))]
 
 
 def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
@@ -130,17 +131,17 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
     if name == "otlp":
         return OTLPExporter()
-    if name.endswith(_CHROME):
+    if name.endswith(CHROME_SUFFIXES):
         numbers = {key: getattr(options, key) for key in ("max_bytes", "steps_per_file", "max_files")}
         return ChromeTraceExporter(name_of_rank(name, os.environ), **numbers)
-    if name.endswith(_OTLP_FILE):
+    if name.endswith(OTLP_SUFFIXES):
         return OTLPFileExporter(name_of_rank(name, os.environ))
     raise TorchProfError(
-        f"--output is {name!r}; its name must end in {', '.join((*_CHROME, *_OTLP_FILE))}, or be otlp or none"
+        f"--output is {name!r}; its name must end in {', '.join((*CHROME_SUFFIXES, *OTLP_SUFFIXES))}, or be otlp or none"
     )
 
 
 def _split(name: str) -> tuple[str, str]:
     """The name of a file without its suffix, and that."""
-    suffix = max((each for each in (*_CHROME, *_OTLP_FILE) if name.endswith(each)), key=len)
+    suffix = max((each for each in (*CHROME_SUFFIXES, *OTLP_SUFFIXES) if name.endswith(each)), key=len)
     return name.removesuffix(suffix), suffix

@@ -63,6 +63,8 @@ def test_a_cell_that_fails(shell):
     [
         ("--sort nonsense", "invalid choice: 'nonsense'"),
         ("-p 1x", "--profile is '1x'; it must be a name for a variable"),
+        ("-p class", "--profile is 'class'; it must be a name for a variable"),
+        ("-o trace.txt", "--output is 'trace.txt'; its name must end in .json, "),
         ("--rows 'a", "No closing quotation"),
         ("-o no/such/folder.json", "create the folder first"),
     ],
