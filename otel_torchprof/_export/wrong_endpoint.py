@@ -15,7 +15,7 @@ from .variables import VARIABLES
 if TYPE_CHECKING:
     from .settings import Settings
 
-_HTTP_1 = ("Trying to connect an http1.x server", "Failed parsing HTTP/2")
+_HTTP_1 = "Trying to connect an http1.x server"
 """In the words of gRPC's core: the first that came was no HTTP/2."""
 _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
 """Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
@@ -29,7 +29,7 @@ _NO_TLS = "WRONG_VERSION_NUMBER"
 
 def is_http(details: str) -> bool:
     """Whether a call of gRPC failed with these details since the peer speaks HTTP."""
-    return any(words in details for words in _HTTP_1) or _HTTP_2.search(details) is not None
+    return _HTTP_1 in details or _HTTP_2.search(details) is not None
 
 
 def speaks_http(settings: Settings) -> str:

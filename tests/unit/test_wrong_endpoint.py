@@ -30,7 +30,6 @@ def settings(endpoint: str, protocol: str = "http/protobuf") -> Settings:
         ("Received http2 header with status: 415", True),
         ("Received http2 header with status: 401", False),
         ("Received http2 header with status: 503", False),
-        ("Failed parsing HTTP/2 (GOAWAY; frame type 79)", True),
         ("Socket closed", False),
     ],
 )
