@@ -107,7 +107,7 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         EPOCH,
         _DOUBLE,
         _ON_MARKED,
-        "how many times the data has been gone through; of Hugging Face's Trainer with the part of the running one",
+        "how many times the loop has run over the data; of Hugging Face's Trainer with the fraction of the current epoch",
     ),
     (
         BATCHES,

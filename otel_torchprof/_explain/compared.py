@@ -71,7 +71,7 @@ def rows_of(before: TreeTimes, after: TreeTimes) -> list[Row]:
 
 
 def rare_share(tree: TreeTimes) -> float:
-    """Of the time of all steps, what is of names that run in less than half of them and so are not compared."""
+    """Share of the time of all steps in paths that run in less than half of them, and so are not compared."""
     times = np.stack([tree.times([row]) for row in range(len(tree.paths))]) if len(tree.paths) else np.zeros((0, 1))
     is_rare = (times > 0).sum(axis=-1) * 2 < times.shape[-1]
     return float(times[is_rare].sum() / tree.seconds.sum())

@@ -26,7 +26,7 @@ _MOST = 4096
 
 
 class Generations:
-    """What is known of the latest calls, by the ids of their events; and who is told of each. Any thread, under Python's lock."""
+    """What is known of the latest calls, by the ids of their events; listeners get each request. Any thread, under Python's lock."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Generation] = OrderedDict()

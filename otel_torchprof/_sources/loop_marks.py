@@ -39,15 +39,15 @@ class LoopMarks:
         return bool(self._listeners)
 
     def add(self, listener: Listener) -> None:
-        """It is told from now on."""
+        """It gets changes from now on."""
         self._listeners[listener] = None
 
     def remove(self, listener: Listener) -> None:
-        """It is told no more; without effect where it was not."""
+        """It gets no more changes; without effect where it got none."""
         self._listeners.pop(listener, None)
 
     def change(self, change: SegmentChange) -> None:
-        """A framework's loop continues with something else; a second loop, of another thread, is not told of until that has ended."""
+        """A framework's loop changes to another segment. Until it has ended, changes of a loop in another thread are ignored."""
         own = threading.current_thread()
         if (
             self.current is not None
@@ -61,7 +61,7 @@ class LoopMarks:
             listener.change_segment(change)
 
     def after_fork_in_child(self) -> None:
-        """No loop goes on in the child."""
+        """No loop continues in the child."""
         self.current = self._thread = None
 
 

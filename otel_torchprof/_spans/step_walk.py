@@ -50,7 +50,7 @@ class Walk:
         self._of_evaluation: dict[int, None] = {}
         self._is_inferred = False
         self._anew = 0
-        """Id of the latest batch that no evaluation goes on with: training came before it, or a batch of the same loader, which was begun anew."""
+        """Id of the latest batch that continues no evaluation: it follows training, or its loader has begun again."""
 
     def walk(self, token: Token) -> None:
         """Takes the next token."""
@@ -255,7 +255,7 @@ class Walk:
     def _nexts(self) -> list[Token]:
         """The pending batches that are for training: not those of an evaluation, nor the ones before them.
 
-        A pass of training follows. A data set that was evaluated first is trained with where no evaluation goes on with the batch.
+        A pass of training follows. A batch of a data set that was evaluated first is for training where it continues no evaluation.
         """
         if self._is_given_loader:
             return [one for one in self._pending if (one.part, one.key) == (Part.NEXT, self.rule.key)]

@@ -40,7 +40,7 @@ class Loop:
         self._profile = profile
         self._has_started = False
         self.is_silent = False
-        """Whether somebody else tells of this loop."""
+        """Whether another integration reports this loop."""
         self.current: Segment | None = None
         """What was begun last; None outside of the loop."""
 
