@@ -12,6 +12,7 @@ from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._native import torch_library
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._process.torch_differences import differences
+from otel_torchprof._sources.device_source import is_capturing
 from otel_torchprof.config import warn_once
 from otel_torchprof.health import NO_DEVICE
 
@@ -308,8 +309,11 @@ def _torchs_activities() -> set[ProfilerActivity]:
 
 
 def synchronize(device: str | None) -> None:
-    """Waits until a device has done what it was given, as torch does before it ends a profile."""
-    if device is None:
+    """Waits until a device has done what it was given, as torch does before it ends a profile.
+
+    Not while a graph is being captured: CUDA forbids it, and the capture would be lost.
+    """
+    if device is None or is_capturing(device):
         return
     import torch
 

@@ -72,6 +72,15 @@ def make_ready(device: str) -> None:
             raise TorchProfError(f"torch.{device} cannot be initialised: {error}") from error
 
 
+def is_capturing(device: str) -> bool:
+    """Whether a graph is being captured: by the calling thread, or by another one since a profile times the device."""
+    module = getattr(torch_library.installed_torch(), device, None)
+    is_ready, ask = (getattr(module, name, None) for name in ("is_initialized", "is_current_stream_capturing"))
+    if graph_hooks.is_capturing:
+        return True
+    return ask is not None and is_ready is not None and is_ready() and bool(ask())
+
+
 class TimedSteps:
     """Which steps of a loop have the times of devices: one in so many, from the first recorded one on."""
 
@@ -95,7 +104,7 @@ class DeviceSource(Source):
     Args:
         library: of torch's operators.
         device: the type, as ``torch.device`` names it.
-        events: ``ops``, ``leaves`` or ``labels``.
+        events: ``ops``, ``all`` or ``labels``.
         most: times that may wait to be taken.
     """
 
@@ -223,6 +232,11 @@ class _GraphHooks:
             if getattr(self._of.__dict__.get(name), "__wrapped__", None) is original:
                 setattr(self._of, name, original)
         self._originals = {}
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether one is being captured whose begin was seen."""
+        return bool(self._captured)
 
     def begun(self, graph: Any) -> None:
         """A capture begins."""

@@ -48,14 +48,29 @@ class RelaxedCapture {
   int d_mode = kRelaxed;
 };
 
-// Torch before 2.8 cannot be asked; whoever captures is then known only by otp_torch_devices_hold.
-// A template, so that what an older torch does not have is left out.
+// CUDA's own answer, for a torch that has none: its stream of one of torch's, and the question. A c10::cuda::CUDAStream
+// is a c10::Stream and nothing besides.
+inline bool is_cuda_capturing(const c10::Stream& stream) {
+  using Handle = void* (*)(const c10::Stream*);
+  using Ask = int (*)(void*, int*);
+  static const auto handle = [] {
+    void* library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* function = library == nullptr ? nullptr : dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv");
+    return reinterpret_cast<Handle>(function);
+  }();
+  static const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  int status = 0;  // cudaStreamCaptureStatusNone
+  return handle != nullptr && ask != nullptr && ask(handle(&stream), &status) == 0 && status != 0;
+}
+
+// Torch before 2.12 cannot be asked. Where it times other devices than CUDA's, whoever captures is then known only by
+// otp_torch_devices_hold. A template, so that what an older torch does not have is left out.
 template <typename AnyGuard>
 bool is_capturing(const AnyGuard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {
     return guard.isStreamCapturing(stream);
   } else {
-    return false;
+    return stream.device_type() == c10::DeviceType::CUDA && is_cuda_capturing(stream);
   }
 }
 
