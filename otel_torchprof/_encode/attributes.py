@@ -264,6 +264,13 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         devices.self_duration,
     ),
     Attribute(
+        "torch.device.drained_duration",
+        _DOUBLE,
+        "seconds in which devices had done all that they had been given, at most: they waited for the host",
+        "with times of devices, on roots in which one was timed",
+        devices.drained,
+    ),
+    Attribute(
         "torch.device.type",
         _NAME,
         "type of the device that the marks are on, as `torch.device` names it: `cuda`",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.devices import covered_between
+from otel_torchprof._tree.devices import covered_between, drained_between
 from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof._tree.energy import joules_between
 
@@ -34,6 +34,16 @@ def duration(source: Source) -> Values | None:
     roots = np.flatnonzero(~source.is_event)
     time[roots] = covered_between(source.batch, source.table.start[roots], source.table.end[roots])
     return time / _NS_PER_S, has_pair | (time > 0)
+
+
+def drained(source: Source) -> Values | None:
+    """Of roots in which a device was timed: how long devices waited for the host."""
+    if source.device_times is None:
+        return None
+    roots = ~source.is_event
+    time = np.full(len(roots), np.nan)
+    time[roots] = drained_between(source.batch, source.table.start[roots], source.table.end[roots])
+    return np.nan_to_num(time) / _NS_PER_S, ~np.isnan(time)
 
 
 def self_duration(source: Source) -> Values | None:

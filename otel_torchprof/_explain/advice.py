@@ -83,9 +83,15 @@ ADVICE = {
         "record with torch.compile or with a larger batch: if the gap grows with the batch, it is no overhead of Python",
     ),
     "device-bound": Advice(
-        "of step time the busiest stream of the device works",
-        "nothing is lost on the host: look at the longest kernels",
+        "of step time the device works, or has work waiting",
+        "nothing is lost on the host: look at the operators that the device takes longest for",
         "halve the batch: if steps do not become shorter, this is wrong",
+    ),
+    "host-bound": Advice(
+        "of step time the device waits for the host to launch something",
+        "launch less: torch.compile, mode='reduce-overhead' for graphs; fused or foreach optimizers; larger batches. Timing the device slows "
+        "the host too: how long steps are without it, --detail steps tells",
+        "double the batch: if steps become longer by as much, this is wrong",
     ),
     "compute-bound": Advice(
         "of step time the model computes",

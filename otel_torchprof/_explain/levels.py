@@ -64,6 +64,9 @@ def levels(rank: Rank) -> list[Finding]:
 
 
 def _judged(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
+    chosen = chosen & ~np.isnan(candidate.seconds)
+    if not chosen.any():
+        return None
     seconds, of_steps = candidate.seconds[chosen], rank.seconds[chosen]
     interval, typical = (whole_time, np.mean) if candidate.comes_in_bursts else (median_share, np.median)
     share, low, high = interval(seconds, of_steps)
@@ -104,9 +107,10 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     for phase in BY_PHASE:
         if phase != "compile":  # steps that compile are not steady
             yield _of_phase(rank, chosen, phase)
-    has_device = not np.isnan(rank.device).all()
-    if has_device:
+    if int((chosen & ~np.isnan(rank.device)).sum()) >= RULES.fewest_steps:
         yield _Candidate("device-bound", rank.device)
+        if not np.isnan(rank.drained).all():
+            yield _host_bound(rank, chosen)
     elif not rank.lacks_device_times:
         yield _computing(rank, chosen)
         if pages := _pages(rank, chosen):
@@ -115,6 +119,13 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
         if not rank.communicates and not np.isnan(rank.gap).all():
             yield _Candidate("python-gap", rank.gap)
             yield _gil(rank, chosen)
+
+
+def _host_bound(rank: Rank, chosen: Flags) -> _Candidate:
+    """Seconds in which a device waits while the loop is in no phase that waits itself."""
+    waits = rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1)
+    evidence = _longest(rank, chosen, in_data=False)
+    return _Candidate("host-bound", np.maximum(rank.drained - waits, 0), evidence)
 
 
 def _computing(rank: Rank, chosen: Flags) -> _Candidate:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST = 1_000
 _SEGMENTS = tuple(Segment)
-_OF_SPAN = (w.REVISION, w.RUNNABLE, *w.COUNTERS, w.BLOCKED, w.OTHER_THREADS, *w.PHASE_OF)
+_OF_SPAN = (w.REVISION, w.RUNNABLE, *w.COUNTERS, w.BLOCKED, w.OTHER_THREADS, w.DRAINED, *w.PHASE_OF)
 """The attributes that are kept."""
 _ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
 """Segment, number, begin (Unix ns), duration (ns), and attributes, NaN for what is not known."""

@@ -134,6 +134,7 @@ def rank_of_process(
     phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
     numbers = [row.number for row in rows]
     unknown = np.full(len(rows), NAN)
+    drained = np.minimum([row.drained for row in rows], seconds)
     return Rank(
         name=name,
         number=np.array(numbers, np.int64),
@@ -149,7 +150,8 @@ def rank_of_process(
         counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
         gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
         operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
-        device=unknown,
+        device=seconds - drained,
+        drained=drained,
         operators=operators,
         pauses=sorted(process.pauses, key=lambda pause: pause.start),
         collectives=process.collectives.settled(),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Rules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 5
+    version: int = 6
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""

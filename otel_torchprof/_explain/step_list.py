@@ -44,6 +44,7 @@ class StepRow(NamedTuple):
     runnable: float = NAN
     blocked: float = NAN
     other_threads: float = NAN
+    drained: float = NAN
     counters: tuple[float, ...] = (NAN,) * len(w.COUNTERS)
     phases: tuple[float, ...] | None = None
 
@@ -96,6 +97,7 @@ class StepList:
                 w.RUNNABLE,
                 w.BLOCKED,
                 w.OTHER_THREADS,
+                w.DRAINED,
                 w.DROPPED,
                 w.THREAD,
             ),
@@ -235,6 +237,7 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
         attributes.get(w.RUNNABLE, NAN),
         attributes.get(w.BLOCKED, NAN),
         attributes.get(w.OTHER_THREADS, NAN),
+        attributes.get(w.DRAINED, NAN),
         tuple(attributes.get(key, NAN) for key in w.COUNTERS),
         phases,
     )

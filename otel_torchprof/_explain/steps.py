@@ -71,7 +71,9 @@ class Rank:
     operating: Floats
     """Seconds of the loop's thread in operators, without waits for data."""
     device: Floats
-    """Seconds that the busiest stream of a device worked."""
+    """Seconds that the busiest stream of a device worked, or that devices had work waiting."""
+    drained: Floats
+    """Seconds in which devices had none."""
     operators: list[list[OperatorTime]]
     """The longest of each step."""
     collectives: Collectives

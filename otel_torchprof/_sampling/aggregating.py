@@ -43,6 +43,7 @@ _ADDED = frozenset(
         "torch.self_duration",
         "torch.device.duration",
         "torch.device.self_duration",
+        "torch.device.drained_duration",
         "torch.device.energy",
         "torch.memory.allocated",
         "torch.memory.released",

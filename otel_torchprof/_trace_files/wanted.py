@@ -10,6 +10,7 @@ AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "t
 STEP, UNFINISHED = "torch.step", "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
+DRAINED = "torch.device.drained_duration"
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
@@ -20,7 +21,7 @@ RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "serv
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
 """By attribute of a step, the phase whose time it is."""
 DURATIONS = frozenset(
-    (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, *PHASE_OF)
+    (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
 """Those that are seconds."""
 TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))

@@ -128,6 +128,39 @@ def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
     return found
 
 
+DRAINED_NS = 10_000
+"""A device that comes to a mark this soon after it was made had nothing else to do: the two clocks agree to some microseconds."""
+
+
+def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
+    """Ns of each segment (Unix ns) in which devices had done all that they had been given, and waited for the host to give more.
+
+    Known where a mark is made: a device that comes to it at once had nothing to do before, since the last mark that it came to or
+    that was made, or for a part of that time. So it is what it is at most. Marks of other threads and streams that a device has not
+    come to say that it is not so. NaN of a segment in which no mark was made.
+    """
+    devices = batch.devices
+    timed = None if devices is None else timed_rows(batch)
+    if devices is None or timed is None or not len(starts):
+        return np.full(len(starts), np.nan)
+    rows, pair = timed.rows, timed.pair[timed.rows]
+    begun = devices["start"][pair]
+    made = np.concatenate((batch["start"][rows], batch["end"][rows]))
+    reached = np.concatenate((begun, begun + devices["duration"][pair]))
+    order = np.argsort(made, kind="stable")
+    made = made[order]
+    latest = np.maximum.accumulate(reached[order])
+    since = np.minimum(np.maximum(made[:-1], latest[:-1]), made[1:])
+    is_drained = latest[1:] - made[1:] < DRAINED_NS
+    sums = np.cumsum(np.where(is_drained, made[1:] - since, 0))
+    # How much is drained from the first mark to any moment: nothing more up to `since`, then all up to the mark.
+    moments = np.column_stack((since, made[1:])).ravel() - made[0]
+    known = np.column_stack((np.concatenate(([0], sums[:-1])), sums)).ravel()
+    at = [np.interp(edge - made[0], moments, known) for edge in (starts, ends)]
+    is_known = np.searchsorted(made, ends, side="right") > np.searchsorted(made, starts)
+    return np.where(is_known, at[1] - at[0], np.nan)
+
+
 def _streams(devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:
     """A small number for the stream of each pair. What follows each other mostly is on one stream: only the changes are sorted."""
     columns = [devices[name] for name in ("device_type", "device_index", "stream")]

@@ -63,7 +63,9 @@ def batch_of(parents, *pairs, **columns):
 def test_what_a_span_has_of_its_pair():
     """A pair gives its duration, what nothing inside of it tells of, and the device and stream; a parent without one a sum."""
     root, enclosing, timed, inner = attributes(batch_of([-1, 0, 1], (2, 3, 50, 1), (3, 3, 20, 1)))
-    assert root == {"duration": 50e-6}, "of a root, what all pairs cover"
+    assert root == {"duration": 50e-6, "drained_duration": 88e-6}, (
+        "of a root, what all pairs cover; between the marks it waited"
+    )
     assert enclosing == {"duration": 50e-6}
     assert timed == {"duration": 50e-6, "self_duration": 30e-6, "type": "cuda", "index": 1, "stream": 3}
     assert inner == {"duration": 20e-6, "self_duration": 20e-6, "type": "cuda", "index": 1, "stream": 3}

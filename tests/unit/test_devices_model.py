@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined, without
-from otel_torchprof._tree.devices import device_times
+from otel_torchprof._tree.devices import DRAINED_NS, device_times, drained_between
 
 
 def devices(*rows):
@@ -94,3 +94,44 @@ def test_pairs_of_several_recordings():
     assert device_times(
         without(batch_of([-1, 0], [(1, 0, 9, 0), (2, 0, 5, 0)]), np.array([True, False]))
     ).total.tolist() == [5]
+
+
+def drained(edges, *rows):
+    """Of each segment between the edges, with events of (begin, end, when the device came to the mark at each), in us."""
+    begin, end, first, last = (np.array(column) * 1000 for column in zip(*rows, strict=True))
+    pairs = {"event": np.arange(1, len(rows) + 1), "start": first, "duration": last - first}
+    pairs |= {name: np.zeros(len(rows)) for name in ("stream", "device_type", "device_index")}
+    batch = Batch.of({"start": begin, "end": end}, [""], devices=pairs)
+    edges = np.array(edges) * 1000
+    return (drained_between(batch, edges[:-1], edges[1:]) / 1000).tolist()
+
+
+def test_a_device_that_waits_for_the_host():
+    """Where each mark is reached as soon as it is made, all time is drained from there to the next."""
+    assert drained([0, 100, 200], (10, 60, 10, 61), (110, 160, 110, 160)) == [89, 60]
+
+
+def test_a_device_that_is_behind_the_host():
+    """Where the device comes to no mark before long, it never waits, up to the threshold and not at it."""
+    late = DRAINED_NS // 1000
+    assert drained([0, 200], (10, 60, 10 + late, 60 + late), (110, 160, 110 + late, 160 + late)) == [0]
+    assert drained([0, 200], (10, 60, 9 + late, 59 + late), (110, 160, 109 + late, 159 + late)) == [123]
+
+
+def test_where_no_device_was_timed():
+    """Of a segment without a mark nothing is known, be it before the first one or between two."""
+    assert np.isnan(drained([0, 100, 200, 300], (110, 120, 110, 120), (310, 320, 310, 320))).tolist() == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_device_that_catches_up():
+    """A device that has done what it was given waits from then on, not from when it was asked for."""
+    assert drained([0, 50, 100, 150], (0, 20, 40, 90), (100, 120, 100, 120)) == [0, 10, 20]
+
+
+def test_another_stream_that_is_behind():
+    """A mark that is reached at once says nothing while a device is behind with what it was given before."""
+    assert drained([0, 100], (0, 10, 0, 90), (20, 40, 20, 40)) == [0]
