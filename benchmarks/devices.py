@@ -29,7 +29,7 @@ _ROUNDS, _STEP_ROUNDS = 100, 20
 _BUSY_MS = 10
 KINETO_GPU = "Kineto, CPU and CUDA"
 LEGACY = "torch's legacy engine, use_cuda"
-_EVENTS = ("off", "labels", "leaves", "ops")
+_EVENTS = ("off", "labels", "ops", "all")
 
 
 def measure(settings: Settings) -> list[Row]:

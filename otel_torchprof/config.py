@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 SpanDetail = Literal["steps", "modules", "ops", "frames"]
 Detail = Literal["off", "metrics", SpanDetail]
 DETAILS: tuple[Detail, ...] = get_args(Detail)
-DeviceEvents = Literal["ops", "leaves", "labels", "off"]
+DeviceEvents = Literal["ops", "all", "labels", "off"]
 RankTraces = Literal["apart", "together"]
 ExportRanks = parsers.ExportRanks
 GPU_CHOICES = ("visible", "all")
@@ -219,7 +219,7 @@ DEVICE = Setting(
 DEVICE_EVENTS = Setting(
     DEVICE.variable,
     "`ops`",
-    "For which events: `ops`, `leaves`, `labels` or `off`",
+    "For which events: `ops`, `all`, `labels` or `off`",
     "events",
     parse=parsers.one_of(*get_args(DeviceEvents)),
     fallback="ops",

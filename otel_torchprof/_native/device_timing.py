@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .recorder import Session
     from .torch_functions import TorchFunctions
 
-DEVICE_EVENTS = {"ops": 1, "leaves": 2, "labels": 3}
+DEVICE_EVENTS = {"ops": 1, "all": 2, "labels": 3}
 """What can be timed: ``otp_device_events``."""
 
 STOP_WAIT = 5.0

@@ -83,8 +83,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES``),
             else all.
         device_events: for which events the device's time is measured, each at the cost of two events of its own, some
-            microseconds: ``"ops"`` (operators, labels and modules; default), ``"leaves"`` (operators with no other
-            inside), ``"labels"`` (labels and modules) or ``"off"``.
+            microseconds: ``"ops"`` (operators that give a device work themselves, labels and modules; default), ``"all"``
+            (all operators but views, as torch's legacy engine), ``"labels"`` (labels and modules) or ``"off"``.
         device_events_every: only in every so many steps, from the first recorded one on.
         source_options: what single sources understand: ``energy``, whether to read the energy counters of NVIDIA's GPUs, ten
             times a second, on a thread of its own; by default where the device is ``cuda``.

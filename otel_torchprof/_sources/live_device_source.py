@@ -40,7 +40,7 @@ class LiveDeviceSource(Source):
     Args:
         library: of torch's operators; None where nothing is timed.
         device: the type, as ``torch.device`` names it.
-        events: ``ops``, ``leaves`` or ``labels``.
+        events: ``ops``, ``all`` or ``labels``.
         most: times that may wait until they are drained.
         untimed: where nothing is timed, why.
     """

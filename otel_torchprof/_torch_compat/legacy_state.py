@@ -136,6 +136,7 @@ def _recording(config: ProfilerConfig, device: str | None) -> Recording:
             memory=config.profile_memory,
             frames=config.with_stack,
             device=device,
+            device_events="all",  # as torch's engine has them
             sources={"energy": False},
         )
     )

@@ -56,7 +56,7 @@ def run(script: str, *arguments: str) -> list[str]:
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         check=False,
     )
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-8000:])

@@ -121,7 +121,7 @@ def test_what_is_left_open_is_no_later_profiles():
     """A label that is left open and ends in a later profile, which has the number of its own in the recorder, is not timed there."""
     assert (
         run("""
-around = profile(device_events="leaves")
+around = profile()
 around.start()
 label = otp.record_function("open")
 session, timing = timed()

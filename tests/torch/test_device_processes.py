@@ -136,7 +136,7 @@ with profile():
     torch.add(a, a)
 before = threads()
 for i in range(200):
-    with profile() as outer, profile(device_events="leaves") as inner:
+    with profile() as outer, profile(device_events="all") as inner:
         torch.add(a, a)
     assert len(outer._batch().devices["event"]) == len(inner._batch().devices["event"]) == 1
 print(sim.counts()["alive"], threads() - before)

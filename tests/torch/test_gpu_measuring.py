@@ -46,7 +46,10 @@ class SimulatedGpu(measuring.Gpu):
 
     def kernels(self, work):
         return [
-            one._replace(duration=one.duration + self.longer if one.name in LAUNCHING and one.duration else 0.0)
+            one._replace(
+                duration=one.duration + self.longer if one.name in LAUNCHING and one.duration else 0.0,
+                room=measuring.OF_A_KERNEL,
+            )
             for one in self.marks(work)
         ]
 
@@ -77,7 +80,7 @@ def test_programs_are_the_same_every_time(simulated, rows, name):
 
 def test_what_differs_is_found(simulated, rows):
     """Times that are further apart than allowed fail, by name, and are in the table as such."""
-    gpu = SimulatedGpu(simulated, longer=3.5)
+    gpu = SimulatedGpu(simulated, longer=7.5)
     with pytest.raises(AssertionError, match=r"aten::mm, no\. 1"):
         measuring.agree(gpu, "products", SMALL["products"](), 1.0, repetitions=4)
     text = findings.markdown({"GPUs": "none"})
@@ -87,8 +90,8 @@ def test_what_differs_is_found(simulated, rows):
 
 def test_what_was_not_marked_is_found(rows):
     """An operator that torch.profiler saw kernels of and that has no marks fails."""
-    with pytest.raises(AssertionError, match="no marks of"):
-        measuring.compare("products", {}, {("aten::mm", 0): 5.0})
+    with pytest.raises(AssertionError, match="no time of"):
+        measuring.compare("products", {}, {("aten::mm", 0): 5.0}, {("aten::mm", 0): 4.0})
 
 
 def small(monkeypatch):
@@ -127,6 +130,8 @@ def test_kernels_are_those_of_the_operator_and_below():
 
     seen = Told().kernels(lambda: None)
     assert measuring.medians(seen, 1) == {("aten::linear", 0): 9.0, ("aten::addmm", 0): 9.0}
+    rooms = measuring.medians(seen, 1, of="room")
+    assert rooms == dict.fromkeys(rooms, 2 * measuring.OF_A_KERNEL), "one for each kernel"
 
 
 @pytest.mark.parametrize("name", ["test_backward", "test_memory_beside_times", "test_never_before_it_was_asked_for"])

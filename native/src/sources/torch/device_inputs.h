@@ -4,23 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
-#include <algorithm>
 #include <optional>
-#include <string_view>
 
 namespace otp::devices {
-
-// Launch nothing: an event pair around them would only cost time. Torch's own list, of its legacy profiler.
-inline bool is_view_like(const char* name) {
-  constexpr std::string_view kSorted[] = {
-      "_unsafe_view", "as_strided", "empty",  "empty_like", "empty_strided", "expand",    "resize_", "size",
-      "slice",        "squeeze",    "stride", "t",          "transpose",     "unsqueeze", "view",
-  };
-  std::string_view text = name == nullptr ? std::string_view() : name;
-  constexpr std::string_view kNamespace = "aten::";
-  if (text.substr(0, kNamespace.size()) != kNamespace) return false;
-  return std::binary_search(std::begin(kSorted), std::end(kSorted), text.substr(kNamespace.size()));
-}
 
 // Looks at what an input is or holds, until an index is found. `others`: something lies on another device.
 struct DeviceSearch {

@@ -9,12 +9,14 @@
 namespace otp::devices {
 
 // Sessions that request this event timed.
-inline uint32_t requested(const State& s, const otp_begin_args& event, uint32_t consumers) {
+inline uint32_t requested(State& s, const otp_begin_args& event, uint32_t consumers) {
   const Wishes& wishes = s.wishes;
   if (event.kind != OTP_EVENT_OPERATOR || event.scope == static_cast<uint8_t>(at::RecordScope::USER_SCOPE))
     return consumers & wishes.labels.load(std::memory_order_acquire);
   consumers &= wishes.ops.load(std::memory_order_acquire);
-  return consumers == 0 || is_view_like(event.name) ? 0 : consumers;
+  if (consumers == 0 || launches(s.launches, event, s.type)) return consumers;
+  consumers &= wishes.all.load(std::memory_order_relaxed);
+  return consumers == 0 || event.name == nullptr || is_view_like(event.name) ? 0 : consumers;
 }
 
 // Whether any of them has not stopped.
@@ -22,18 +24,6 @@ inline bool is_requested_by(const State& s, uint32_t consumers) {
   const Wishes& wishes = s.wishes;
   uint32_t all = wishes.ops.load(std::memory_order_relaxed) | wishes.labels.load(std::memory_order_relaxed);
   return (consumers & all) != 0;
-}
-
-// What has an operator inside of it is no leaf.
-inline void drop_leaf(State& s, ThreadMarks& marks) {
-  if (marks.open.empty()) return;
-  Pair& top = marks.open.back();
-  uint32_t leaves = s.wishes.leaves.load(std::memory_order_relaxed);
-  if ((top.consumers & leaves) == 0) return;
-  top.consumers &= ~leaves;
-  if (top.consumers != 0) return;
-  give_spare(marks.spares, top.stream.device_index(), top.begin);
-  marks.open.pop_back();
 }
 
 inline void forget_oldest(ThreadMarks& marks) {
@@ -81,7 +71,6 @@ inline int mark_begin(State& s, uint64_t id, const otp_begin_args& event, uint32
   ThreadMarks& marks = own_marks(s);
   std::lock_guard<std::timed_mutex> hold(marks.mutex);
   if (!is_requested_by(s, consumers)) return 0;  // what was found at the end of everything is not added to
-  if (event.kind == OTP_EVENT_OPERATOR) drop_leaf(s, marks);
   c10::Stream stream = s.guard->getStream(c10::Device(s.type, *index));
   if (is_capturing(*s.guard, stream)) {
     count_captured(s, consumers);

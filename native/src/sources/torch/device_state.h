@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "device_clock.h"
+#include "device_launches.h"
 #include "device_pairs.h"
 #include "devices.h"
 #include "otel_torchprof/record_format.h"
@@ -71,7 +72,8 @@ struct Collector {
 
 // What every begin reads.
 struct Wishes {
-  std::atomic<uint32_t> ops{0}, leaves{0}, labels{0};  // sessions, by what they request timed
+  // Sessions, by what they request timed; `all` is part of `ops`.
+  std::atomic<uint32_t> ops{0}, all{0}, labels{0};
   std::atomic<int> held{0};
   std::atomic<bool> failed{false};
 };
@@ -80,6 +82,7 @@ struct Wishes {
 struct State {
   std::mutex control;
   Wishes wishes;
+  LaunchesByName launches;  // of `type`
   const Guard* guard = nullptr;
   c10::DeviceType type = c10::DeviceType::CPU;
   std::atomic<bool> in_use[64] = {};                 // devices, once that is known

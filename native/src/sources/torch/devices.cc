@@ -68,6 +68,7 @@ void open_type(State& s, c10::DeviceType type) {
   TORCH_CHECK(c10::impl::hasDeviceGuardImpl(type), "torch has no ", type, " devices here");
   s.guard = c10::impl::getDeviceGuardImpl(type);
   TORCH_CHECK(s.guard->deviceCount() > 0, "there is no ", type, " device");
+  if (s.type != type) s.launches.clear();
   s.type = type;
   s.clocks.clear();
   for (auto& moment : s.moments) moment.store(0, std::memory_order_relaxed);
@@ -83,14 +84,14 @@ void open_type(State& s, c10::DeviceType type) {
 
 // Under `control`: tells those who record what is requested.
 void publish_wishes(State& s) {
-  uint32_t ops = 0, leaves = 0, labels = 0;
+  uint32_t ops = 0, all = 0, labels = 0;
   for (auto& session : s.sessions) {
     if (session->paused) continue;
     if (session->which != OTP_DEVICE_EVENTS_LABELS) ops |= session->consumer;
-    if (session->which == OTP_DEVICE_EVENTS_LEAVES) leaves |= session->consumer;
-    if (session->which != OTP_DEVICE_EVENTS_LEAVES) labels |= session->consumer;
+    if (session->which == OTP_DEVICE_EVENTS_ALL) all |= session->consumer;
+    labels |= session->consumer;
   }
-  s.wishes.leaves.store(leaves, std::memory_order_relaxed);
+  s.wishes.all.store(all, std::memory_order_relaxed);
   s.wishes.labels.store(labels, std::memory_order_release);
   s.wishes.ops.store(ops, std::memory_order_release);
 }

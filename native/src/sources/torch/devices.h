@@ -14,8 +14,8 @@ extern "C" {
 
 /* What is timed. */
 enum otp_device_events {
-  OTP_DEVICE_EVENTS_OPS = 1,    /* labels, modules, and all operators but the view-like ones */
-  OTP_DEVICE_EVENTS_LEAVES = 2, /* operators that no other of them runs inside of */
+  OTP_DEVICE_EVENTS_OPS = 1,    /* labels, modules, and operators that launch something themselves */
+  OTP_DEVICE_EVENTS_ALL = 2,    /* labels, modules, and all operators but the view-like ones */
   OTP_DEVICE_EVENTS_LABELS = 3, /* labels and modules */
 };
 
