@@ -22,4 +22,4 @@ class ExportError(TorchProfError):
     """Recorded data could not be written or sent; what was recorded is still there."""
 
     reason: str = ""
-    """What the transport said, of a receiver that did not take it; without what the headers hold. The message has it too."""
+    """What the transport said, of a receiver that did not take it, with advice where there is some; without what the headers hold. The message has it too."""

@@ -19,7 +19,7 @@ from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.own_path import own_path
-from otel_torchprof._export.response import UNREADABLE, Outcome
+from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
@@ -44,6 +44,9 @@ _SHOWN = re.compile(
 )
 """Variables whose values are no secrets; those of others are not shown."""
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
+_START_ONE = (
+    "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
+)
 
 
 @dataclass(frozen=True)
@@ -260,15 +263,10 @@ def _receiver(*, asked: bool) -> Check:
             response = sender.attempt(_EMPTY_REQUEST, Deadline.after(_SECONDS_TO_ANSWER))
     finally:
         sender.close()
-    if response.outcome is Outcome.ACCEPTED and response.reason != UNREADABLE:
+    if response.outcome is Outcome.ACCEPTED and not response.advice:
         return Check("receiver", ON, f"{where}: it took an empty request")
-    reason = "something answers there, but not as a receiver of OTLP" if response.outcome is Outcome.ACCEPTED else ""
-    fix = (
-        "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
-    )
-    reason = reason or settings.redacted(response.reason)
-    says_it = any(words in reason for words in (": set OTEL_", "is to begin with", "leave it off"))
-    return Check("receiver", PROBLEM if asked else OFF, f"{where}: {reason}", "" if says_it else fix)
+    reason, fix = settings.redacted(response.reason), settings.redacted(response.advice)
+    return Check("receiver", PROBLEM if asked else OFF, f"{where}: {reason}", fix or _START_ONE)
 
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:

@@ -137,7 +137,7 @@ class _Delivery:
                 return all(self._deliver(part) for part in parts)
         if response.may_pass:
             self._show_no_more()
-            say(f"{self._where}: {self._sender.settings.redacted(response.reason)}")
+            say(f"{self._where}: {self._sender.settings.redacted(response.text)}")
             return False
         self._sender.count(response, request.spans)
         return True

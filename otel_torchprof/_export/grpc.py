@@ -12,7 +12,7 @@ from otel_torchprof.version import __version__
 
 from .otlp_values import GZIP
 from .response import CLOSED, Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
-from .wrong_endpoint import is_http, speaks_http, without_tls
+from .wrong_endpoint import is_http, no_traces, not_allowed, speaks_http, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,8 @@ _NOT_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins what it says of a connection that could not be made."""
 _OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 """What gRPC's core also says by itself, without a response of the receiver; nothing tells one from the other (1.85)."""
+_ADVICE = {"UNAUTHENTICATED": not_allowed, "PERMISSION_DENIED": not_allowed, "UNIMPLEMENTED": no_traces}
+"""Of what a receiver refuses with that code."""
 
 _channels_of_parents: list[Any] = []
 
@@ -146,26 +148,25 @@ class GrpcTransport:
         if code in _SIZE_CODES and _is_about_the_size(details):
             return Response(Outcome.TOO_LARGE, reason)
         if is_http(details):
-            return Response(Outcome.REFUSED, f"{speaks_http(self._settings)} ({reason})")
+            return Response(Outcome.REFUSED, reason, advice=speaks_http(self._settings))
         if details.startswith(_NOT_CONNECTED):
             if is_tls_fault(details):
-                return Response(Outcome.REFUSED, without_tls(reason, self._settings))
+                return Response(Outcome.REFUSED, reason, advice=without_tls(reason, self._settings))
             if details.endswith("Socket closed"):
-                return Response(Outcome.RETRY, reason + self._hint())
+                return Response(Outcome.RETRY, reason, advice=self._hint())
         # Exhausted for good (a quota), unless the receiver says when it no longer will be.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
             unknown = code in _OF_THE_CONNECTION_TOO and wait is None and not details.startswith(_NOT_CONNECTED)
             return Response(Outcome.RETRY, reason, wait=wait, may_have_arrived=unknown)
-        return Response(Outcome.REFUSED, reason)
+        advice = _ADVICE.get(code)
+        return Response(Outcome.REFUSED, reason, advice=advice(self._settings) if advice else "")
 
     def _hint(self) -> str:
         """Why a receiver may have closed the connection before it said anything: gRPC does not tell."""
         settings = self._settings
         if settings.insecure:
-            return "; a receiver that expects TLS does this too: the endpoint is to begin with https://"
-        return (
-            "" if settings.client_certificate_file else "; a receiver that asks for a client certificate does this too"
-        )
+            return "a receiver that expects TLS does this too: the endpoint is to begin with https://"
+        return "" if settings.client_certificate_file else "a receiver that asks for a client certificate does this too"
 
     def _new_channel(self) -> Any:
         grpc, settings = self._grpc, self._settings

@@ -20,7 +20,7 @@ from otel_torchprof.version import __version__
 from . import http_connection
 from .otlp_values import GZIP
 from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
-from .wrong_endpoint import answers_http_2, speaks_grpc, without_path, without_tls
+from .wrong_endpoint import answers_http_2, refused, speaks_grpc, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,11 +103,10 @@ class HttpTransport:
             return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
         said = _error_text(headers, body or b"")
         reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
-        if why := without_path(status, self._settings):
-            reason = f"{why} ({reason})"
         if status in _RETRYABLE:
             return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
-        return Response(Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED, reason)
+        outcome = Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED
+        return Response(outcome, reason, advice=refused(status, self._settings))
 
 
 def _body(response: requests.Response) -> bytes | None:
@@ -129,11 +128,11 @@ def _no_response(error: Exception, settings: Settings) -> Response:
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
             outcome = Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY
-            return Response(outcome, without_tls(reason, settings))
+            return Response(outcome, reason, advice=without_tls(reason, settings))
         if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
-            return Response(Outcome.RETRY, root_cause(error) + _why_closed(settings))
+            return Response(Outcome.RETRY, root_cause(error), advice=_why_closed(settings))
         if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
-            return Response(Outcome.REFUSED, _spoken(line, settings))
+            return _other_protocol(line, settings)
     may_pass = isinstance(error, (requests.ConnectionError, requests.Timeout))
     return Response(Outcome.RETRY if may_pass else Outcome.REFUSED, root_cause(error))
 
@@ -146,19 +145,19 @@ def _why_closed(settings: Settings) -> str:
         deadline = http_connection.request.deadline
         is_direct = not requests.utils.get_environ_proxies(settings.endpoint)
         if is_direct and deadline.bound(answers_http_2, settings, http_connection.time_left()):
-            return f"; it answers in HTTP/2: perhaps {speaks_grpc(settings)}"
+            return f"it answers in HTTP/2: perhaps {speaks_grpc(settings)}"
     except OSError:
         pass  # it says nothing of it either
-    return "; a receiver that expects https:// does this too, or one for the protocol 'grpc'"
+    return "a receiver that expects https:// does this too, or one for the protocol 'grpc'"
 
 
-def _spoken(line: str, settings: Settings) -> str:
+def _other_protocol(line: str, settings: Settings) -> Response:
+    """The response to what begins with that line, and is no HTTP/1.1."""
     if line.startswith("\0"):
-        return f"{speaks_grpc(settings)} (its answer is HTTP/2)"
-    is_tls = line.startswith("\x15\x03")
-    return "the receiver does not speak HTTP/1.1" + (
-        " but TLS: the endpoint is to begin with https://" if is_tls else ""
-    )
+        return Response(Outcome.REFUSED, "its answer is HTTP/2", advice=speaks_grpc(settings))
+    if line.startswith("\x15\x03"):
+        return Response(Outcome.REFUSED, "its answer is TLS", advice="the endpoint is to begin with https://")
+    return Response(Outcome.REFUSED, "its answer is no HTTP/1.1")
 
 
 def _error_text(headers: Mapping[str, str], body: bytes) -> str:

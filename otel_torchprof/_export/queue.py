@@ -338,7 +338,7 @@ class ExportQueue:
             self._drop(self._backlog.put_back(batch, behind), OUTAGE)
             if stopped is not None or nothing:
                 self._stopped_by = stopped or Response(Outcome.RETRY, "there was no time")
-                self._outage.failed(began, self._stopped_by.reason, self._backlog.spans)
+                self._outage.failed(began, self._stopped_by.text, self._backlog.spans)
 
     def _failed_again(self, batch: Batch, last: Delivery, began: float) -> float:
         """Gives the first message up where it is due; behind how many others the rest is to wait."""
@@ -352,7 +352,7 @@ class ExportQueue:
         self._rejected_messages.accepted(batch)
         self._settle(batch, Delivery(failed=count))
         text = "%s: %d spans were lost: they were not taken in any attempt, and others were meanwhile: %s"
-        self._log.warning(text, self._name, count, response.reason)
+        self._log.warning(text, self._name, count, response.text)
         return 0
 
     def _some_exported(self, batch: Batch) -> Iterator[Delivery]:

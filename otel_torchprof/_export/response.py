@@ -28,10 +28,9 @@ _TLS_FAULTS = (
 """Parts of OpenSSL's and BoringSSL's names of what will be the same at the next attempt."""
 
 
+_NO_RECEIVER = "perhaps what answers there is no receiver of OTLP: see that the endpoint is that of one"
 CLOSED = "the exporter is shut down"
 """The reason of a response to what is sent after the shutdown, or when it comes."""
-UNREADABLE = "the receiver's response cannot be read"
-"""The reason of a response that says that the message was accepted, and is none of OTLP."""
 
 
 class Outcome(enum.Enum):
@@ -60,6 +59,13 @@ class Response(NamedTuple):
     """Where refused: only since there was no time left to try again."""
     may_have_arrived: bool = False
     """Where it is to be tried again: the message was sent, in part at least, and nothing came back."""
+    advice: str = ""
+    """Where the setup seems to be wrong: how, and what to set instead."""
+
+    @property
+    def text(self) -> str:
+        """The reason with the advice, for logs and errors."""
+        return f"{self.reason}; {self.advice}" if self.advice else self.reason
 
 
 def accepted(body: bytes) -> Response:
@@ -71,7 +77,7 @@ def accepted(body: bytes) -> Response:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
         # The status said that it was taken, and sending it again would double what was.
-        return Response(Outcome.ACCEPTED, UNREADABLE)
+        return Response(Outcome.ACCEPTED, "the receiver's response cannot be read", advice=_NO_RECEIVER)
     return Response(Outcome.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
 
 

@@ -58,9 +58,12 @@ def deliver(
         seconds = backoff.wait(retries, response.wait)
         if seconds >= deadline.remaining():
             tried = f"after {retries + 1} attempts, with no time left to wait {seconds:.1f} s for another"
-            return Response(Outcome.REFUSED, f"{response.reason} ({tried})", may_pass=True)
+            return _given_up(response, tried)
         retrying(response, seconds)
         if wait(seconds):
-            reason = f"{response.reason} (shut down while waiting to try again)"
-            return Response(Outcome.REFUSED, reason, may_pass=True)
+            return _given_up(response, "shut down while waiting to try again")
         retries += 1
+
+
+def _given_up(response: Response, why: str) -> Response:
+    return Response(Outcome.REFUSED, f"{response.reason} ({why})", may_pass=True, advice=response.advice)

@@ -115,7 +115,7 @@ class Sender:
             self._counts.add(retries=1)
         if response.outcome is Outcome.RETRY:  # nobody else redacts what others say of it
             response = response._replace(reason=self.settings.redacted(response.reason))
-            self._counts.add(last_error=response.reason)
+            self._counts.add(last_error=response.text)
         return response
 
     def deliver(self, message: bytes, deadline: Deadline) -> Response:
@@ -131,7 +131,7 @@ class Sender:
 
     def count(self, response: Response, spans: int) -> bool:
         """Counts and logs what became of so many spans; whether their message was taken."""
-        reason = self.settings.redacted(response.reason)
+        reason = self.settings.redacted(response.text)
         if response.outcome is not Outcome.ACCEPTED:
             self._counts.add(failed_spans=spans, last_error=reason)
             self._log.warning("%s: %d spans were not delivered: %s", self.name, spans, reason)
@@ -172,7 +172,7 @@ class Sender:
             return Response(Outcome.REFUSED, CLOSED if self.is_closed else root_cause(error))
 
     def _retrying(self, response: Response, seconds: float) -> None:
-        reason = self.settings.redacted(response.reason)
+        reason = self.settings.redacted(response.text)
         self._counts.add(retries=1, last_error=reason)
         debug("%s: %s; trying again in %.1f s", self.name, reason, seconds)
 

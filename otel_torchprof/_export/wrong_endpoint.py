@@ -1,4 +1,4 @@
-"""Endpoints of another protocol, or without the path of traces, recognized by what the peer answered: in words, with the way out."""
+"""Advice about a receiver that does not accept, by what it answered: another protocol, another path, other headers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
 """What a client of HTTP/2 says first, with an empty frame of settings; a server answers with one of its own."""
 _NO_SUCH_PATH = frozenset({404, 405})
+_NOT_ALLOWED = frozenset({401, 403})
 _NO_TLS = "WRONG_VERSION_NUMBER"
 """In the words of OpenSSL and BoringSSL: the first that came was no TLS."""
 
@@ -33,12 +34,12 @@ def is_http(details: str) -> bool:
 
 
 def speaks_http(settings: Settings) -> str:
-    """The way out for an exporter of gRPC."""
+    """Advice for an exporter of gRPC."""
     return f"{_place(settings)} speaks HTTP: set {_variable('protocol')}={HTTP}"
 
 
 def speaks_grpc(settings: Settings) -> str:
-    """The way out for an exporter of HTTP/1.1 to which the peer answered in HTTP/2."""
+    """Advice for an exporter of HTTP/1.1 to which the peer answered in HTTP/2."""
     return f"{_place(settings)} speaks gRPC: set {_variable('protocol')}={GRPC}"
 
 
@@ -54,15 +55,36 @@ def answers_http_2(settings: Settings, seconds: float) -> bool:
         return connection.recv(_HEAD_BYTES)[3:4] == _SETTINGS
 
 
-def without_path(status: int, settings: Settings) -> str:
-    """The way out for an exporter of HTTP that got this status; empty where its path is the one that receivers have."""
+def refused(status: int, settings: Settings) -> str:
+    """Advice for an exporter of HTTP that got this status; empty where it is about neither the headers nor the path."""
+    if status in _NOT_ALLOWED:
+        return not_allowed(settings)
+    return _other_path(settings) if status in _NO_SUCH_PATH else ""
+
+
+def not_allowed(settings: Settings) -> str:
+    """Advice for an exporter that the receiver knows to be nobody who may send spans."""
+    variable = _variable("headers")
+    if settings.headers:
+        return (
+            f"the receiver does not accept the headers sent, {', '.join(sorted(settings.headers))}: correct {variable}"
+        )
+    return f"no headers are sent, and the receiver wants credentials: set {variable}, as authorization=Bearer%20TOKEN"
+
+
+def no_traces(settings: Settings) -> str:
+    """Advice for an exporter of gRPC whose receiver lacks the method."""
+    return f"{_place(settings)} takes no traces: set {_variable('endpoint')} to a receiver with a pipeline for traces"
+
+
+def _other_path(settings: Settings) -> str:
     parts = urlsplit(settings.endpoint)
     path = parts.path.rstrip("/")
-    if status in _NO_SUCH_PATH and path.endswith(TRACES_PATH * 2):
+    if path.endswith(TRACES_PATH * 2):
         general = VARIABLES["endpoint"].variables[1]
         return f"the endpoint has {TRACES_PATH} twice, since it is appended to {general}: leave it off there"
-    if status not in _NO_SUCH_PATH or path.endswith(TRACES_PATH):
-        return ""
+    if path.endswith(TRACES_PATH):
+        return f"nothing takes traces at {path} there: set {_variable('endpoint')} to a receiver with a pipeline for traces"
     url = settings.displayed_endpoint.partition("?")[0].rstrip("/")
     return (
         f"the endpoint has the path {parts.path or '/'!r}, and receivers take spans at {TRACES_PATH}: "
@@ -71,12 +93,8 @@ def without_path(status: int, settings: Settings) -> str:
 
 
 def without_tls(reason: str, settings: Settings) -> str:
-    """The reason why an exporter that uses TLS failed, with the way out where the peer does not."""
-    return (
-        f"{_place(settings)} does not speak TLS: the endpoint is to begin with http:// ({reason})"
-        if _NO_TLS in reason
-        else reason
-    )
+    """Advice for an exporter that uses TLS and failed for that reason; empty where the peer uses it too."""
+    return f"{_place(settings)} does not speak TLS: the endpoint is to begin with http://" if _NO_TLS in reason else ""
 
 
 def _place(settings: Settings) -> str:

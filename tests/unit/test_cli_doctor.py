@@ -137,10 +137,10 @@ def test_the_receiver(capsys, monkeypatch, protocol):
     [
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
-            "something answers there, but not as a receiver of OTLP",
+            "the receiver's response cannot be read",
         ),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404 Not Found"),
-        (b"\0\0\0\4\0\0\0\0\0\n", "speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
+        (b"\0\0\0\4\0\0\0\0\0\n", "its answer is HTTP/2"),
         (b"", "TimeoutError"),
     ],
     ids=["a page", "not found", "gRPC", "nothing"],

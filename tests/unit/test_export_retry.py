@@ -142,7 +142,9 @@ def test_a_deadline():
 
 def test_an_answer_that_cannot_be_read():
     """What the receiver has taken is taken, whatever it says about it."""
-    assert accepted(b"\xff\xff") == Response(Outcome.ACCEPTED, "the receiver's response cannot be read")
+    unreadable = accepted(b"\xff\xff")
+    assert (unreadable.outcome, unreadable.reason) == (Outcome.ACCEPTED, "the receiver's response cannot be read")
+    assert "no receiver of OTLP" in unreadable.advice
 
 
 def test_somebody_elses_text():

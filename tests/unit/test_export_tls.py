@@ -91,7 +91,7 @@ def test_a_client_certificate_that_is_missing(protocol, tls, body):
         response = sent(protocol, server.url, body, certificate_file=tls.path("ca.pem"))
     if protocol == "grpc":
         assert response.outcome is Outcome.RETRY
-        assert response.reason.endswith("a receiver that asks for a client certificate does this too")
+        assert response.advice == "a receiver that asks for a client certificate does this too"
     else:
         assert (response.outcome, "CERTIFICATE_REQUIRED" in response.reason) == (Outcome.REFUSED, True)
 
@@ -116,15 +116,15 @@ def test_no_tls_to_a_receiver_with(protocol, tls):
     with receiver(protocol, tls=tls) as server:
         response = sent(protocol, server.url.replace("https", "http"))
     assert response.outcome is Outcome.RETRY
-    assert "a receiver that expects" in response.reason
+    assert "a receiver that expects" in response.advice
 
 
 @pytest.mark.parametrize(
     ("answered", "hint"),
     [
-        (b"\x15\x03\x01\0\x02\x02\x46\n", "does not speak HTTP/1.1 but TLS: the endpoint is to begin with https://"),
+        (b"\x15\x03\x01\0\x02\x02\x46\n", "its answer is TLS; the endpoint is to begin with https://"),
         (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0\n", "speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "its answer is no HTTP/1.1"),
     ],
     ids=["TLS", "HTTP/2", "something else"],
 )
@@ -133,7 +133,7 @@ def test_a_receiver_of_another_protocol(answered, hint):
     with SlowReceiver(answering(answered)) as server:
         response = sent("http/protobuf", server.url)
     assert response.outcome is Outcome.REFUSED
-    assert hint in response.reason
+    assert hint in response.text
 
 
 def test_a_file_that_has_gone(protocol, tls, tmp_path):

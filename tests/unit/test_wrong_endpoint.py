@@ -1,4 +1,4 @@
-"""The way out of an endpoint that fits another receiver; that real peers are recognized is in tests/torch/test_wrong_setups.py."""
+"""Advice about a receiver that does not accept; that real peers are recognized is in tests/torch/test_wrong_setups.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slow_receiver import READY, SlowReceiver
 from otel_torchprof._export.http import HttpTransport
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
-from otel_torchprof._export.wrong_endpoint import is_http, speaks_http, without_path
+from otel_torchprof._export.wrong_endpoint import is_http, not_allowed, refused, speaks_http
 
 
 def settings(endpoint: str, protocol: str = "http/protobuf") -> Settings:
@@ -44,24 +44,34 @@ def test_what_speaks_http(details, known):
         ("http://host:4318", 404, "http://host:4318/v1/traces"),
         ("http://host:4318/", 405, "http://host:4318/v1/traces"),
         ("http://user:secret@host/otlp?key=secret", 404, "http://***@host/otlp/v1/traces"),
-        ("http://host:4318/v1/traces", 404, None),
-        ("http://host:4318/v1/traces/v1/traces", 401, None),
-        ("http://host:4318", 401, None),
+        ("http://host:4318/v1/traces", 400, None),
+        ("http://host:4318/v1/traces/v1/traces", 500, None),
+        ("http://host:4318", 413, None),
     ],
 )
 def test_a_path_that_is_missing(endpoint, status, url):
     """Said only where the receiver found nothing there and the path is not the one of traces; without what is secret."""
-    said = without_path(status, settings(endpoint))
+    said = refused(status, settings(endpoint))
     assert said.endswith(f"set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={url}") if url else said == ""
     assert "secret" not in said
 
 
 def test_a_path_that_is_there_twice():
     """The variable for all signals gets the path of traces appended, which is said."""
-    said = without_path(404, settings("http://host:4318/v1/traces/v1/traces"))
+    said = refused(404, settings("http://host:4318/v1/traces/v1/traces"))
     assert said == (
         "the endpoint has /v1/traces twice, since it is appended to OTEL_EXPORTER_OTLP_ENDPOINT: leave it off there"
     )
+
+
+def test_credentials(monkeypatch):
+    """Where some were sent, their names are said and never their values; the variable is the one that counts."""
+    sent = Settings.from_environment({}, headers={"Api-Key": "s3cret", "Tenant": "s3cret"})
+    assert not_allowed(sent) == (
+        "the receiver does not accept the headers sent, api-key, tenant: correct OTEL_EXPORTER_OTLP_HEADERS"
+    )
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=s3cret")
+    assert not_allowed(sent).endswith("correct OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
 
 @pytest.mark.parametrize(("endpoint", "place"), [("host:4318", "port 4318"), ("unix:///run/x", "'unix:///run/x'")])
@@ -90,4 +100,4 @@ def test_a_peer_that_hangs_up(greets, said):
         response = transport.send(b"", LONG)
         transport.close()
     assert response.outcome is Outcome.RETRY
-    assert said in response.reason.replace(str(receiver.port), "N")
+    assert said in response.advice.replace(str(receiver.port), "N")
