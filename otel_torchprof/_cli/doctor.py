@@ -23,6 +23,7 @@ from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
+from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -44,6 +45,10 @@ _SHOWN = re.compile(
 )
 """Variables whose values are no secrets; those of others are not shown."""
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
+_ABOUT_THE_RECEIVER = tuple(
+    name for setting in VARIABLES.values() for name in setting.variables if name.startswith("OTEL_EXPORTER_OTLP")
+)
+"""Who sets one of these expects a receiver."""
 _START_ONE = (
     "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
 )
@@ -55,7 +60,8 @@ class Check:
 
     name: str
     state: str
-    """:data:`ON`, :data:`OFF`: it is, and nobody asked for it; :data:`NOTE`; :data:`PROBLEM`: something that was asked for is off."""
+    """:data:`ON`, :data:`OFF`: it is, and nobody asked for it; :data:`NOTE`; :data:`PROBLEM`: something that was asked for is off, or
+    wrong."""
     text: str
     fix: str = ""
 
@@ -98,7 +104,8 @@ def _torch() -> Iterator[Check]:
         return
     if torch is None:
         text = "not installed: labels, Python's calls and every exporter work, operators and modules are not recorded"
-        yield Check("torch", OFF, text, "pip install torch")
+        asked = config.DEVICE.read() is not None or config.DETAIL.text() in {"modules", "ops"}
+        yield Check("torch", PROBLEM if asked else OFF, text, "pip install torch")
         return
     yield Check("torch", ON, f"{torch.__version__}, in {Path(torch.__file__).parent}")
     yield _library(torch)
@@ -160,7 +167,9 @@ def _gpus() -> Check:
         cards, unknown = nvml.cards({})
         nvml.close()
     except RefusedError as error:
-        return Check("gpus", OFF, f"NVML reports none: {error}")
+        asked = config.GPU_DEVICES.text() in config.GPU_CHOICES
+        fix = f"install NVIDIA's driver and the package nvidia-ml-py, or unset {config.GPU_DEVICES}" if asked else ""
+        return Check("gpus", PROBLEM if asked else OFF, f"NVML reports none: {error}", fix)
     names = ", ".join(f"{card.name} ({card.model})" for card in cards) or "none"
     return Check("gpus", ON, "; ".join((f"NVML reports {names}", *unknown)))
 
@@ -243,7 +252,7 @@ def _exporters() -> Iterator[Check]:
             yield _file("chrome file", config.CHROME_TRACE.read(), config.CHROME_TRACE)
         elif name == "otlp_file":
             yield _file("otlp file", config.OTLP_FILE.read(), config.OTLP_FILE)
-        elif name.startswith("otlp"):
+        elif name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:
             fix = f"install the package that has it; there are {', '.join(sorted({'otlp', 'chrome', 'none', *known}))}"
@@ -255,7 +264,7 @@ def _exporters() -> Iterator[Check]:
 def _receiver(*, asked: bool) -> Check:
     """Whether the receiver takes an empty request, as one of OTLP does: a connection alone says nothing."""
     settings = Settings.from_environment()
-    asked = asked or any(name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") for name in os.environ)
+    asked = asked or any(os.environ.get(name, "").strip() for name in _ABOUT_THE_RECEIVER)
     where = f"{settings.displayed_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
     sender = Sender(settings, "doctor")
     try:
@@ -266,7 +275,9 @@ def _receiver(*, asked: bool) -> Check:
     if response.outcome is Outcome.ACCEPTED and not response.advice:
         return Check("receiver", ON, f"{where}: it took an empty request")
     reason, fix = settings.redacted(response.reason), settings.redacted(response.advice)
-    return Check("receiver", PROBLEM if asked else OFF, f"{where}: {reason}", fix or _START_ONE)
+    # One that answers, and refuses, would refuse the spans as well: it is wrong whether anybody asked for it or not.
+    state = OFF if response.outcome is Outcome.RETRY and not asked else PROBLEM
+    return Check("receiver", state, f"{where}: {reason}", fix or _START_ONE)
 
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:
@@ -289,12 +300,17 @@ def _instrumentation() -> Iterator[Check]:
     if others:
         text = f"another package instruments torch too: {', '.join(others)}"
         yield Check("opentelemetry-instrument", NOTE, text, "uninstall one of the two")
-    distros = [each.value for each in entry_points(group="opentelemetry_distro")]
-    if not distros:
+    distros = {each.name: each.value for each in entry_points(group="opentelemetry_distro")}
+    named = os.environ.get("OTEL_PYTHON_DISTRO", "")
+    if named and named not in distros:
+        text = f"OTEL_PYTHON_DISTRO names {named!r}, and there is no distribution of that name"
+        fix = "install the package that has it, or unset OTEL_PYTHON_DISTRO"
+        yield Check("opentelemetry-instrument", PROBLEM, text, fix)
+    elif not distros:
         text = "there is no opentelemetry-distro: opentelemetry-instrument sets up no TracerProvider by itself"
         yield Check("opentelemetry-instrument", OFF, text, "pip install opentelemetry-distro")
-    elif len(distros) > 1 and "OTEL_PYTHON_DISTRO" not in os.environ:
-        text = f"there are several distributions, of which any may be taken: {', '.join(distros)}"
+    elif len(distros) > 1 and not named:
+        text = f"there are several distributions, of which any may be taken: {', '.join(distros.values())}"
         yield Check("opentelemetry-instrument", NOTE, text, "name one in OTEL_PYTHON_DISTRO")
     else:
-        yield Check("opentelemetry-instrument", ON, f"sets up {distros[0]}")
+        yield Check("opentelemetry-instrument", ON, f"sets up {distros[named or next(iter(distros))]}")

@@ -19,7 +19,8 @@ def add_parser(commands: Any) -> None:
         help="say what is on, what is off and why, and the fix",
         description="Looks at everything that recording and exporting need in this environment, and says what to do about "
         "what is missing. Changes nothing, sends nothing but an empty request to the receiver, prints no header, credential "
-        "or resource attribute. Exit status 1: something that was asked for is off.",
+        "or resource attribute. Exit status: 1 when something is a problem: it was asked for, by a variable for one, and is "
+        "off or wrong, or a receiver answers and refuses; else 0, also where things are off that nobody asked for.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list of name, state, text and fix")
 

@@ -15,6 +15,7 @@ from otel_torchprof._cli import main as cli
 from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._native import frames, torch_build, torch_library
+from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import TorchLibraryError
 
 RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}
@@ -154,6 +155,49 @@ def test_what_is_no_receiver(capsys, monkeypatch, answer, said):
         status, found, _ = doctor(capsys)
     assert status == 1
     assert said in problems(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("response", "state", "fix"),
+    [
+        (Response(Outcome.RETRY, "ConnectionRefusedError"), "off", "start a collector there"),
+        (Response(Outcome.REFUSED, "HTTP 401", advice="set the headers"), "problem", "set the headers"),
+        (Response(Outcome.REFUSED, "HTTP 500"), "problem", "start a collector there"),
+        (Response(Outcome.ACCEPTED, "no answer of OTLP", advice="see the endpoint"), "problem", "see the endpoint"),
+    ],
+)
+def test_a_receiver_that_nobody_asked_for(capsys, monkeypatch, response, state, fix):
+    """One that is not there is no problem, one that answers and refuses is; the fix is what its response advises."""
+    monkeypatch.setattr(Sender, "attempt", lambda *_: response)
+    status, found, _ = doctor(capsys)
+    assert (status, found["receiver"][0]["state"]) == (state == "problem", state)
+    assert found["receiver"][0]["fix"].startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=x", "receiver"),
+        ("OTEL_TRACES_EXPORTER", "otlp", "receiver"),
+        ("OTEL_TORCHPROF_DETAIL", "ops", "torch"),
+        ("OTEL_TORCHPROF_DEVICE", "cuda", "torch"),
+        ("OTEL_TORCHPROF_GPU_DEVICES", "all", "gpus"),
+        ("OTEL_PYTHON_DISTRO", "nonsense", "opentelemetry-instrument"),
+    ],
+)
+def test_what_a_variable_asks_for(capsys, monkeypatch, variable, value, name):
+    """What is off by itself is a problem, and the exit status 1, where a variable needs it."""
+    monkeypatch.setattr(Sender, "attempt", lambda *_: Response(Outcome.RETRY, "ConnectionRefusedError"))
+    monkeypatch.setattr(Nvml, "open", no_driver)
+    assert doctor(capsys)[0] == 0
+    monkeypatch.setenv(variable, value)
+    status, found, _ = doctor(capsys)
+    assert (status, found[name][0]["state"]) == (1, "problem")
+    assert found[name][0]["fix"]
+
+
+def no_driver(_) -> None:
+    raise RefusedError("there is no driver")
 
 
 def test_exporters_and_instrumentations(capsys, monkeypatch, tmp_path):
