@@ -5,13 +5,12 @@ A bad value is warned of once and ignored, as OpenTelemetry requires of environm
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from . import parsers
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 SpanDetail = Literal["steps", "modules", "ops", "frames"]
@@ -29,9 +29,6 @@ DeviceEvents = Literal["ops", "all", "labels", "off"]
 RankTraces = Literal["apart", "together"]
 ExportRanks = parsers.ExportRanks
 GPU_CHOICES = ("visible", "all")
-_OURS = "OTEL_TORCHPROF_"
-_ALIKE = 0.7
-"""How similar a word and a key are that may be the same (``difflib``)."""
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
 _URL = r"(?s)//|@|:\d+[/?]|\?.*="
 """What a URL has that may carry credentials, and no glob and no list of names has."""
@@ -350,30 +347,20 @@ KEYS: Mapping[str, frozenset[str]] = {
 """Of the variables that have parts."""
 
 
-@functools.cache
+_forget: list[Callable[[], None]] = []
+
+
+def once(function: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates what warns: the same arguments do nothing again, until :func:`forget_warnings`."""
+    cached = functools.cache(function)
+    _forget.append(cached.cache_clear)
+    return cached  # type: ignore[return-value]  # typeshed forgets which arguments it takes
+
+
+@once
 def warn_once(message: str) -> None:
     """Logs a warning that has not been logged before."""
     _logger.warning("%s", message)
-
-
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that are called as if they were this package's, and are not; with each what may be meant, else an empty text."""
-    known = {setting.variable: setting.variable for setting in SETTINGS}
-    for setting in SETTINGS:
-        if setting.key:  # as variables of their own they would be called so
-            part = f"{setting.variable}={setting.key}=..."
-            known |= {f"{_OURS}{setting.key.upper()}": part, f"{setting.variable}_{setting.key.upper()}": part}
-    ours = {setting.variable for setting in SETTINGS}
-    unknown = sorted(name for name in environ if name.startswith(_OURS) and name not in ours)
-    near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
-    return {name: f"did you mean {known[found[0]]}?" if found else "" for name, found in near.items()}
-
-
-@functools.cache
-def warn_of_unknown_variables() -> None:
-    """Warns once of variables of the process that nobody reads. Who starts something that reads others calls it first."""
-    for name, hint in unknown_variables().items():
-        warn_once(f"{name} is none of this package's variables, and has no effect{hint and '; '}{hint}")
 
 
 def _ignored(name: str, value: str, allowed: str) -> None:
@@ -382,8 +369,8 @@ def _ignored(name: str, value: str, allowed: str) -> None:
 
 def forget_warnings() -> None:
     """Lets bad values be warned of again."""
-    warn_once.cache_clear()
-    warn_of_unknown_variables.cache_clear()
+    for forget in _forget:
+        forget()
     _parts.cache_clear()
 
 
@@ -394,7 +381,7 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
 
     def is_key(word: str) -> bool:
         # Where a value may be anything, what is not even like a key is part of it: the file lr=0.1,bs=32.json.
-        return word in keys or "" not in keys or bool(difflib.get_close_matches(word, keys, 1, _ALIKE))
+        return word in keys or "" not in keys or bool(parsers.nearest(word, keys))
 
     begins = [match for match in _KEY.finditer(text) if is_key(match[1])]
     ends = [*(match.start() for match in begins), len(text)]
@@ -403,9 +390,9 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
     found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
     for key in sorted(found.keys() - keys):
         if key or first:
-            near = difflib.get_close_matches(key, keys, 1)
+            near = parsers.nearest(key, keys)
             mean = (
-                f"did you mean {near[0]}?"
+                f"did you mean {near}?"
                 if near
                 else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
             )

@@ -1,4 +1,7 @@
-"""What a setting may be: each function makes a value of a text, or checks a keyword's, and raises ValueError saying what is allowed."""
+"""What a setting may be: each function makes a value of a text, or checks a keyword's, and raises ValueError saying what is allowed.
+
+And what the name of a setting may mean that there is not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,39 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _Number = TypeVar("_Number", int, float)
 ExportRanks = Literal["all", "node", "one"]
 RANK_CHOICES: tuple[str, ...] = get_args(ExportRanks)
+_MOST_MISTAKES = 2
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of ``words`` that ``word`` is most likely a misspelling of; empty where none is near.
+
+    Near is a third of its letters or fewer, two at most, that are wrong, missing, too many or exchanged with the next.
+    """
+    allowed = min(_MOST_MISTAKES, len(word) // 3)
+    same_length = (other for other in words if abs(len(other) - len(word)) <= allowed)
+    mistakes, found = min(((_mistakes(word, other), other) for other in same_length), default=(allowed + 1, ""))
+    return found if mistakes <= allowed else ""
+
+
+def _mistakes(word: str, other: str) -> int:
+    """Letters to change, leave out, add or exchange with the next until one word is the other (optimal string alignment)."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(word, 1):
+        current = [row]
+        for at, wanted in enumerate(other, 1):
+            least = min(last[at] + 1, current[-1] + 1, last[at - 1] + (letter != wanted))
+            if row > 1 and at > 1 and letter == other[at - 2] and word[row - 2] == wanted:
+                least = min(least, before[at - 2] + 1)
+            current.append(least)
+        before, last = last, current
+    return last[-1]
 
 
 def one_of(*words: str) -> Callable[[object], str]:

@@ -23,6 +23,7 @@ from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
+from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
@@ -178,13 +179,15 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    unknown = config.unknown_variables()
+    unknown = {each.name: each for each in unknown_variables()}
     for name, value in sorted(os.environ.items()):
-        if name.startswith("OTEL_"):
-            yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
         if name in unknown:
-            fix = unknown[name] or "unset it"
-            yield Check("variable", PROBLEM, f"{name} is none of this package's variables, and nobody reads it", fix)
+            # Without its value: it may be that of headers, by a name that does not say so.
+            yield Check(
+                "variable", PROBLEM, f"{unknown[name].fault}, and nobody reads it", unknown[name].hint or "unset it"
+            )
+        elif name.startswith("OTEL_"):
+            yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
     for message in warnings:
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
 

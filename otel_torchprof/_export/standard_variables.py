@@ -1,7 +1,7 @@
 """Every standard variable, in one table: who reads it in which use, and what it means for torch's spans and metrics.
 
-Those that this package reads itself are in :mod:`.variables`; here they are together with those that the SDK reads. Nothing
-but the documentation and the tests needs this module.
+Those that this package reads itself are in :mod:`.variables`; here they are together with those that the SDK reads. The
+documentation is made of it, and a misspelt variable is compared with it.
 """
 
 from __future__ import annotations
@@ -197,6 +197,12 @@ _OF_METRICS = (
         "or `base2_exponential_bucket_histogram`, instead of our buckets for the durations of steps",
     ),
 )
+
+
+def standard_names() -> frozenset[str]:
+    """All that matter for torch's spans and metrics."""
+    return frozenset(name for rows in SECTIONS.values() for row in rows for name in row.names)
+
 
 SECTIONS = {"All signals": _OF_ALL, "Traces": _OF_TRACES, "Metrics": _OF_METRICS}
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from opentelemetry import metrics, trace
 
 from otel_torchprof import config
+from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof._sources.device_source import checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, checked_filter
 from otel_torchprof._sources.recording_options import RecordingOptions, SourceOptions
+from otel_torchprof.parsers import nearest
 
 from .step_segments import StepRule
 
@@ -77,7 +78,7 @@ class Options:
         raise_exception_on_conflict: bool = False,  # noqa: ARG002
         **source_options: Unpack[SourceOptions],
     ) -> None:
-        config.warn_of_unknown_variables()
+        warn_of_unknown_variables()
         if detail is not None and detail not in config.DETAILS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, config.DETAILS))}")
         if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
@@ -129,8 +130,8 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     allowed = (*(Options.__init__.__kwdefaults__ or {}), *SourceOptions.__annotations__)
     for name in given:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            near = nearest(name, allowed)
+            hint = f"did you mean {near}? " if near else ""
             raise TypeError(f"{name} is no argument of instrument(); {hint}allowed are {', '.join(allowed)}")
     return Options(**given)
 

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from otel_torchprof import config
 from otel_torchprof._export.provider import Provider
+from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._process import fork
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
@@ -91,7 +92,7 @@ class stream:  # noqa: N801 - beside profile
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
-        config.warn_of_unknown_variables()
+        warn_of_unknown_variables()
         recording = live_options(
             detail,
             record_shapes=record_shapes,

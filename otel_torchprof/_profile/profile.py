@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof import config
 from otel_torchprof._events.activities import ProfilerActivity
 from otel_torchprof._export import sdk
+from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.caller_warnings import warn_caller_once
 from otel_torchprof._process.torch_differences import differences
@@ -217,7 +218,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             return
         if self._active:
             raise TorchProfError("Profiler context manager is not reentrant: this one is running")
-        config.warn_of_unknown_variables()
+        warn_of_unknown_variables()
         self._cycles.begin(self._do)
         self._active = self._started = True
         self._kineto_steps.begin()

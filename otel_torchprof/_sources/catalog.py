@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from otel_torchprof._native import torch_library
+from otel_torchprof.parsers import nearest
 
 from .collective_source import CollectiveSource
 from .compile_events import CompileEvents
@@ -145,7 +145,7 @@ def checked_source_options(function: str, given: Mapping[str, Any]) -> SourceOpt
     checks = {name: check for entry in SOURCES for name, check in entry.checks.items()}
     for name in given:
         if name not in checks:
-            close = difflib.get_close_matches(name, checks, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            near = nearest(name, checks)
+            hint = f"; did you mean {near}?" if near else ""
             raise TypeError(f"{name} is no argument of {function}{hint}")
     return cast("SourceOptions", {name: checks[name](value) for name, value in given.items()})

@@ -182,6 +182,9 @@ HERE = {
     "`profile(enargy=True)`": lambda _: otp.profile(enargy=True),
     "`OTEL_TORCHPROF_DETIAL=ops`": variable("OTEL_TORCHPROF_DETIAL", "ops"),
     "`OTEL_TORCHPROF_MAX_SPANS=100`": variable("OTEL_TORCHPROF_MAX_SPANS", "100"),
+    "`OTEL_EXPORTER_OTLP_ENDPIONT=http://localhost:4317`": variable(
+        "OTEL_EXPORTER_OTLP_ENDPIONT", "http://localhost:4317"
+    ),
     "`OTEL_TORCHPROF_DETAIL=operators`": variable("OTEL_TORCHPROF_DETAIL", "operators"),
     "`prof.start()` and no `stop()`": never_stopped,
     "gRPC, the default, to a port of HTTP": grpc_to_http,

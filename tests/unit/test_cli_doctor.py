@@ -119,6 +119,19 @@ def test_bad_values_are_told(capsys, monkeypatch):
         assert {"did you mean OTEL_TORCHPROF_DETAIL?", "did you mean OTEL_TORCHPROF_POLICY=max_spans=...?"} <= fixes
 
 
+def test_misspelt_variables(capsys, monkeypatch, receiver):
+    """One that is nearly OpenTelemetry's is a problem with what is meant, and its value, which may be secret, is not shown."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADRES", "api-key=s3cret")
+    status, found, text = doctor(capsys)
+    assert (status, problems(found)) == (
+        1,
+        ["OTEL_EXPORTER_OTLP_HEADRES is none of OpenTelemetry's variables, and nobody reads it"],
+    )
+    assert "did you mean OTEL_EXPORTER_OTLP_HEADERS?" in {check["fix"] for check in found["variable"]}
+    assert "s3cret" not in text
+
+
 @pytest.mark.parametrize("protocol", RECEIVERS)
 def test_the_receiver(capsys, monkeypatch, protocol):
     """One that takes an empty request is on; one that was asked for and is not there is a problem with the reason."""
