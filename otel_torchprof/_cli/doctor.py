@@ -25,6 +25,7 @@ from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
+from otel_torchprof._instrument.provider_wait import sets_up_the_sdk
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -309,11 +310,12 @@ def _instrumentation() -> Iterator[Check]:
         text = f"OTEL_PYTHON_DISTRO names {named!r}, and there is no distribution of that name"
         fix = "install the package that has it, or unset OTEL_PYTHON_DISTRO"
         yield Check("opentelemetry-instrument", PROBLEM, text, fix)
-    elif not distros:
+    elif not sets_up_the_sdk():
         text = "there is no opentelemetry-distro: opentelemetry-instrument sets up no TracerProvider by itself"
         yield Check("opentelemetry-instrument", OFF, text, "pip install opentelemetry-distro")
     elif len(distros) > 1 and not named:
         text = f"there are several distributions, of which any may be taken: {', '.join(distros.values())}"
         yield Check("opentelemetry-instrument", NOTE, text, "name one in OTEL_PYTHON_DISTRO")
     else:
-        yield Check("opentelemetry-instrument", ON, f"sets up {distros[named or next(iter(distros))]}")
+        chosen = distros.get(named) or next(iter(distros.values()), "the SDK")
+        yield Check("opentelemetry-instrument", ON, f"sets up {chosen}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 """How often a TracerProvider is looked for."""
+_BY_THE_COMMAND = "opentelemetry.instrumentation.auto_instrumentation"
+"""Imported where ``opentelemetry-instrument`` has started the program."""
 _LOOKS_UNTIL_SAID = 20
 """Ten seconds with torch: a program that is to set a provider has mostly done so."""
 
@@ -63,9 +66,20 @@ class ProviderWait:
             _warn()
 
 
+def sets_up_the_sdk() -> bool:
+    """Whether ``opentelemetry-instrument`` finds anything that sets up a TracerProvider, as opentelemetry-distro does."""
+    return any(entry_points(group=group) for group in ("opentelemetry_configurator", "opentelemetry_distro"))
+
+
 def _warn() -> None:
-    config.warn_once(
-        "torch is instrumented, and nothing is recorded, since no TracerProvider of opentelemetry-sdk is set: call "
-        "opentelemetry.trace.set_tracer_provider(), give instrument(tracer_provider=...), or start the program with "
-        "opentelemetry-instrument"
-    )
+    if _BY_THE_COMMAND in sys.modules and not sets_up_the_sdk():
+        why = (
+            "opentelemetry-distro is not installed, without which opentelemetry-instrument sets no TracerProvider: pip install "
+            "opentelemetry-distro, or call opentelemetry.trace.set_tracer_provider()"
+        )
+    else:
+        why = (
+            "no TracerProvider of opentelemetry-sdk is set: call opentelemetry.trace.set_tracer_provider(), give "
+            "instrument(tracer_provider=...), or start the program with opentelemetry-instrument"
+        )
+    config.warn_once(f"torch is instrumented, and nothing is recorded, since {why}")

@@ -198,7 +198,6 @@ HERE = {
     "`https://` to a port without TLS": no_tls,
     "nobody listens there": nobody,
 }
-AT_EXIT = ("`instrument()` in a program that sets no `TracerProvider`", "`prof.start()` and no `stop()`")
 PROGRAM = """
 import torch
 import otel_torchprof as otp
@@ -207,6 +206,15 @@ otp.TorchInstrumentor().instrument()
 prof = otp.profile(operators=False)
 prof.start()
 """
+WITHOUT_CODE = """
+import opentelemetry.instrumentation.auto_instrumentation.sitecustomize
+import torch
+"""
+AT_EXIT = {
+    "`instrument()` in a program that sets no `TracerProvider`": PROGRAM,
+    "`prof.start()` and no `stop()`": PROGRAM,
+    "`opentelemetry-instrument python train.py` without the package `opentelemetry-distro`": WITHOUT_CODE,
+}
 
 
 @pytest.mark.parametrize("done", HERE)
@@ -229,11 +237,13 @@ def test_the_reason_is_apart_too():
     assert raised.value.reason in str(raised.value)
 
 
-def test_at_exit():
-    """What a program has forgotten is said when it ends, and the program ends as it would."""
-    done = preloaded.run(PROGRAM, environment=dict(os.environ))
+@pytest.mark.parametrize("program", dict.fromkeys(AT_EXIT.values()))
+def test_at_exit(program):
+    """What a program has forgotten is said when it ends, once, and no other row; and the program ends as it would."""
+    done = preloaded.run(program, environment={**os.environ, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi"})
     assert done.returncode == 0
-    assert [sum(matches(row, line) for line in done.stderr.splitlines()) for row in AT_EXIT] == [1, 1], done.stderr
+    said = [sum(matches(row, line) for line in done.stderr.splitlines()) for row in AT_EXIT]
+    assert said == [AT_EXIT[row] == program for row in AT_EXIT], done.stderr
 
 
 def test_every_row_is_run():

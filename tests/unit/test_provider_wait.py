@@ -62,6 +62,31 @@ def test_it_says_once_that_none_comes(said):
 
 
 @pytest.mark.usefixtures("with_torch")
+@pytest.mark.parametrize(
+    ("group", "said_of"),
+    [
+        ("", "opentelemetry-distro is not installed"),
+        ("opentelemetry_distro", "no TracerProvider of opentelemetry-sdk is set"),
+        ("opentelemetry_configurator", "no TracerProvider of opentelemetry-sdk is set"),
+    ],
+)
+def test_by_opentelemetry_instrument(said, monkeypatch, tmp_path, group, said_of):
+    """Started by ``opentelemetry-instrument``, what is missing is the distribution, unless a package has one, of any name."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.auto_instrumentation", types.ModuleType("loaded"))
+    if group:
+        info = tmp_path / "vendor-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\nvendor = vendor:Vendor\n")
+        monkeypatch.syspath_prepend(tmp_path)
+    wait = ProviderWait(lambda _: None)
+    wait._at_exit()
+    wait.give_up()
+    assert len(said.messages) == 1
+    assert said_of in said.messages[0]
+
+
+@pytest.mark.usefixtures("with_torch")
 def test_one_that_comes_is_handed_on_in_silence(said, monkeypatch):
     """A provider that is set before that is what was waited for, also where the program ends at that moment."""
     provider, found = TracerProvider(shutdown_on_exit=False), threading.Event()
