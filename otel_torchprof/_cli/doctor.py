@@ -26,6 +26,7 @@ from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof._instrument.provider_wait import sets_up_the_sdk
+from otel_torchprof._instrument.unused_processor import left_out_by
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -294,8 +295,7 @@ def _file(name: str, path: str, variable: config.Setting) -> Check:
 
 def _instrumentation() -> Iterator[Check]:
     """What ``opentelemetry-instrument`` would make of it."""
-    disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "")
-    if {"torch", "*"} & {name.strip() for name in disabled.split(",")}:
+    if disabled := left_out_by():
         text = f"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={disabled}: opentelemetry-instrument leaves torch out"
         yield Check("opentelemetry-instrument", PROBLEM, text, "take torch out of it")
         return

@@ -25,10 +25,13 @@ from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._process import fork
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._process.workers import starts_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
+
+from .unused_processor import warn_of_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +100,8 @@ class TorchSpanProcessor(SpanProcessor):
         TypeError, ValueError: a bad argument, which the message names.
     """
 
+    recording_was_asked_for: ClassVar[bool] = False
+    """Whether anything in this process was ever to give its events to a processor, at once or later."""
     _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
 
     def __init__(
@@ -127,6 +132,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._sends_alone = sdk_spans is True
         self._log = LimitedLog()
         self._down = self._is_shut = False
+        self._is_unused = not self._sends_alone
         self._reset()
         self._living.add(self)
 
@@ -195,6 +201,8 @@ class TorchSpanProcessor(SpanProcessor):
             share = deadline.remaining() / left
             queue.shutdown(Deadline.after(share), unanswered_seconds / len(self._queues))
         self._heap.look(0)
+        if self._is_unused and not self.recording_was_asked_for:
+            warn_of_unused()
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
     # ---- what users ask ----
@@ -279,6 +287,7 @@ class TorchSpanProcessor(SpanProcessor):
         ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
         """
         with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
+            self._is_unused = False
             self._attached = _Attached(recording, release, sources, notes)
             self._drainer.start()
 
@@ -405,10 +414,18 @@ class TorchSpanProcessor(SpanProcessor):
             del self._child_times[next(iter(self._child_times))]
 
     @classmethod
+    def after_fork_in_parent(cls) -> None:
+        """The child may be the one that records, with the processors that its parent has made; a worker of a DataLoader is not."""
+        if cls._living and not starts_loader_worker():
+            for processor in list(cls._living):
+                processor._is_unused = False  # noqa: SLF001 - its own class
+
+    @classmethod
     def after_fork_in_child(cls) -> None:
         """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
         for processor in list(cls._living):
-            processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
+            processor._is_unused = False  # noqa: SLF001 - its own class
+            processor._log.after_fork_in_child()  # noqa: SLF001
             processor._reset()  # noqa: SLF001
 
 
@@ -445,4 +462,6 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
 
 
-fork.call_late(after_in_child=TorchSpanProcessor.after_fork_in_child)
+fork.call_late(
+    after_in_parent=TorchSpanProcessor.after_fork_in_parent, after_in_child=TorchSpanProcessor.after_fork_in_child
+)

@@ -101,6 +101,7 @@ class stream:  # noqa: N801 - beside profile
             device_events=device_events,
             sources=checked_source_options("stream", source_options),
         )
+        TorchSpanProcessor.recording_was_asked_for = True
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
         self._off = "the SDK is switched off" if provider.disabled else ""

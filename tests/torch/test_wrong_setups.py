@@ -210,10 +210,19 @@ WITHOUT_CODE = """
 import opentelemetry.instrumentation.auto_instrumentation.sitecustomize
 import torch
 """
+NO_CALL = """
+import torch
+import otel_torchprof as otp
+from opentelemetry.sdk.trace import TracerProvider
+
+provider = TracerProvider()
+provider.add_span_processor(otp.TorchSpanProcessor())
+"""
 AT_EXIT = {
     "`instrument()` in a program that sets no `TracerProvider`": PROGRAM,
     "`prof.start()` and no `stop()`": PROGRAM,
     "`opentelemetry-instrument python train.py` without the package `opentelemetry-distro`": WITHOUT_CODE,
+    "a `TorchSpanProcessor` on the provider of a program with torch, and no `instrument()`": NO_CALL,
 }
 
 
@@ -294,6 +303,39 @@ def test_right_setups_say_nothing(run, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         run(monkeypatch)
     assert caplog.messages == []
+
+
+FORKS = """
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+SPAWNS = """
+import multiprocessing
+process = multiprocessing.get_context("spawn").Process(target=print)
+process.start()
+process.join()
+"""
+LOADS = """
+list(torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="fork"))
+"""
+INSTRUMENTS = """
+otp.TorchInstrumentor().instrument(tracer_provider=TracerProvider(), detail="steps")
+otp.TorchInstrumentor().uninstrument()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "is_wrong"),
+    [(FORKS, False), (SPAWNS, False), (INSTRUMENTS, False), (LOADS, True)],
+    ids=["forks", "spawns", "instruments", "loads"],
+)
+def test_who_may_leave_a_processor_unused(then, is_wrong):
+    """A process whose children may record, and one that did record elsewhere; none that has workers to load its data."""
+    row = "a `TorchSpanProcessor` on the provider of a program with torch, and no `instrument()`"
+    done = preloaded.run(f"import os\n{NO_CALL}{then}", environment=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert matches(row, done.stderr) is is_wrong, done.stderr
 
 
 def test_both_to_the_default_is_one_place():
