@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from otel_torchprof._spans.steps import RecordedStep
+    from otel_torchprof._spans.step_spans import RecordedStep
 
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._spans.live_table import Flows
     from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._spans.steps import RecordedStep
+    from otel_torchprof._spans.step_spans import RecordedStep
     from otel_torchprof._tree.span_table import SpanTable
 
 

@@ -18,7 +18,7 @@ from .steps import PAUSES, Pause
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
 
     from .steps import OperatorTime, Rank
 

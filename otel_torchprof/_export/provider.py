@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFlags
 
 from otel_torchprof._encode.process_resource import of_this_process
-from otel_torchprof._spans.steps import Trace
+from otel_torchprof._spans.step_spans import Trace
 from otel_torchprof.version import __version__
 
 from .sdk import SCHEMA_URL, span_limits

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from otel_torchprof._sources.step_marks import StepMark
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.steps import Step, StepSpan
+    from otel_torchprof._spans.step_spans import Step, StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {

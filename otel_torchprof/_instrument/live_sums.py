@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._averages.running import RunningAverages
     from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.tree import TreeView
 
 

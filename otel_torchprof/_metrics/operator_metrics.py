@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
 
     from otel_torchprof._averages.named_sums import Average
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
 
 """Operators that have series of their own."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.tree import STEP_PREFIX
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._spans.frame_spans import check_detail, displayed
 from otel_torchprof._spans.live_table import Flows
 from otel_torchprof._spans.recorded import placed_recording
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.displayed_devices import remaining_times
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_torchprof._events.events import EventList
-    from otel_torchprof._spans.steps import RecordedStep
+    from otel_torchprof._spans.step_spans import RecordedStep
     from otel_torchprof.health import Health
 
 _TOP_ROWS = 10

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from otel_torchprof._spans.budget import Budget
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 
     from .decisions import Rules

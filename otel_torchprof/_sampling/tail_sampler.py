@@ -12,7 +12,7 @@ from .decisions import SlowOnes
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from otel_torchprof._spans.steps import StepSpan
+    from otel_torchprof._spans.step_spans import StepSpan
 
     from .decisions import Rules
 

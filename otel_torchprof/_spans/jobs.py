@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from .steps import StepSpan, Trace
+from .step_spans import StepSpan, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -31,7 +31,7 @@ from .live_devices import LiveDevices
 from .live_frames import CallRules, without_loose_calls
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
 from .placed import Placed, TraceGroup
-from .steps import Step, Trace
+from .step_spans import Step, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.devices import DeviceTimes
 
     from .collectives import LiveCollectives
-    from .steps import Steps, StepSpan
+    from .step_spans import StepSpan
+    from .steps import Steps
 
 Array = npt.NDArray[Any]
 

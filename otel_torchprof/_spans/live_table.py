@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .collectives import LiveCollectives
     from .placed import Placed
-    from .steps import StepSpan
+    from .step_spans import StepSpan
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.forest import of_nodes
 from otel_torchprof._tree.span_table import event_span_ids
 
-from .steps import StepSpan
+from .step_spans import StepSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Thread
     from otel_torchprof._tree.forest import Forest
 
-    from .steps import Trace
+    from .step_spans import Trace
 
 Array = npt.NDArray[Any]
 

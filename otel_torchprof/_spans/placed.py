@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._tree.devices import DeviceTimes
 
-    from .steps import StepSpan, Trace
+    from .step_spans import StepSpan, Trace
 
 
 class TraceGroup(NamedTuple):

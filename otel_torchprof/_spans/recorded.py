@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .live import LiveTrees
-from .steps import Steps, Trace
+from .step_spans import Trace
+from .steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.devices import DeviceTimes
 
     from .placed import Placed
-    from .steps import RecordedStep, StepSpan
+    from .step_spans import RecordedStep, StepSpan
 
 
 def placed_recording(

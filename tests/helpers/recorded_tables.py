@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._spans.live_table import Flows, live_table
 from otel_torchprof._spans.recorded import placed_recording
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,8 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.steps import Steps, Trace
+from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._spans.steps import Steps
 
 MAIN = Thread(1, 1, 1, "main")
 _NEUTRAL = {"sequence_nr": -1, "kind": Kind.OPERATOR}

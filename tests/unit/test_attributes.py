@@ -16,7 +16,7 @@ from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attrib
 from otel_torchprof._encode.phase_attributes import SEGMENTS
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._native.ffi import lib
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, extend_names
 
 TENSOR, LIST = 1, 2

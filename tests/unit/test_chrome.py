@@ -19,7 +19,7 @@ from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
 from otel_torchprof._native import chrome_encoders
 from otel_torchprof._native.chrome_encoders import PIECE_SIZE
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 
 THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
 WEEK_NS = 7 * 24 * 3600 * 10**9

@@ -15,7 +15,7 @@ from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.collectives import LiveCollectives, collective_name, ranks_in
 from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_table import live_table
-from otel_torchprof._spans.steps import Trace
+from otel_torchprof._spans.step_spans import Trace
 
 WORLD = 4
 

@@ -18,7 +18,7 @@ from otel_torchprof._instrument.live_sums import _displayed
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME, SLICE_NS
-from otel_torchprof._spans.steps import Trace
+from otel_torchprof._spans.step_spans import Trace
 
 LOOP = threading.get_ident()
 THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._native.recorder import CONTEXT_MUTED
-from otel_torchprof._spans.steps import Trace
+from otel_torchprof._spans.step_spans import Trace
 
 
 @pytest.fixture

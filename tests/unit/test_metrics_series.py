@@ -21,7 +21,7 @@ from otel_torchprof._export.ledger import Entries
 from otel_torchprof._metrics import operator_metrics
 from otel_torchprof._metrics.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures
-from otel_torchprof._spans.steps import StepSpan, Trace
+from otel_torchprof._spans.step_spans import StepSpan, Trace
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof.health import QueueStats
 

@@ -16,7 +16,7 @@ from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
 from otel_torchprof._spans.operator_roots import SLICE_NS
-from otel_torchprof._spans.steps import Trace
+from otel_torchprof._spans.step_spans import Trace
 
 if TYPE_CHECKING:
     from otel_torchprof._tree.span_table import SpanTable

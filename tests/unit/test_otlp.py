@@ -26,7 +26,7 @@ from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, F
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")

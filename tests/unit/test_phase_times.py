@@ -21,7 +21,7 @@ from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED, Part, Segment
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.steps import RecordedStep, StepSpan, Trace
+from otel_torchprof._spans.step_spans import RecordedStep, StepSpan, Trace
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof._tree.tree import torch_view
 

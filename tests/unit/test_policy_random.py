@@ -34,7 +34,7 @@ from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 
 SEEDS = range(60)
 LEFT_OUT = 9 + 9 + 2 + 1

@@ -12,7 +12,8 @@ from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._instrument.step_segments import MAX_HELD_NS, StepRule, StepSegments
 from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._spans.steps import Steps, Trace
+from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._spans.steps import Steps
 
 
 class Loop:

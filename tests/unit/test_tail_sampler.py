@@ -10,7 +10,7 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.tail_sampler import TailSampler
 from otel_torchprof._spans.budget import Budget
-from otel_torchprof._spans.steps import StepSpan, Trace
+from otel_torchprof._spans.step_spans import StepSpan, Trace
 
 MS = 1_000_000
 

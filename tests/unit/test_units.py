@@ -14,7 +14,7 @@ from recorded_tables import recorded_table
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.schema import Flag, Scope
-from otel_torchprof._spans.steps import RecordedStep
+from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, event_span_ids, extend_names
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
