@@ -154,6 +154,7 @@ class Instrumentation:
             averages=self._processor.averages,
             expects_steps=optimizers_were_made,
             before_drain=self._before_drain,
+            take_marks=self._take_marks,
             budget_bytes=self._processor.memory_limit,
             inputs=self._options.inputs,
             calls=CallRules(round(self._options.frame_filter.min_duration * 1e9), self._calls_at_once),

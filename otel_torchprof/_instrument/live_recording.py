@@ -91,7 +91,9 @@ class LiveRecording:
         contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
-        before_drain: reports what the program has said of steps, by :meth:`change_segment`.
+        before_drain: called before every drain.
+        take_marks: reports what the program has said of steps, by :meth:`change_segment`; called when events were taken from the recorder, so
+            that what was said before any of them is known.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
         inputs: record shapes.
         calls: which calls of functions are left out.
@@ -112,6 +114,7 @@ class LiveRecording:
         averages: RunningAverages,
         expects_steps: Callable[[], bool],
         before_drain: Callable[[], None],
+        take_marks: Callable[[], None],
         budget_bytes: int,
         inputs: bool,
         calls: CallRules = CallRules(),  # noqa: B008 - immutable
@@ -127,6 +130,7 @@ class LiveRecording:
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
+        self._take_marks = take_marks
         self._on_steps = on_steps
         self._log = LimitedLog()
         self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
@@ -137,7 +141,9 @@ class LiveRecording:
         self.steps = Steps(
             provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
         )
-        self.segments = StepSegments(self.steps, self._job.begin, step_rule, self._began, usage_at)
+        self.segments = StepSegments(
+            self.steps, self._job.begin, step_rule, self._began, usage_at, mute=self._mute_roots
+        )
         self._flush_until = 0
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -175,14 +181,13 @@ class LiveRecording:
         return now_ns()
 
     def change_segment(self, mark: StepMark, context: int) -> None:
-        """The program says what ends and what begins, in a context. Any thread."""
-        change, now = mark.change, mark.time_ns
-        self.segments.program_steps(ends_step=change.ends_step)
-        self._job.begin(now)
-        recorded = self.steps.change(change, now, context, mark.thread, mark.usage)
-        if recorded == self._roots_muted:
-            self._roots_muted = not recorded
-            self.session.mute_roots(not recorded)
+        """The program, or its framework, says what ends and what begins, in a context. Any thread."""
+        self.segments.say(mark, context)
+
+    def _mute_roots(self, is_muted: bool) -> None:
+        if is_muted != self._roots_muted:
+            self._roots_muted = is_muted
+            self.session.mute_roots(is_muted)
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
@@ -234,15 +239,17 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self.sources.drain(SLICE_BYTES)
+        self._take_marks()
         # And not what a profile that runs meanwhile asked for.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
-        if not self.steps.begun and (self.steps.active or self._expects_steps()):
-            # A step has ended, or an optimizer was made: what is here is set-up, until the first step begins.
+        begins_at = self.segments.begins_at
+        if not self.steps.begun and (self.steps.active or begins_at != NEVER or self._expects_steps()):
+            # A step has ended, or a loop begins, or an optimizer was made: what is here is set-up, until the first step begins.
             earliest = int(min(batch["start"].min(initial=now_ns()), batch.opens.start.min(initial=NEVER)))
-            self._job.begin(earliest)
+            self._job.begin(min(earliest, begins_at))
             if self.steps.active:  # the program said where the first one ended
                 self.steps.begin(self.segments.first_training(batch) or earliest, setup=earliest)
-            else:
+            elif earliest < begins_at:
                 self.steps.begin(earliest, Segment.SETUP)
         flush_until = self._flush_until
         settle = batch.watermark >= flush_until > 0

@@ -1,13 +1,15 @@
-"""Where steps begin and end: said by the program, or learned from its phases, for which drained events wait."""
+"""Where steps begin and end: said by the program or its framework, else learned from phases, for which drained events wait."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle
 from otel_torchprof._spans.step_tokens import OPTIMIZERS
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.phases import Usage
+    from otel_torchprof._sources.step_marks import StepMark
     from otel_torchprof._spans.step_cycle import Boundary, Token
     from otel_torchprof._spans.steps import Steps
 
@@ -78,8 +81,16 @@ class Held(NamedTuple):
     """Nothing more will come."""
 
 
+def _nothing(_is_muted: bool) -> None:
+    """Nobody can be muted."""
+
+
 class StepSegments:
-    """The segments of one recording. For one thread at a time.
+    """The segments of one recording. For one thread at a time, but for :meth:`say`.
+
+    There are two sources, and one order of time: what is said, and what is learned while nothing is. A framework's loop is said, from
+    its begin to its end; the loops before and after it are learned, each anew. The program's own word ends all learning. A loop that
+    begins waits for what was recorded before it, since that may be the end of another.
 
     Args:
         steps: gets them.
@@ -87,6 +98,7 @@ class StepSegments:
         rule: what ends a step.
         began: when the span that a context stands for began, Unix ns, where that is known.
         usage: what the system said of the thread when the phase with that id began, where it was asked.
+        mute: called with whether nothing is to be recorded outside of contexts, where somebody has said what begins.
     """
 
     def __init__(
@@ -96,14 +108,24 @@ class StepSegments:
         rule: StepRule,
         began: Callable[[int], int | None],
         usage: Callable[[int], Usage | None],
+        *,
+        mute: Callable[[bool], None] = _nothing,
     ) -> None:
         self._steps = steps
+        self._mute = mute
         self._on_first = on_first
         self._began = began
         self._usage = usage
         self._tokens = PhaseTokens(began)
+        self._given = rule
         self._cycle: StepCycle | None = rule.cycle()
-        self._rule = "the program says where steps end"
+        """What learns; None when the program says where steps end."""
+        self._said: deque[tuple[StepMark, int]] = deque()
+        self._said_lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._is_in_loop = self._had_loop = False
+        """Whether a framework's loop runs, and whether one did."""
+        self._learned_from = self._revisions = 0
+        self._later: list[Token] = []
         self._waiting: deque[Held] = deque()
         self._ready = 0
         self._has_drained = False
@@ -120,7 +142,9 @@ class StepSegments:
         """The rule that is in force, and why."""
         cycle = self._cycle
         if cycle is None:
-            return self._rule
+            return "the program says where steps end"
+        if self._is_in_loop or (self._had_loop and not cycle.revision):
+            return "a trainer says where its steps end"
         is_unknown = not cycle.revision and (self._waiting or not self._has_drained)
         return "not known yet, since too little was taken from the recorder so far" if is_unknown else cycle.rule
 
@@ -133,12 +157,45 @@ class StepSegments:
         """When the first phase of training in a batch began, Unix ns; None where there is none."""
         return _first_of(PhaseTokens(self._began).of(batch))
 
-    def program_steps(self, *, ends_step: bool = True) -> None:
-        """The program says itself where steps end, from now on; ``ends_step``: and one that nobody has seen begin has ended."""
-        if self._cycle is not None:
-            self._cycle = None
-            if ends_step:
-                self._steps.first_step_is(self._first)
+    @property
+    def begins_at(self) -> int:
+        """When the framework's loop begins that waits for what was recorded before it, Unix ns; NEVER where none does."""
+        with self._said_lock:
+            return self._said[0][0].time_ns if self._said else NEVER
+
+    def say(self, mark: StepMark, context: int) -> None:
+        """The program, or a framework of its own loop, says what ends and what begins, in a context. Any thread."""
+        with self._said_lock:
+            self._said.append((mark, context))
+            is_of_program = not mark.change.is_of_loop
+            if is_of_program or self._is_in_loop or self._cycle is None:
+                self._change_as_said(everything=is_of_program)
+
+    def _change_as_said(self, *, everything: bool = False) -> None:
+        """Up to the begin of the next loop, which waits; or ``everything``."""
+        is_first = True
+        while self._said and (is_first or everything or self._is_in_loop or self._cycle is None):
+            self._change(*self._said[0])
+            self._said.popleft()
+            is_first = False
+
+    def _change(self, mark: StepMark, context: int) -> None:
+        change, now = mark.change, mark.time_ns
+        if self._cycle is not None and not self._is_in_loop:
+            self._leave_cycle(self._cycle, change)
+        if change.is_of_loop:
+            self._is_in_loop, self._learned_from = not change.ends_loop, now
+        self._on_first(now)
+        self._mute(not self._steps.change(change, now, context, mark.thread, mark.usage))
+
+    def _leave_cycle(self, cycle: StepCycle, change: SegmentChange) -> None:
+        """What was learned is over; a loop that comes after the framework's has a cycle of its own."""
+        self._steps.revision = 0
+        self._revisions += cycle.revision
+        self._cycle = self._given.cycle() if change.is_of_loop else None
+        self._had_loop = True
+        if change.ends_step:  # one that nobody has seen begin
+            self._steps.first_step_is(self._first)
 
     def add(self, batch: Batch, now: int, *, settle: bool, final: bool) -> None:
         """Takes a batch that was drained ``now`` (Unix ns).
@@ -149,10 +206,14 @@ class StepSegments:
             settle: whether nothing is to wait any longer, because somebody wants to see it.
             final: whether nothing more will come.
         """
+        # Where nothing is left there is no watermark: what comes after this drain is not known.
+        if self._cycle is not None:
+            self._learn(self._tokens.of(batch), min(batch.watermark, now), final=final)
         cycle = self._cycle  # the program may say in another thread that there is none
-        if cycle is not None:
-            self._learn(cycle, batch, now, final=final)
-        is_known = self._cycle is None or cycle is None or cycle.is_settled or settle or final or self._is_full(now)
+        if final and cycle is not None:
+            self._apply(cycle, cycle.finish(now))
+        is_settled = cycle is None or (cycle.is_settled and self.begins_at == NEVER)
+        is_known = is_settled or settle or final or self._is_full(now)
         if not final and (self._waiting or not is_known):
             # It is handed on later: what comes until then is not in it, though it was all there was.
             batch = replace(batch, watermark=min(batch.watermark, now))
@@ -163,7 +224,7 @@ class StepSegments:
             return
         if cycle is not None and not cycle.is_settled:
             self._apply(cycle, cycle.settle())
-        if cycle is not None and not cycle.revision:
+        if cycle is not None and not (cycle.revision or self._had_loop):
             self._passed.update(self._latest)
         self._latest.clear()
         self._ready, self._since, self._first = len(self._waiting), NEVER, None
@@ -179,13 +240,25 @@ class StepSegments:
         longest = HELD_BETWEEN_STEPS_NS if self._cycle is not None and self._cycle.revision else MAX_HELD_NS
         return self.events > MAX_HELD_EVENTS or now - self._since > longest
 
-    def _learn(self, cycle: StepCycle, batch: Batch, now: int, *, final: bool) -> None:
-        tokens = self._tokens.of(batch)
-        self._note(tokens)
-        # Where nothing is left there is no watermark: what comes after this drain is not known.
-        self._apply(cycle, cycle.feed(tokens, min(batch.watermark, now)))
-        if final:
-            self._apply(cycle, cycle.finish(now))
+    def _learn(self, tokens: list[Token], known_until: int, *, final: bool) -> None:
+        """Learns from tokens outside of frameworks' loops, up to each of these once all before it is known."""
+        tokens = self._later + tokens
+        while (cycle := self._cycle) is not None and not self._is_in_loop:
+            begins_at = self.begins_at
+            # By its end: a token may begin with a call in which the loop begins too.
+            own = [token for token in tokens if token.start >= self._learned_from and token.end <= begins_at]
+            tokens = [token for token in tokens if token.end > begins_at]
+            self._note(own)
+            self._apply(cycle, cycle.feed(own, min(known_until, begins_at)))
+            if begins_at == NEVER or (begins_at > known_until and not final):
+                self._later = tokens
+                return
+            with self._said_lock:
+                if cycle is self._cycle:
+                    if not self._said[0][0].change.ends_step:
+                        self._apply(cycle, cycle.finish(begins_at))
+                    self._change_as_said()
+        self._later = []
 
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
@@ -208,7 +281,7 @@ class StepSegments:
     def _apply(self, cycle: StepCycle, boundaries: Iterable[Boundary]) -> None:
         if cycle is not self._cycle:
             return
-        self._steps.revision = cycle.revision
+        self._steps.revision = self._revisions + cycle.revision
         if self._passed and cycle.anchor is not None:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
@@ -219,12 +292,10 @@ class StepSegments:
             before = time - 1
             if segment is None:
                 self._steps.end(time, context, thread)
-            elif not self._steps.active:
-                self._on_first(before)
-                self._steps.begin(before, segment, usage=usage)
-                self._steps.threads.add(thread)
-            elif segment is not Segment.SETUP:  # there is none but before all steps, and that has begun then
-                self._steps.boundary(segment, before, context, thread, usage)
+            elif segment is not Segment.SETUP or not self._steps.begun:  # there is none but before all steps
+                if not self._steps.begun:
+                    self._on_first(before)
+                self._steps.change(SegmentChange(segment, ends_step=False), before, context, thread, usage)
             self.steps_without_forward += segment is Segment.STEP
 
 

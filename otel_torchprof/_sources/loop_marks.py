@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from otel_torchprof._process import fork
 
-if TYPE_CHECKING:
-    from otel_torchprof._columns.phases import Segment
+from .step_marks import LOOP_END
 
+if TYPE_CHECKING:
     from .step_marks import SegmentChange
 
 
@@ -28,10 +28,8 @@ class LoopMarks:
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}
-        self.current: Segment | None = None
-        """What the loop was at last; None outside of one."""
         self._thread: threading.Thread | None = None
-        """Whose loop that is."""
+        """Whose loop runs; None where none does."""
 
     @property
     def is_heard(self) -> bool:
@@ -47,22 +45,26 @@ class LoopMarks:
         self._listeners.pop(listener, None)
 
     def change(self, change: SegmentChange) -> None:
-        """A framework's loop changes to another segment. Until it has ended, changes of a loop in another thread are ignored."""
+        """A framework's loop changes to another segment, or begins. Until it has ended, changes of a loop in another thread are ignored."""
         own = threading.current_thread()
-        if (
-            self.current is not None
-            and self._thread is not own
-            and self._thread is not None
-            and self._thread.is_alive()
-        ):
+        if self._thread not in {None, own} and self._thread.is_alive():
             return
-        self._thread, self.current = own, change.begins
+        self._thread = own
+        self._tell(change)
+
+    def end(self) -> None:
+        """The loop of this thread has ended, with what it was at; without effect where none runs."""
+        if self._thread is threading.current_thread():
+            self._thread = None
+            self._tell(LOOP_END)
+
+    def _tell(self, change: SegmentChange) -> None:
         for listener in tuple(self._listeners):
             listener.change_segment(change)
 
     def after_fork_in_child(self) -> None:
         """No loop continues in the child."""
-        self.current = self._thread = None
+        self._thread = None
 
 
 shared = LoopMarks()

@@ -37,10 +37,16 @@ class SegmentChange(NamedTuple):
     """Whether the step that runs turns out to be none: it is what begins here, from its start on."""
     attributes: Mapping[str, Any] | None = None
     """Of the span of what ends."""
+    is_of_loop: bool = False
+    """Whether a framework says it of its own loop: steps are learned before that loop begins and after it has ended."""
+    ends_loop: bool = False
+    """Whether that loop ends here."""
 
 
 NEXT_STEP = SegmentChange()
 """A step has ended, and the next one begins."""
+LOOP_END = SegmentChange(None, ends_step=False, is_of_loop=True, ends_loop=True)
+"""The loop of a framework has ended, and what it was at."""
 
 
 class StepMark(NamedTuple):

@@ -169,6 +169,8 @@ class Steps:
             return change.begins is None or self._begin_next(change.begins, now, context, usage)
 
     def _begin_next(self, segment: Segment, now: int, context: int, usage: Usage | None) -> bool:
+        if self._origin is None and not self._steps:
+            self._origin = now
         following = self._new(segment, max(now, self._steps[-1].start) if self._steps else now, self._link, usage)
         self._steps.append(following)
         del self._steps[:-_MOST], self._ended[:-_MOST]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._process import fork
 from otel_torchprof._process.wrapped_calls import WrappedCalls
-from otel_torchprof._sources.loop_marks import shared as loop_marks
-from otel_torchprof._sources.step_marks import SegmentChange
 
 from .actions import Actions
+from .trainer_calls import shared as trainer_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,20 +77,6 @@ _CONSTRUCTORS = (
 )
 
 
-class _Training(NamedTuple):
-    """What a trainer does from the first step to the last."""
-
-    module: str
-    path: str
-
-
-_TRAININGS = (
-    _Training("transformers.trainer", "Trainer.train"),
-    _Training("lightning.pytorch.trainer.trainer", "Trainer.fit"),
-    _Training("pytorch_lightning.trainer.trainer", "Trainer.fit"),
-)
-
-
 class Frameworks:
     """Marks trainers as they are made, while somebody wants that. Installing and removing is for any thread.
 
@@ -101,14 +86,13 @@ class Frameworks:
 
     def __init__(self) -> None:
         self._calls = WrappedCalls(_CONSTRUCTORS, self._marking)
-        self._trainings = WrappedCalls(_TRAININGS, _ending)
         self._marked: dict[int, tuple[weakref.ref[Any], _Constructor]] = {}
 
     def install(self, user: object) -> None:
         """Trainers that are made from now on are marked, and those that were marked before."""
         is_first = not self._calls.has_users
         self._calls.install(user)
-        self._trainings.install(user)
+        trainer_calls.install(user)
         if is_first:
             self._change_all(lambda constructor: constructor.mark)
 
@@ -116,7 +100,7 @@ class Frameworks:
         """Takes everything back, if nobody else uses this; without effect for no user."""
         had_users = self._calls.has_users
         self._calls.remove(user)
-        self._trainings.remove(user)
+        trainer_calls.remove(user)
         if had_users and not self._calls.has_users:
             self._change_all(lambda constructor: constructor.unmark)
 
@@ -129,7 +113,6 @@ class Frameworks:
     def after_fork_in_child(self) -> None:
         """Whoever continues to record in the child has the trainers of its parent."""
         self._calls.renew_lock()
-        self._trainings.renew_lock()
 
     def _marking(self, constructor: _Constructor, function: Callable[..., Any]) -> Wrapper:
         marks = True
@@ -154,25 +137,6 @@ class Frameworks:
             change(trainer)
         except Exception:
             _logger.warning("%s of %s failed: its steps are learned", change.__name__, type(trainer), exc_info=True)
-
-
-def _ending(_training: _Training, function: Callable[..., Any]) -> Wrapper:
-    """A training that an exception or an interrupt leaves ends what it was at: the rest of the program is in no step of it."""
-
-    @functools.wraps(function)
-    def train(*arguments: Any, **keywords: Any) -> Any:
-        before = loop_marks.current
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            if loop_marks.current is not before and loop_marks.current is not None:
-                loop_marks.change(SegmentChange(before, ends_step=False))
-
-    return train, _nothing
-
-
-def _nothing() -> None:
-    """A training that ends as it should has left its segments."""
 
 
 shared = Frameworks()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._sources.loop_marks import shared
@@ -9,7 +11,7 @@ from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof.config import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from otel_torchprof._columns.phases import Segment
     from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
@@ -38,7 +40,7 @@ class Loop:
             if not isinstance(profile, kind):
                 raise TypeError(f"profile is {profile!r}; it must be an otel_torchprof.profile, or None")
         self._profile = profile
-        self._has_started = False
+        self._has_started = self._is_marked = False
         self.is_silent = False
         """Whether another integration reports this loop."""
         self.current: Segment | None = None
@@ -47,6 +49,7 @@ class Loop:
     def begin(self) -> None:
         """The loop begins: the profile runs from now on. A loop that was broken off before is over."""
         self.current = None
+        _calls.note(self)
         if self._profile is None and not shared.is_heard:
             warn_once(_UNHEARD)
         if self._profile is not None and not self._profile.is_running:
@@ -54,7 +57,10 @@ class Loop:
             self._profile.start()
 
     def end(self) -> None:
-        """The loop has ended; the profile stops where :meth:`begin` has started it."""
+        """The loop has ended; the profile stops where :meth:`begin` has started it. Without effect where that was said."""
+        if self._is_marked:
+            self._is_marked, self.current = False, None
+            shared.end()
         if self._profile is not None and self._has_started:
             self._has_started = False
             self._profile.stop()
@@ -71,9 +77,38 @@ class Loop:
         self.current = segment
         if self.is_silent:
             return
-        shared.change(SegmentChange(segment, ends_step, replaces_step, attributes))
+        if not self._is_marked:
+            self._is_marked = True
+            _calls.note(self)
+        shared.change(SegmentChange(segment, ends_step, replaces_step, attributes, is_of_loop=True))
         if ends_step and self._profile is not None:
             self._profile.step()
+
+
+class _Calls(threading.local):
+    """The call of a trainer that this thread is in."""
+
+    loops: list[Loop] | None = None
+    """Those that have begun in it; None outside of one."""
+
+    def note(self, loop: Loop) -> None:
+        if self.loops is not None and loop not in self.loops:
+            self.loops.append(loop)
+
+
+_calls = _Calls()
+
+
+@contextmanager
+def ending_loops() -> Iterator[None]:
+    """Loops that begin in here end here, however it is left."""
+    outer, _calls.loops = _calls.loops, []
+    try:
+        yield
+    finally:
+        for loop in reversed(_calls.loops):
+            loop.end()
+        _calls.loops = outer
 
 
 def number(value: object) -> float | None:

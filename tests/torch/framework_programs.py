@@ -125,10 +125,28 @@ def lightning_module() -> Any:
     return Classifier()
 
 
+def loader_of(size: int) -> Any:
+    """A loader of 16 rows in batches of that size."""
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+    return torch.utils.data.DataLoader(data, size)
+
+
 def fit(trainer: Any, module: Any = None) -> Any:
     """Trains; returns the module."""
-    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
     module = lightning_module() if module is None else module
     with quiet():
-        trainer.fit(module, torch.utils.data.DataLoader(data, 2), torch.utils.data.DataLoader(data, 8))
+        trainer.fit(module, loader_of(2), loader_of(8))
     return module
+
+
+# ---- Without a framework ----
+
+
+def own_loop(count: int) -> None:
+    """A training loop that says nothing of its steps."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()

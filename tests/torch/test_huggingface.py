@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch", minversion="2.6")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer needs it")
 
-from framework_programs import hugging_face, kinds, steps  # noqa: E402
+from framework_programs import hugging_face, kinds, own_loop, steps  # noqa: E402
 from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Segment  # noqa: E402
@@ -100,6 +101,46 @@ def test_an_evaluation_without_training_has_no_steps(tmp_path):
     with instrumented(detail="steps") as service:
         hugging_face(tmp_path).evaluate()
     assert [kind for kind in kinds(service.spans_at_end()) if kind != "evaluation"] == []
+
+
+@pytest.mark.parametrize("detail", ["steps", "modules"])
+@pytest.mark.parametrize("drains", [False, True], ids=["at-once", "between"])
+def test_loops_before_and_after_a_training_have_their_steps(tmp_path, detail, drains):
+    """What is trained without the Trainer, in the same process, is learned before it begins and when it has ended."""
+    with instrumented(detail=detail) as service:
+        own_loop(4)
+        if drains:
+            service.provider.force_flush()
+        hugging_face(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no").train()
+        if drains:
+            service.provider.force_flush()
+        own_loop(4)
+    spans = service.spans_at_end()
+    assert kinds(spans) == list(range(10))
+    batches = [step.span.attributes.get("torch.step.batches") for step in steps(spans)]
+    assert batches == [None] * 4 + [2] * 2 + [None] * 4
+    assert all([phase.name for phase in step.phases].count("torch.phase.backward") for step in steps(spans))
+
+
+class EvenSteps(Sampler):
+    """Refuses every second step."""
+
+    def should_sample(self, _context, _trace_id, _name, _kind=None, attributes=None, *_):
+        number = (attributes or {}).get("torch.step", 0)
+        return SamplingResult(Decision.DROP if number % 2 else Decision.RECORD_AND_SAMPLE)
+
+    def get_description(self):
+        return "even steps"
+
+
+def test_a_sampler_is_asked_for_the_steps_of_all_loops(tmp_path):
+    """Where steps that a sampler refuses are not even recorded, those of a training follow on those of the loop before it."""
+    with instrumented(detail="modules", sampler=EvenSteps()) as service:
+        own_loop(4)
+        hugging_face(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no").train()
+        own_loop(4)
+    spans = service.spans_at_end()
+    assert [step.span.attributes["torch.step"] for step in steps(spans)] == [0, 2, 4, 6, 8]
 
 
 def test_the_programs_own_word_has_precedence(tmp_path):
@@ -232,9 +273,10 @@ def test_a_second_loop_beside_the_first_is_not_told_of():
     other.start()
     other.join()
     marks.change(SegmentChange(None))
+    marks.end()
     other = threading.Thread(target=marks.change, args=(SegmentChange(Segment.STEP),))
     other.start()
     other.join()
-    assert told == [Segment.STEP, None, Segment.STEP]
+    assert told == [Segment.STEP, None, None, Segment.STEP]
     marks.change(NEXT_STEP)  # the other's thread has ended, and its loop with it
     assert told[-1] is Segment.STEP

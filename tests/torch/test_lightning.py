@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 pl = pytest.importorskip("pytorch_lightning")
 
-from framework_programs import fit, kinds, lightning, steps  # noqa: E402
+from framework_programs import fit, kinds, lightning, own_loop, steps  # noqa: E402
 from instrumented import Instrumented, instrumented  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -79,6 +79,18 @@ def test_an_evaluation_in_an_accumulation_is_a_part_of_its_step(tmp_path):
         fit(lightning(tmp_path, max_epochs=1, val_check_interval=3, num_sanity_val_steps=0))
     found = kinds(service.spans_at_end())
     assert [kind for kind in found if isinstance(kind, int)] == list(range(4))
+
+
+def test_loops_before_and_after_a_training_have_their_steps(tmp_path):
+    """What is trained without the Trainer, in the same process, is learned before it fits and afterwards."""
+    with instrumented(detail="modules") as service:
+        own_loop(4)
+        fit(lightning(tmp_path, max_epochs=1))
+        own_loop(4)
+    spans = service.spans_at_end()
+    assert [step.span.attributes["torch.step"] for step in steps(spans)] == list(range(12))
+    batches = [step.span.attributes.get("torch.step.batches") for step in steps(spans)]
+    assert batches == [None] * 4 + [2] * 4 + [None] * 4
 
 
 def test_uninstrumenting_takes_everything_back(tmp_path):

@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 from live_batches import Recorder
+from opentelemetry.context import Context
 from test_phase_tokens import phase
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._instrument.step_segments import MAX_HELD_NS, StepRule, StepSegments
+from otel_torchprof._sources.step_marks import LOOP_END, NEXT_STEP, SegmentChange, StepMark
 from otel_torchprof._spans.step_cycle import StepCycle
 from otel_torchprof._spans.step_spans import Trace
 from otel_torchprof._spans.steps import Steps
@@ -46,6 +48,9 @@ class Loop:
         self.events = []
         self.segments.add(batch, self.now, settle=settle, final=final)
         return [len(held.batch) for held in iter(self.segments.next, None)]
+
+    def say(self, change, time):
+        self.segments.say(StepMark(time, Context(), 1, None, change), 0)
 
     def found(self):
         """Segment, number and begin of all that have begun."""
@@ -143,8 +148,7 @@ def test_steps_before_the_rule_are_counted(loop):
 def test_the_program_has_precedence(loop):
     """Once it says where a step ends, nothing is learned or held; the first step began with its first phase."""
     loop.step(1).drain()
-    loop.segments.program_steps()
-    loop.steps.boundary(Segment.STEP, 150, 0, 1)
+    loop.say(NEXT_STEP, 150)
     assert loop.step(3).drain() == [5, 15]
     assert loop.found() == [(Segment.STEP, 0, 100), (Segment.STEP, 1, 150)]
     assert loop.segments.rule == "the program says where steps end"
@@ -249,7 +253,7 @@ def test_the_program_says_where_steps_end_in_the_middle_of_a_drain(loop, monkeyp
 
     def is_settled(_):
         if next(asked) == moment:
-            loop.segments.program_steps()
+            loop.say(SegmentChange(ends_step=False), 100)
         return False
 
     monkeypatch.setattr(StepCycle, "is_settled", property(is_settled))
@@ -261,3 +265,85 @@ def test_there_is_one_set_up(loop):
     loop.steps.begin(loop.now, Segment.SETUP)
     loop(Part.FORWARD).step(3).drain(settle=True)
     assert [segment for segment, _, _ in loop.found()] == [Segment.SETUP] + [Segment.STEP] * 3
+
+
+BEGIN, NEXT = SegmentChange(ends_step=False, is_of_loop=True), SegmentChange(is_of_loop=True)
+
+
+def kinds(loop):
+    """Segments and numbers of all that have begun."""
+    return [(segment, number) for segment, number, _ in loop.found()]
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["at-once", "between"])
+def test_a_frameworks_loop_stands_between_learned_ones(loop, drains):
+    """Before it begins and after it has ended steps are learned, whenever was drained; of its own steps nothing is."""
+    released = []
+
+    def maybe_drain():
+        if drains:
+            released.extend(loop.drain())
+
+    loop.step(3)
+    maybe_drain()
+    began = loop.now
+    loop.say(BEGIN, began)
+    loop.step(2)
+    maybe_drain()
+    loop.say(NEXT, loop.now)
+    loop.step(2)
+    ended = loop.now
+    loop.say(LOOP_END, ended)
+    maybe_drain()
+    after = loop.now
+    loop.step(3)
+    released += loop.drain(final=True)
+    assert sum(released) == 50
+    assert [number for segment, number in kinds(loop)] == list(range(8))
+    starts = [start for *_, start in loop.found()]
+    assert starts == [99, 149, 199, began, began + 100, after - 1, after + 49, after + 99]
+    assert [step.end for step in loop.steps.known()][2:5] == [began - 5, began + 100, ended]
+    revisions = [
+        span.attributes.get("torch.step.rule.revision") for step in loop.steps.known() for span in step.spans.values()
+    ]
+    assert revisions == [1, 1, 1, None, None, 2, 2, 2]
+
+
+def test_a_loop_that_begins_waits_for_what_was_before_it(loop):
+    """It is not begun before everything recorded earlier is known, and what was drained of it is held until then."""
+    loop.step(3)
+    loop.say(BEGIN, loop.now)
+    assert loop.segments.begins_at == loop.now
+    loop.segments.add(loop.recorder.drain(*loop.events), loop.now - 1, settle=False, final=False)
+    loop.events = []
+    assert loop.segments.next() is None
+    assert loop.drain() == [15, 0]
+    assert kinds(loop)[-1] == (Segment.STEP, 3)
+    assert loop.segments.begins_at == NEVER
+
+
+def test_what_a_running_loop_says_is_known_at_once(loop):
+    """Once it has begun its changes need no drain, and it is told whether anything is to be recorded outside of contexts."""
+    loop.say(BEGIN, loop.now)
+    loop.drain()
+    loop.say(NEXT, loop.now + 10)
+    assert kinds(loop) == [(Segment.STEP, 0), (Segment.STEP, 1)]
+    assert loop.segments.rule == "a trainer says where its steps end"
+
+
+def test_a_loop_that_was_begun_before_it_is_heard_of_has_its_first_step(loop):
+    """A recording that starts in the middle of a training has the step that is first heard to end, from its first phase on."""
+    loop(Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.STEP)
+    loop.steps.begin(50, Segment.SETUP)
+    loop.say(NEXT, loop.now)
+    loop.drain()
+    assert loop.found() == [(Segment.SETUP, -1, 50), (Segment.STEP, 0, 100), (Segment.STEP, 1, 140)]
+
+
+def test_the_programs_word_ends_a_frameworks_loop(loop):
+    """What the loop that waits has said comes first, and nothing is learned any more."""
+    loop.say(BEGIN, 100)
+    loop.say(NEXT_STEP, 130)
+    assert kinds(loop) == [(Segment.STEP, 0), (Segment.STEP, 1)]
+    loop.step(3).drain(final=True)
+    assert len(kinds(loop)) == 2
