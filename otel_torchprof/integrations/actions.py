@@ -35,9 +35,11 @@ _PARTS = {
 """What of Lightning's is a phase, by the last word of the action: as long as its own profilers say. A loss is computed outside of any module, a
 loader need not be torch's, a checkpoint is more than its file. Zeroing and clipping are torch's own phases, inside of the optimizer's."""
 _EPOCH = "run_training_epoch"
-_BEFORE = frozenset({*_PARTS, _EPOCH, "on_validation_model_eval"})
+_EVALUATION_BEGINS = frozenset({"on_validation_model_eval", "on_test_model_eval"})
+_EVALUATION_ENDS = frozenset({"on_validation_end", "on_test_end"})
+_BEFORE = frozenset({*_PARTS, _EPOCH, *_EVALUATION_BEGINS})
 """Hooks that are a phase, or before which a segment may begin: a Trainer has some twenty others per batch."""
-_AFTER = frozenset({"save_checkpoint", "on_validation_end", _EPOCH})
+_AFTER = frozenset({"save_checkpoint", _EPOCH, *_EVALUATION_ENDS})
 """Those after which one may end."""
 _OF_MODULE = frozenset({Part.FORWARD, Part.EVALUATION, Part.INFERENCE})
 _LOSSES = ("loss", "train_loss", "train/loss", "train_loss_step", "loss_step")
@@ -137,14 +139,14 @@ class Actions:
             name_root(module)
 
     def _before(self, action: Action, trainer: Any) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if trainer.state.fn not in {"fit", "validate", "test"} or trainer.sanity_checking:
             return
         if action.hook == "train_dataloader_next":
             if self.loop.current is not Segment.STEP or self._has_stepped(trainer):
                 self._leave(Segment.STEP, trainer)
                 self._global_step, self._batches, self._rate = trainer.global_step, 0, _rate_of(trainer)
             self._batches += 1
-        elif action.hook == "on_validation_model_eval" and action.owner == "LightningModule":
+        elif action.hook in _EVALUATION_BEGINS and action.owner == "LightningModule":
             self._interrupt(Segment.EVALUATION, trainer)
         elif action.hook == "save_checkpoint":
             self._interrupt(Segment.CHECKPOINT, trainer)
@@ -154,7 +156,7 @@ class Actions:
         is_checkpoint = action.hook == "save_checkpoint" and current is Segment.CHECKPOINT
         # Checkpoints are written at the end of an evaluation: what is left of that is not another one.
         if is_checkpoint or (
-            action.hook == "on_validation_end" and action.owner == "Strategy" and current is Segment.EVALUATION
+            action.hook in _EVALUATION_ENDS and action.owner == "Strategy" and current is Segment.EVALUATION
         ):
             self._change(None)
         elif action.hook == _EPOCH and current is Segment.STEP and self._has_stepped(trainer):

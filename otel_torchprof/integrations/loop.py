@@ -100,11 +100,11 @@ _calls = _Calls()
 
 
 @contextmanager
-def ending_loops() -> Iterator[None]:
-    """Loops that begin in here end here, however it is left."""
+def ending_loops() -> Iterator[bool]:
+    """Loops that begin in here end here, however it is left. Yields whether it is the outermost of its thread."""
     outer, _calls.loops = _calls.loops, []
     try:
-        yield
+        yield outer is None
     finally:
         for loop in reversed(_calls.loops):
             loop.end()

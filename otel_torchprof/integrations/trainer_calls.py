@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._process import fork
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
-from .loop import ending_loops
+from .loop import Loop, ending_loops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,19 +23,24 @@ class _TrainerCall(NamedTuple):
     module: str
     """Where it is looked up."""
     path: str
+    segment: Segment | None = None
+    """What all of it is, where it is called by itself and the framework has nothing that would say when that begins."""
 
 
 _LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 _CALLS = (
     _TrainerCall("transformers.trainer", "Trainer.train"),
-    *(_TrainerCall(module, "Trainer.fit") for module in _LIGHTNING),
+    _TrainerCall("transformers.trainer", "Trainer.evaluate", Segment.EVALUATION),
+    *(_TrainerCall(module, f"Trainer.{name}") for module in _LIGHTNING for name in ("fit", "validate", "test")),
 )
 
 
-def _ending(_call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
+def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
     @functools.wraps(function)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        with ending_loops():
+        with ending_loops() as is_outermost:
+            if call.segment is not None and is_outermost:
+                Loop().change(call.segment)
             return function(*arguments, **keywords)
 
     return wrapper, _nothing

@@ -16,6 +16,7 @@ pytest.importorskip("accelerate", reason="the Trainer needs it")
 from framework_programs import hugging_face, kinds, own_loop, steps  # noqa: E402
 from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult  # noqa: E402
+from own_counts import segments  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Segment  # noqa: E402
@@ -96,11 +97,19 @@ def test_what_is_between_steps_is_no_step(tmp_path, options, expected):
     assert kinds(service.spans_at_end()) == expected
 
 
-def test_an_evaluation_without_training_has_no_steps(tmp_path):
-    """What a Trainer does outside of its training loop is as before."""
+@pytest.mark.parametrize("callbacks", [None, [HuggingFaceCallback]], ids=["without-code", "callback"])
+def test_an_evaluation_outside_of_a_training_is_a_segment(tmp_path, callbacks):
+    """Before a training and after it, it is one ``torch.evaluation`` with the fetch of all its batches, and no step."""
     with instrumented(detail="steps") as service:
-        hugging_face(tmp_path).evaluate()
-    assert [kind for kind in kinds(service.spans_at_end()) if kind != "evaluation"] == []
+        trainer = hugging_face(tmp_path, callbacks, max_steps=2, eval_strategy="no", save_strategy="no")
+        trainer.evaluate()
+        trainer.train()
+        trainer.evaluate()
+    spans = service.spans_at_end()
+    assert kinds(spans) == ["evaluation", 0, 1, "evaluation"]
+    for segment in segments(spans):
+        if segment.kind == "evaluation":
+            assert [phase.name for phase in segment.phases].count("torch.phase.data") == 2
 
 
 @pytest.mark.parametrize("detail", ["steps", "modules"])

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 pl = pytest.importorskip("pytorch_lightning")
 
-from framework_programs import fit, kinds, lightning, own_loop, steps  # noqa: E402
+from framework_programs import fit, kinds, lightning, lightning_module, loader_of, own_loop, quiet, steps  # noqa: E402
 from instrumented import Instrumented, instrumented  # noqa: E402
+from own_counts import segments  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof.integrations import LightningProfiler  # noqa: E402
@@ -79,6 +80,32 @@ def test_an_evaluation_in_an_accumulation_is_a_part_of_its_step(tmp_path):
         fit(lightning(tmp_path, max_epochs=1, val_check_interval=3, num_sanity_val_steps=0))
     found = kinds(service.spans_at_end())
     assert [kind for kind in found if isinstance(kind, int)] == list(range(4))
+
+
+@pytest.mark.parametrize("profiler", [None, LightningProfiler], ids=["without-code", "profiler"])
+def test_evaluations_outside_of_a_training_are_segments(tmp_path, profiler):
+    """``validate`` and ``test`` by themselves are one ``torch.evaluation`` each, and no step; the training between has its own."""
+    with instrumented(detail="steps") as service:
+        trainer = lightning(tmp_path, profiler and profiler(), max_epochs=1, num_sanity_val_steps=0)
+        module, loader = lightning_module(), loader_of(8)
+        module.test_step = module.validation_step
+        with quiet():
+            trainer.validate(module, loader, verbose=False)
+            trainer.fit(module, loader_of(2), loader)
+            trainer.test(module, loader, verbose=False)
+    found = segments(service.spans_at_end())
+    assert [each.span.attributes.get("torch.step", each.kind) for each in found if each.kind != "setup"] == [
+        "evaluation",
+        0,
+        1,
+        2,
+        3,
+        "evaluation",
+        "checkpoint",
+        "evaluation",
+    ]
+    evaluations = [each for each in found if each.kind == "evaluation"]
+    assert all(each.times()["evaluation"] > 0 for each in evaluations)
 
 
 def test_loops_before_and_after_a_training_have_their_steps(tmp_path):
