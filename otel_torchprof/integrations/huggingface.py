@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from otel_torchprof._columns.phases import BATCHES, EPOCH, LEARNING_RATE, LOSS, Segment
 
 from .loop import Loop, number
+from .trainer_calls import shared as trainer_calls
 
 if TYPE_CHECKING:
     from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
@@ -28,7 +29,7 @@ class HuggingFaceCallback(TrainerCallback):
 
     Args:
         profile: a :class:`~otel_torchprof.profile` whose ``step()`` is called too; where it does not run, it is started and
-            stopped with the training.
+            stopped with the training, also where that raises.
 
     Raises:
         TypeError: ``profile`` is none.
@@ -36,6 +37,8 @@ class HuggingFaceCallback(TrainerCallback):
 
     def __init__(self, profile: Profile | None = None) -> None:
         self._loop = Loop(profile)
+        if profile is not None:  # a training that raises says nothing to its callbacks, and the profile has to stop
+            trainer_calls.install(HuggingFaceCallback)
         self._is_inside = False
         """Whether a step has its batches, and has not ended."""
         self._rate: float | None = None

@@ -207,6 +207,19 @@ def test_a_profile_has_the_steps(tmp_path):
     assert profile.key_averages()
 
 
+def test_a_profile_stops_with_a_training_that_raises(tmp_path):
+    """It has the steps until then, and a later training records again."""
+    profile = otp.profile()
+    trainer = hugging_face(
+        tmp_path, [BrokenOff(), HuggingFaceCallback(profile=profile)], save_strategy="no", eval_strategy="no"
+    )
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer.train()
+    assert not profile.is_running
+    assert profile.step_num == 2
+    assert profile.key_averages()
+
+
 def test_an_adapter_without_a_recording_says_so(tmp_path, caplog):
     """A callback that marks steps for nobody is a setup that was meant otherwise; one warning says what to do."""
     forget_warnings()
