@@ -68,8 +68,11 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
         raise TorchProfError(f"{options.file!r} has no steps; without --steps its averages are shown")
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
     heads = "".join(f"  {phase:>{_width(phase)}}" for phase in phases)
-    lines = [f"{'Step':>8}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
-    for step in steps if limit < 0 else steps[:limit]:
+    ranks = sums.ranks_of(steps)
+    has_ranks = any(rank is not None for rank in ranks)
+    first = f"{'Rank':>6}  " if has_ranks else ""
+    lines = [f"{first}{'Step':>8}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
+    for step, rank in list(zip(steps, ranks, strict=True))[: None if limit < 0 else limit]:
         spans = sums.spans_of(step)
         started = format_time((step.start - steps[0].start) / 1000)
         displayed = "" if spans is None else f"{spans:,}"
@@ -79,7 +82,8 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
         columns = "".join(
             f"  {'' if time is None else format_time(time * 1e6):>{_width(phase)}}" for phase, time in times
         )
-        lines.append(f"{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
+        first = f"{'' if rank is None else rank:>6}  " if has_ranks else ""
+        lines.append(f"{first}{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
         lines.append(f"and {len(steps) - limit:,} more: --rows -1")
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)

@@ -24,7 +24,7 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import Any
 
     from otel_torchprof._export.byte_stream import ByteStream
@@ -64,6 +64,8 @@ class StepRow:
     """It had not ended when the recording did."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """What it spent in each phase, in seconds, in the order in which phases are listed; empty where the file does not tell."""
+    process: Hashable = None
+    """That it is of, as the file tells processes apart."""
 
 
 def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> tuple[TraceSums, list[str]]:
@@ -90,6 +92,7 @@ class TraceSums:
         self._rows = self_times.SelfTimes(self._add_self_times)
         self._collapsed_count = self._collapsed_time = 0
         self._spans: Counter[Hashable] = Counter()
+        self._ranks: dict[Hashable, int] = {}
         self._added = 0
         self.steps: list[StepRow] = []
         """Unsorted, the first of them."""
@@ -119,7 +122,7 @@ class TraceSums:
         ids: tuple[int, int, Hashable],
         attributes: Mapping[str, Any],
         *,
-        process: Hashable = None,  # noqa: ARG002 - sums are of the whole file
+        process: Hashable = None,
     ) -> None:
         """A span: times in ns, its id, that of its parent (0: none), its trace; those of its attributes that are :data:`WANTED`.
 
@@ -134,7 +137,7 @@ class TraceSums:
         if name == STEP_NAME and STEP in attributes:
             is_unfinished = bool(attributes.get(UNFINISHED))
             phases = {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes}
-            self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished, phases))
+            self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished, phases, process))
             if is_unfinished:
                 return
         duration, own = self_times.span_times(duration, attributes)
@@ -145,24 +148,31 @@ class TraceSums:
         count = int(attributes.get(AGGREGATED_COUNT, 1))
         self._append(name, count, (start, duration, own, -1, span_id, parent_id))
 
-    def add_slice(self, name: str, start: int, duration: int, track: Hashable, _category: str = "") -> None:
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], _category: str = "") -> None:
         """An event whose parent is the one around it on its track; times in ns."""
         if name.startswith(STEP_PREFIX):
-            self.add_step(name, start, duration)
+            self.add_step(name, start, duration, track[0])
             name = STEP_KEY
         number = self._tracks.get(track, -1)
         if number < 0 and len(self._tracks) < _MOST_TRACKS:
             number = self._tracks[track] = len(self._tracks)
         self._append(name, 1, (start, duration, duration, number, 0, 0))
 
-    def add_step(self, name: str, start: int, duration: int, _process: Hashable = None) -> None:
+    def add_step(self, name: str, start: int, duration: int, process: Hashable = None) -> None:
         """A step of a profile, for the list of steps only."""
         number = name.removeprefix(STEP_PREFIX)
         if number.isdecimal() and len(number) <= _MOST_DIGITS:
-            self._list(StepRow(int(number), start, duration, None))
+            self._list(StepRow(int(number), start, duration, None, process=process))
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """Without effect: averages are of the whole file."""
+        """The rank of a process; averages are of the whole file."""
+        if len(self._ranks) < _MOST_TRACKS:
+            self._ranks[process] = rank
+
+    def ranks_of(self, steps: Sequence[StepRow]) -> list[int | None]:
+        """The rank that each step is of, in a file of several; None else, and where it is not known."""
+        ranks = self._ranks if len(set(self._ranks.values())) > 1 else {}
+        return [ranks.get(step.process) for step in steps]
 
     def spans_of(self, step: StepRow) -> int | None:
         """How many spans its trace has; None where that is not known."""

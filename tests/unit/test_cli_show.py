@@ -121,6 +121,29 @@ def test_steps_with_phases(tmp_path, capsys):
     assert lines[2][3:6] == ["2.000ms", "500.000ms", "0.000us"]
 
 
+@pytest.mark.parametrize("has_spans", [False, True])
+def test_steps_of_several_ranks(tmp_path, capsys, has_spans):
+    """A file of merged ranks has a column that says which rank each step is of; one of a single rank has none."""
+
+    def step(rank, number):
+        span = {"trace_id": f"{rank + 1}", "span_id": f"{number + 1:x}", "attributes": {"torch.step": number}}
+        slice_ = {"ph": "X", "pid": rank, "tid": 1, "ts": 10 * number + rank, "dur": 9}
+        return {**slice_, "name": f"ProfilerStep#{number}", "args": span if has_spans else {}}
+
+    events = [step(rank, number) for rank in (0, 1) for number in (0, 1)]
+    merged = {"merged_ranks": [{"pid": 0, "rank": 4}, {"pid": 1, "rank": 5}]}
+    (tmp_path / "t.json").write_text(json.dumps({"otherData": merged, "traceEvents": events}))
+    assert cli.main(["show", str(tmp_path / "t.json"), "--steps"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:2] == ["Rank", "Step"]
+    assert [line[:2] for line in lines[1:5]] == [["4", "0"], ["5", "0"], ["4", "1"], ["5", "1"]]
+    (tmp_path / "t.json").write_text(
+        json.dumps({"otherData": {"merged_ranks": merged["merged_ranks"][:1]}, "traceEvents": events})
+    )
+    assert cli.main(["show", str(tmp_path / "t.json"), "--steps"]) == 0
+    assert capsys.readouterr().out.split()[0] == "Step"
+
+
 def test_a_trace_of_torchs_profiler(tmp_path):
     """Slices without ids are inside one another by time, track by track; kernels and the trace's own frame are left out."""
 
