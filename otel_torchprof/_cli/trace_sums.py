@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
+from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._trace_files import self_times
@@ -89,7 +92,8 @@ class TraceSums:
     def __init__(self) -> None:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
         self._tracks: dict[Hashable, int] = {}
-        self._rows = self_times.SelfTimes(self._add_self_times)
+        self._rows = self_times.SelfTimes(self._add_self_times, nested=self._leave_out_phases)
+        self._phases: set[int] = set()
         self._collapsed_count = self._collapsed_time = 0
         self._spans: Counter[Hashable] = Counter()
         self._ranks: dict[Hashable, int] = {}
@@ -194,8 +198,18 @@ class TraceSums:
 
     def _append(self, name: str, count: int, row: Row) -> None:
         self._added += 1
-        self._rows.append(self._sums.add(name[:_LONGEST_NAME], (count, row[1])), row)
+        key = self._sums.add(name[:_LONGEST_NAME], (count, row[1]))
+        if name.startswith(PHASE_PREFIX) and name in self._sums:
+            self._phases.add(key)
+        self._rows.append(key, row)
 
     def _add_self_times(self, keys: Numbers, _starts: Numbers, own: Numbers) -> None:
         for index, time in zip(keys.tolist(), own.tolist(), strict=True):
             self._sums.sums[index][2] += time
+
+    def _leave_out_phases(self, keys: Numbers, of_parents: Numbers, durations: Numbers) -> None:
+        """A phase directly in one of its name is a part of that: a trainer's around torch's own."""
+        for at in np.flatnonzero((keys == of_parents) & np.isin(keys, list(self._phases))).tolist():
+            sums = self._sums.sums[int(keys[at])]
+            sums[0] -= 1
+            sums[1] -= int(durations[at])

@@ -110,7 +110,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    duplicates = _duplicates(display_name, parent, hidden)
+    duplicates = _duplicates(display_name, parent, hidden, batch["kind"] == Kind.PHASE)
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
@@ -178,8 +178,8 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     return parent
 
 
-def _duplicates(display_name: Array, parent: Array, hidden: Array | None) -> Array | None:
-    """Which rows are the only child of a parent of the same name; None for none of them.
+def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_phase: Array) -> Array | None:
+    """Which rows are the only child of a parent of the same name, or phases in a phase of the same name; None for none of them.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives
     the same: a removed event hands its parent its own children, and has its parent's name, so whether a child of it goes
@@ -195,7 +195,8 @@ def _duplicates(display_name: Array, parent: Array, hidden: Array | None) -> Arr
     if not suspects.size:
         return None
     displayed = parent if hidden is None else parent[~hidden]
-    only = suspects[count_children(displayed, len(parent))[parent[suspects]] == 1]
+    is_only = count_children(displayed, len(parent))[parent[suspects]] == 1
+    only = suspects[is_only | (is_phase[suspects] & is_phase[parent[suspects]])]
     if not only.size:
         return None
     duplicates = np.zeros(len(parent), dtype=np.bool_)

@@ -121,6 +121,30 @@ def test_steps_with_phases(tmp_path, capsys):
     assert lines[2][3:6] == ["2.000ms", "500.000ms", "0.000us"]
 
 
+def test_a_phase_in_one_of_its_name_is_counted_once(tmp_path):
+    """It is a part of that, whether told by ids or by time, and in whichever order; one in another phase, and a label, are not."""
+
+    def slice_(name, ts, dur, **ids):
+        return {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": {"attributes": {}, **ids}}
+
+    def of_id(number, parent):
+        return {"trace_id": "1", "span_id": f"{number:x}", "parent_id": f"{parent:x}"}
+
+    places = [
+        ("torch.phase.forward", 0, 9),
+        ("torch.phase.forward", 1, 6),
+        ("torch.phase.gc", 2, 3),
+        ("torch.phase.gc", 2, 1),
+    ]
+    places += [("label", 20, 9), ("label", 21, 5), ("torch.phase.forward", 22, 2)]
+    by_id = [slice_(*place, **of_id(at + 1, at)) for at, place in enumerate(places)]
+    for events in ([slice_(*place) for place in places], by_id, by_id[::-1]):
+        (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+        sums, _ = read(str(tmp_path / "t.json"))
+        found = {each.name: each[2:4] for each in sums.averages()}
+        assert found == {"torch.phase.forward": (2, 11_000), "torch.phase.gc": (1, 3_000), "label": (2, 14_000)}
+
+
 @pytest.mark.parametrize("has_spans", [False, True])
 def test_steps_of_several_ranks(tmp_path, capsys, has_spans):
     """A file of merged ranks has a column that says which rank each step is of; one of a single rank has none."""
