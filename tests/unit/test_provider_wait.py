@@ -31,6 +31,14 @@ class Said(logging.Handler):
         self.came.set()
 
 
+def join_waits():
+    """The thread of a wait that was given up may be about to say something, and the next test would hear it."""
+    for thread in threading.enumerate():
+        if thread.name == "otel-torchprof-wait":
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
 @pytest.fixture
 def said(monkeypatch):
     monkeypatch.setattr(provider_wait, "_LOOK_SECONDS", 0.001)
@@ -38,6 +46,7 @@ def said(monkeypatch):
     handler = Said()
     logging.getLogger("otel_torchprof").addHandler(handler)
     yield handler
+    join_waits()
     logging.getLogger("otel_torchprof").removeHandler(handler)
     config.forget_warnings()
 
@@ -53,9 +62,7 @@ def test_it_says_once_that_none_comes(said):
     wait = ProviderWait(lambda _: None)
     assert said.came.wait(LONG)
     wait.give_up()
-    for thread in threading.enumerate():
-        if thread.name == "otel-torchprof-wait":
-            thread.join(LONG)
+    join_waits()
     wait._at_exit()
     assert len(said.messages) == 1
     assert "no TracerProvider of opentelemetry-sdk is set" in said.messages[0]
