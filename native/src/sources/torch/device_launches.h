@@ -62,7 +62,8 @@ inline c10::DispatchKey key_of(c10::DeviceType type) {
 }
 
 // By what the dispatcher knows: a view launches nothing, and what is composed of other operators, on any device, leaves
-// that to them.
+// that to them. Once for each operator. The dispatcher has no lock for whoever asks: who registers kernels of torch's
+// own operators does so before they run.
 inline bool is_composed(const c10::OperatorHandle& op, c10::DeviceType type) {
   if (op.hasSchema() && returns_views(op.schema())) return true;
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
