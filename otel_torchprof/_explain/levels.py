@@ -94,12 +94,12 @@ def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
 def _blocked(rank: Rank, known: Flags) -> tuple[str, ...]:
     """How long the thread neither ran nor was ready to, and how much of that is in no phase that waits."""
     total, blocked = (float(each[known].sum()) for each in (rank.seconds, rank.blocked))
-    if not blocked >= RULES.note_share * total:
+    if not (total and blocked >= RULES.note_share * total):
         return ()
     waits = np.minimum(rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1), rank.blocked)
     elsewhere = blocked - float(waits[known].sum())
     return (
-        f"besides, it was blocked for {blocked / total:.0%} of the time, {elsewhere / total:.0%} in no phase that waits",
+        f"the loop's thread was blocked for {blocked / total:.0%} of the time, {elsewhere / total:.0%} in no phase that waits",
     )
 
 
@@ -137,7 +137,8 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
         *(["waits for other ranks in the backward pass are part of it"] if rank.communicates else []),
     ]
     seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
-    evidence = parts, *unknown, *_longest(rank, chosen, in_data=False), *_pages(rank, chosen)
+    blocked = _blocked(rank, chosen & ~np.isnan(rank.blocked))
+    evidence = parts, *unknown, *blocked, *_longest(rank, chosen, in_data=False), *_pages(rank, chosen)
     return _Candidate("compute-bound", seconds, evidence)
 
 

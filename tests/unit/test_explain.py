@@ -67,6 +67,14 @@ def test_how_large_a_share(explained, share, bound, noted):
     assert [each.verdict for each in found.notes] == noted
 
 
+def test_a_model_that_waits_more_than_it_computes(explained):
+    """Where the loop's thread is blocked in forward and backward, the verdict on what computes says so: other ranks may be waited for."""
+    found = explained(Trace().steps(60, torch__step__blocked_duration=0.8 * STEP_MS / 1e3))
+    [finding] = found.findings
+    assert finding.verdict == "compute-bound"
+    assert "the loop's thread was blocked for 80% of the time, 80% in no phase that waits" in finding.evidence
+
+
 @pytest.mark.parametrize(("count", "expected"), [(25, ["host-bound"]), (10, ["compute-bound"])])
 def test_a_device_that_was_timed_from_some_step_on(explained, count, expected):
     """Steps in which no device was timed say nothing of it; where too few say something, the host is judged alone."""
@@ -236,7 +244,7 @@ def test_what_a_busy_machine_does_besides(explained):
         "torch__step__blocked_duration": 0.5 * STEP_MS / 1e3,
     }
     [found] = explained(Trace().steps(60, rest=0.5, **usage)).findings
-    assert "besides, it was blocked for 50% of the time, 50% in no phase that waits" in found.evidence
+    assert "the loop's thread was blocked for 50% of the time, 50% in no phase that waits" in found.evidence
 
 
 def with_slow_steps(count, **phases):
