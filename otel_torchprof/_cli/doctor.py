@@ -38,6 +38,8 @@ from otel_torchprof.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from otel_torchprof._export.response import Response
+
 ON, OFF, NOTE, PROBLEM = "on", "off", "note", "problem"
 _SECONDS_TO_ANSWER = 2.0
 _EMPTY_REQUEST = b""
@@ -55,6 +57,12 @@ _ABOUT_THE_RECEIVER = tuple(
 _START_ONE = (
     "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
 )
+_NOT_SENT = "correct the OTEL_EXPORTER_OTLP_ variable that this is about"
+_OF_AN_ANSWER = {
+    Outcome.RETRY: "the receiver answers, and is busy or has no pipeline that works: look at its log",
+    Outcome.TOO_LARGE: "the receiver answers, and does not accept messages of this size: look at its limit",
+    Outcome.REFUSED: "the receiver answers, and does not accept an empty request: look at its log, and at what it accepts",
+}
 
 
 @dataclass(frozen=True)
@@ -282,7 +290,14 @@ def _receiver(*, asked: bool) -> Check:
     reason, fix = settings.redacted(response.reason), settings.redacted(response.advice)
     # One that answers, and refuses, would refuse the spans as well: it is wrong whether anybody asked for it or not.
     state = OFF if response.outcome is Outcome.RETRY and not asked else PROBLEM
-    return Check("receiver", state, f"{where}: {reason}", fix or _START_ONE)
+    return Check("receiver", state, f"{where}: {reason}", fix or _what_to_do(response))
+
+
+def _what_to_do(response: Response) -> str:
+    """Where the response has no advice of its own."""
+    if response.answered:
+        return _OF_AN_ANSWER[response.outcome]
+    return _START_ONE if response.outcome is Outcome.RETRY else _NOT_SENT
 
 
 def _file(name: str, path: str, variable: config.Setting) -> Check:

@@ -36,8 +36,9 @@ _ABOUT_THE_RESPONSE = ("metadata", "CLIENT: ")
 """In the words of gRPC's core: what is too large is not the message."""
 _MOST_UNENDED = 4
 """Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
-_NOT_CONNECTED = "failed to connect to all addresses"
+_NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
 """How gRPC's core begins what it says of a connection that could not be made."""
+_NO_ANSWER = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 _OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 """What gRPC's core also says by itself, without a response of the receiver; nothing tells one from the other (1.85)."""
 _ADVICE = {"UNAUTHENTICATED": not_allowed, "PERMISSION_DENIED": not_allowed, "UNIMPLEMENTED": no_traces}
@@ -93,7 +94,10 @@ class GrpcTransport:
             return accepted(connection.export(message, timeout=timeout, metadata=self._metadata))
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
-            return self._response(error)
+            response = self._response(error)
+            is_connected = not (error.details() or "").startswith(_NOT_CONNECTED)
+            answered = response.outcome is not Outcome.RETRY or (is_connected and error.code().name not in _NO_ANSWER)
+            return response._replace(answered=answered)
         except ValueError as error:
             return Response(Outcome.REFUSED, CLOSED if self._closed else str(error))
         finally:

@@ -104,9 +104,9 @@ class HttpTransport:
         said = _error_text(headers, body or b"")
         reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
         if status in _RETRYABLE:
-            return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")))
+            return Response(Outcome.RETRY, reason, wait=retry_after(headers.get("retry-after", "")), answered=True)
         outcome = Outcome.TOO_LARGE if status == _TOO_LARGE else Outcome.REFUSED
-        return Response(outcome, reason, advice=refused(status, self._settings))
+        return Response(outcome, reason, advice=refused(status, self._settings), answered=True)
 
 
 def _body(response: requests.Response) -> bytes | None:
@@ -128,7 +128,7 @@ def _no_response(error: Exception, settings: Settings) -> Response:
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
             outcome = Outcome.REFUSED if is_tls_fault(reason) else Outcome.RETRY
-            return Response(outcome, reason, advice=without_tls(reason, settings))
+            return Response(outcome, reason, advice=without_tls(reason, settings), answered=True)
         if isinstance(cause, ConnectionResetError):  # so is RemoteDisconnected, which is a BadStatusLine too
             return Response(Outcome.RETRY, root_cause(error), advice=_why_closed(settings))
         if isinstance(cause, BadStatusLine) and not (line := str(cause)).startswith("HTTP/"[: len(line)]):
@@ -157,7 +157,7 @@ def _other_protocol(line: str, settings: Settings) -> Response:
         return Response(Outcome.REFUSED, "its answer is HTTP/2", advice=speaks_grpc(settings))
     if line.startswith("\x15\x03"):
         return Response(Outcome.REFUSED, "its answer is TLS", advice="the endpoint is to begin with https://")
-    return Response(Outcome.REFUSED, "its answer is no HTTP/1.1")
+    return Response(Outcome.REFUSED, "its answer is no HTTP/1.1", answered=True)
 
 
 def _error_text(headers: Mapping[str, str], body: bytes) -> str:

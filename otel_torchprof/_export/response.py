@@ -61,6 +61,8 @@ class Response(NamedTuple):
     """Where it is to be tried again: the message was sent, in part at least, and nothing came back."""
     advice: str = ""
     """Where the setup seems to be wrong: how, and what to set instead."""
+    answered: bool = False
+    """Where not accepted: something at the endpoint responded, if only by closing the connection."""
 
     @property
     def text(self) -> str:

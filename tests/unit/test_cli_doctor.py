@@ -6,8 +6,9 @@ import json
 import os
 from types import SimpleNamespace
 
+import grpc
 import pytest
-from fault_server import GrpcReceiver, HttpReceiver
+from fault_server import Abort, GrpcReceiver, HttpReceiver, status
 from slow_receiver import SlowReceiver, answering
 
 from otel_torchprof._cli import doctor as checks
@@ -175,7 +176,9 @@ def test_what_is_no_receiver(capsys, monkeypatch, answer, said):
     [
         (Response(Outcome.RETRY, "ConnectionRefusedError"), "off", "start a collector there"),
         (Response(Outcome.REFUSED, "HTTP 401", advice="set the headers"), "problem", "set the headers"),
-        (Response(Outcome.REFUSED, "HTTP 500"), "problem", "start a collector there"),
+        (Response(Outcome.REFUSED, "HTTP 500", answered=True), "problem", "the receiver answers"),
+        (Response(Outcome.RETRY, "HTTP 503", answered=True), "off", "the receiver answers, and is busy"),
+        (Response(Outcome.REFUSED, "no certificate"), "problem", "correct the OTEL_EXPORTER_OTLP_ variable"),
         (Response(Outcome.ACCEPTED, "no answer of OTLP", advice="see the endpoint"), "problem", "see the endpoint"),
     ],
 )
@@ -185,6 +188,27 @@ def test_a_receiver_that_nobody_asked_for(capsys, monkeypatch, response, state, 
     status, found, _ = doctor(capsys)
     assert (status, found["receiver"][0]["state"]) == (state == "problem", state)
     assert found["receiver"][0]["fix"].startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "turn", "said"),
+    [
+        *(("http/protobuf", status(code), "look at its log") for code in (400, 407, 415, 429, 500, 503)),
+        ("http/protobuf", status(413), "look at its limit"),
+        ("grpc", Abort(grpc.StatusCode.INTERNAL, "no"), "look at its log"),
+        ("grpc", Abort(grpc.StatusCode.UNAVAILABLE, "no"), "look at its log"),
+    ],
+)
+def test_a_receiver_that_answers_is_there(capsys, monkeypatch, protocol, turn, said):
+    """Nobody is told to start a collector where one has just answered."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    with RECEIVERS[protocol](turns=[turn]) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
+        code, found, _ = doctor(capsys)
+    fix = found["receiver"][0]["fix"]
+    assert code == 1
+    assert fix.startswith("the receiver answers")
+    assert said in fix
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,16 @@ def test_codes(receiver, code, outcome):
     """
     receiver.turns = [Abort(code, "as\n told")]
     unknown = code in {CODES.CANCELLED, CODES.DEADLINE_EXCEEDED, CODES.UNAVAILABLE}
+    answered = code not in {CODES.CANCELLED, CODES.DEADLINE_EXCEEDED}
     response = sent(receiver.url)._replace(advice="")
-    assert response == Response(outcome, f"{code.name}: as told", may_have_arrived=unknown)
+    assert response == Response(outcome, f"{code.name}: as told", may_have_arrived=unknown, answered=answered)
 
 
 @pytest.mark.parametrize("code", [CODES.UNAVAILABLE, CODES.RESOURCE_EXHAUSTED])
 def test_retry_info(receiver, code):
     """The wait in a RetryInfo is read; with one, an exhausted receiver is tried again."""
     receiver.turns = [Abort(code, "busy", wait=0.25)]
-    assert sent(receiver.url) == Response(Outcome.RETRY, f"{code.name}: busy", wait=0.25)
+    assert sent(receiver.url) == Response(Outcome.RETRY, f"{code.name}: busy", wait=0.25, answered=True)
 
 
 def test_status_details_that_cannot_be_read(receiver, monkeypatch):
@@ -98,7 +99,7 @@ def test_status_details_that_cannot_be_read(receiver, monkeypatch):
 
     monkeypatch.setattr(Status, "SerializeToString", lambda self: b"\xff\xff")
     receiver.turns = [Abort(CODES.UNAVAILABLE, "busy", wait=1)]
-    assert sent(receiver.url) == Response(Outcome.RETRY, "UNAVAILABLE: busy", may_have_arrived=True)
+    assert sent(receiver.url) == Response(Outcome.RETRY, "UNAVAILABLE: busy", may_have_arrived=True, answered=True)
 
 
 @pytest.mark.parametrize(
