@@ -12,7 +12,7 @@ from otel_torchprof.version import __version__
 
 from .otlp_values import GZIP
 from .response import CLOSED, Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
-from .wrong_endpoint import is_http, no_traces, not_allowed, speaks_http, without_tls
+from .wrong_endpoint import answers_http_1, is_http, no_traces, not_allowed, speaks_http, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,7 @@ _NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
 _NO_ANSWER = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 _OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 """What gRPC's core also says by itself, without a response of the receiver; nothing tells one from the other (1.85)."""
+_SECONDS_TO_ASK = 1.0
 _ADVICE = {"UNAUTHENTICATED": not_allowed, "PERMISSION_DENIED": not_allowed, "UNIMPLEMENTED": no_traces}
 """Of what a receiver refuses with that code."""
 
@@ -83,18 +84,21 @@ class GrpcTransport:
             return Response(Outcome.REFUSED, CLOSED)
         try:
             # gRPC's own deadline is not kept while a receiver sends PING or SETTINGS frames faster than it reads (1.85).
-            return Deadline.after(timeout).bound(self._call, connection, message, timeout)
+            deadline = Deadline.after(timeout)
+            return deadline.bound(self._call, connection, message, deadline)
         except TimeoutError:
             self._leave(connection)
             return Response(Outcome.RETRY, "DEADLINE_EXCEEDED: the call did not end in time", may_have_arrived=True)
 
-    def _call(self, connection: _Connection, message: bytes, timeout: float) -> Response:
+    def _call(self, connection: _Connection, message: bytes, deadline: Deadline) -> Response:
         replace = False
         try:
-            return accepted(connection.export(message, timeout=timeout, metadata=self._metadata))
+            return accepted(connection.export(message, timeout=deadline.remaining(), metadata=self._metadata))
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
             response = self._response(error)
+            if (error.details() or "").startswith(_NOT_CONNECTED) and self._is_http(deadline):
+                return response._replace(advice=speaks_http(self._settings), answered=True)
             is_connected = not (error.details() or "").startswith(_NOT_CONNECTED)
             answered = response.outcome is not Outcome.RETRY or (is_connected and error.code().name not in _NO_ANSWER)
             return response._replace(answered=answered)
@@ -164,6 +168,13 @@ class GrpcTransport:
             return Response(Outcome.RETRY, reason, wait=wait, may_have_arrived=unknown)
         advice = _ADVICE.get(code)
         return Response(Outcome.REFUSED, reason, advice=advice(self._settings) if advice else "")
+
+    def _is_http(self, deadline: Deadline) -> bool:
+        """Whether the peer is one of HTTP: gRPC's words for what such a one says differ with what it says, and from version to version."""
+        try:
+            return answers_http_1(self._settings, min(_SECONDS_TO_ASK, deadline.remaining() / 2))
+        except (OSError, ValueError):
+            return False
 
     def _hint(self) -> str:
         """Why a receiver may have closed the connection before it said anything: gRPC does not tell."""

@@ -22,6 +22,7 @@ _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
 _SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
 """What a client of HTTP/2 says first, with an empty frame of settings; a server answers with one of its own."""
+_REQUEST, _STATUS_LINE = b"HEAD / HTTP/1.0\r\n\r\n", b"HTTP/1."
 _NO_SUCH_PATH = frozenset({404, 405})
 _NOT_ALLOWED = frozenset({401, 403})
 _NO_TLS = "WRONG_VERSION_NUMBER"
@@ -49,10 +50,27 @@ def answers_http_2(settings: Settings, seconds: float) -> bool:
     Raises:
         OSError: it cannot be asked.
     """
-    parts = urlsplit(settings.endpoint)
+    return _first_bytes(settings.endpoint, _GREETING, seconds)[3:4] == _SETTINGS
+
+
+def answers_http_1(settings: Settings, seconds: float) -> bool:
+    """Whether the peer of an exporter of gRPC answers a request of HTTP/1.0, in the same way.
+
+    Raises:
+        OSError, ValueError: it cannot be asked.
+    """
+    url = f"//{settings.endpoint}"
+    if not settings.insecure or urlsplit(url).port is None:  # TLS, a socket's path, a name for a resolver of gRPC's
+        return False
+    return _first_bytes(url, _REQUEST, seconds).startswith(_STATUS_LINE)
+
+
+def _first_bytes(url: str, said: bytes, seconds: float) -> bytes:
+    """What the peer says first to one who says this."""
+    parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or _HTTP_PORT), seconds) as connection:
-        connection.sendall(_GREETING)
-        return connection.recv(_HEAD_BYTES)[3:4] == _SETTINGS
+        connection.sendall(said)
+        return connection.recv(_HEAD_BYTES)
 
 
 def refused(status: int, settings: Settings) -> str:

@@ -6,6 +6,8 @@ import io
 import logging
 import os
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -124,6 +126,17 @@ def grpc_to_http(_) -> None:
         exported(endpoint=f"http://localhost:{server.port}")
 
 
+def grpc_to_pages(_) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            exported(endpoint=f"http://localhost:{server.server_port}", timeout=1)
+        finally:
+            server.shutdown()
+            serving.join()
+
+
 def http_to_grpc(_) -> None:
     with GrpcReceiver() as server:
         exported(endpoint=f"http://localhost:{server.port}/v1/traces", protocol="http/protobuf")
@@ -188,6 +201,7 @@ HERE = {
     "`OTEL_TORCHPROF_DETAIL=operators`": variable("OTEL_TORCHPROF_DETAIL", "operators"),
     "`prof.start()` and no `stop()`": never_stopped,
     "gRPC, the default, to a port of HTTP": grpc_to_http,
+    "gRPC to a server of web pages, as Python's `http.server`": grpc_to_pages,
     "HTTP to a port of gRPC": http_to_grpc,
     "HTTP to `http://localhost:4318` without a path": no_path,
     "HTTP, and `OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318/v1/traces`": path_twice,

@@ -322,9 +322,9 @@ def test_calls_that_do_not_end_are_few(monkeypatch):
 
 
 def _hanging(released, call):
-    def hanging(self, connection, message, timeout):
+    def hanging(self, connection, message, _deadline):
         assert released.wait(LONG)
-        return call(self, connection, message, LONG)
+        return call(self, connection, message, Deadline.after(LONG))
 
     return hanging
 

@@ -9,6 +9,7 @@ import pytest
 from fault_server import LONG
 from slow_receiver import READY, SlowReceiver
 
+from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
@@ -82,6 +83,27 @@ def test_the_variable_that_counts(endpoint, place, monkeypatch):
     )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
     assert speaks_http(settings(endpoint, "grpc")).endswith("set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"HTTP/1.0 505 Not Supported\r\n\r\n", "port N speaks HTTP: set"), (b"220 mail", "expects TLS")],
+)
+def test_a_peer_to_which_grpc_cannot_connect(answer, said):
+    """It is asked whether it speaks HTTP/1, whatever it has said to gRPC; spans are kept, since it may be one that restarts."""
+
+    def script(connection):
+        if connection.recv(65_536).startswith(b"HEAD"):
+            return [answer]
+        connection.close()
+        return []
+
+    with SlowReceiver(script) as receiver:
+        transport = GrpcTransport(settings(receiver.url, "grpc"))
+        response = transport.send(b"", LONG)
+        transport.close()
+    assert response.outcome is Outcome.RETRY
+    assert said in response.advice.replace(str(receiver.port), "N")
 
 
 @pytest.mark.parametrize(("greets", "said"), [(True, "perhaps port N speaks gRPC: set"), (False, "https:// does this")])
