@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof import config
@@ -14,7 +15,8 @@ from .standard_variables import standard_names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_STANDARD, _OURS = "OTEL_", "OTEL_TORCHPROF_"
+_STANDARD, _OUR_WORD = "OTEL_", "TORCHPROF"
+_OURS = f"{_STANDARD}{_OUR_WORD}_"
 _SIGNALS = ("", "TRACES_", "METRICS_", "LOGS_", "PROFILES_")
 _OF_OTLP = (
     *("ENDPOINT", "PROTOCOL", "INSECURE", "HEADERS", "TIMEOUT", "COMPRESSION"),
@@ -49,6 +51,13 @@ _OF_PYTHON = (
 """Modules that have one constant for each variable that OpenTelemetry for Python reads besides."""
 
 
+_OF_A_SERVICE = "_SERVICE_HOST"
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?", re.ASCII
+)
+"""What follows the Service's name: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables."""
+
+
 class UnknownVariable(NamedTuple):
     """A variable that is set, and that nobody reads."""
 
@@ -60,18 +69,39 @@ class UnknownVariable(NamedTuple):
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[UnknownVariable]:
-    """Those that begin as this package's do, and those that are almost called as one of OpenTelemetry's that matters here."""
-    found = []
-    for name in sorted(name for name in environ if name.startswith(_STANDARD)):
-        if name.startswith(_OURS):
-            if name not in _VARIABLES:
-                meant = nearest(name.removeprefix(_OURS), _NAMES)
-                found.append(_unknown(name, "this package's", meant and _NAMES[meant]))
-        elif name not in _SPECIFIED:
-            near = nearest(name.removeprefix(_STANDARD), (each.removeprefix(_STANDARD) for each in standard_names()))
-            if near and name not in {*standard_names(), *_names_of_python()}:
-                found.append(_unknown(name, "OpenTelemetry's", f"{_STANDARD}{near}"))
-    return found
+    """Those that begin as this package's do, and those that are almost called as one of this package's or OpenTelemetry's."""
+    named = {name for name in environ if name.startswith(_STANDARD)} - _SPECIFIED - _VARIABLES
+    maybe = [_of_ours(name) or _of_opentelemetry(name) for name in sorted(named - _service_links(environ))]
+    return [each for each in maybe if each is not None]
+
+
+def _of_ours(name: str) -> UnknownVariable | None:
+    word, _, rest = name.removeprefix(_STANDARD).partition("_")
+    if not (word.startswith(_OUR_WORD) or nearest(word, (_OUR_WORD,))):
+        return None
+    meant = nearest(rest, _NAMES)
+    if not meant and word != _OUR_WORD:  # somebody else's
+        return None
+    return _unknown(name, "this package's", meant and _NAMES[meant])
+
+
+def _of_opentelemetry(name: str) -> UnknownVariable | None:
+    known = standard_names() | _SPECIFIED
+    near = nearest(name.removeprefix(_STANDARD), (each.removeprefix(_STANDARD) for each in known | _VARIABLES))
+    if not near or name in known or name in _names_of_python():
+        return None
+    return _unknown(name, "OpenTelemetry's", f"{_STANDARD}{near}")
+
+
+def _service_links(environ: Mapping[str, str]) -> set[str]:
+    """The variables by which Kubernetes tells each pod of a Service, which may be called ``otel-torchprof``."""
+    services = [name.removesuffix(_OF_A_SERVICE) for name in environ if name.endswith(_OF_A_SERVICE)]
+    return {
+        name
+        for service in services
+        for name in environ
+        if name.startswith(service) and _SERVICE_LINK.fullmatch(name, len(service))
+    }
 
 
 @config.once

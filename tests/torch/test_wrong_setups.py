@@ -198,6 +198,9 @@ HERE = {
     "`OTEL_EXPORTER_OTLP_ENDPIONT=http://localhost:4317`": variable(
         "OTEL_EXPORTER_OTLP_ENDPIONT", "http://localhost:4317"
     ),
+    "`OTEL_TROCHPROF_DETAIL=ops`": variable("OTEL_TROCHPROF_DETAIL", "ops"),
+    "`OTEL_TORCHPROFILER_DETAIL=ops`": variable("OTEL_TORCHPROFILER_DETAIL", "ops"),
+    "`OTEL_LOGS_EXPORTERS=otlp`": variable("OTEL_LOGS_EXPORTERS", "otlp"),
     "`OTEL_TORCHPROF_DETAIL=operators`": variable("OTEL_TORCHPROF_DETAIL", "operators"),
     "`prof.start()` and no `stop()`": never_stopped,
     "gRPC, the default, to a port of HTTP": grpc_to_http,

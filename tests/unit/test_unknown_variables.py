@@ -23,6 +23,12 @@ from otel_torchprof.parsers import nearest
         ("OTEL_TORCHPROF_DETIAL", "OTEL_TORCHPROF_DETAIL"),
         ("OTEL_TORCHPROF_POLICY_EVRY", "OTEL_TORCHPROF_POLICY=every=..."),
         ("OTEL_TORCHPROF_MAX_SPANS", "OTEL_TORCHPROF_POLICY=max_spans=..."),
+        ("OTEL_TROCHPROF_DETAIL", "OTEL_TORCHPROF_DETAIL"),
+        ("OTEL_TORCPROF_DETIAL", "OTEL_TORCHPROF_DETAIL"),
+        ("OTEL_TORCHPROFILER_DETAIL", "OTEL_TORCHPROF_DETAIL"),
+        ("OTEL_TORCH_PROF_DETAIL", "OTEL_TORCHPROF_DETAIL"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPIONT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"),
+        ("OTEL_LOGS_EXPORTERS", "OTEL_LOGS_EXPORTER"),
         ("OTEL_TORCHPROF_CACHE", ""),
         ("OTEL_TORCHPROF_X", ""),
     ],
@@ -39,12 +45,29 @@ def test_right_ones_are_never_named():
     ours = {setting.variable for setting in config.SETTINGS}
     others = {
         "OTEL_VENDOR_ACCESS",
+        "OTEL_TORCHPROFX_ACCESS",
+        "OTEL_EXPORTER_JAEGER_ENDPOINT",
+        "OTEL_PROFILES_EXPORTER",
         "OTEL_JAVAAGENT_ENABLED",
         "OTEL_SERVICE_NAMESPACE",
         "OTEL_NODE_RESOURCE_DETECTORS",
         "HOME",
     }
     assert unknown_variables(dict.fromkeys(_SPECIFIED | standard_names() | read | ours | others, "1")) == []
+
+
+def test_links_to_services():
+    """What Kubernetes sets for a Service of a name like ours is no mistake; without a Service it is one."""
+    links = {
+        *("OTEL_TORCHPROF_SERVICE_HOST", "OTEL_TORCHPROF_SERVICE_PORT", "OTEL_TORCHPROF_SERVICE_PORT_OTLP_GRPC"),
+        *("OTEL_TORCHPROF_PORT", "OTEL_TORCHPROF_PORT_4317_TCP"),
+        *(f"OTEL_TORCHPROF_PORT_4317_TCP_{part}" for part in ("ADDR", "PORT", "PROTO")),
+    }
+    others = {name.replace("TORCHPROF", "COLLECTOR") for name in links}
+    assert unknown_variables(dict.fromkeys(links | others, "1")) == []
+    wrong = [each.name for each in unknown_variables({**dict.fromkeys(links, "1"), "OTEL_TORCHPROF_PORTS": "1"})]
+    assert wrong == ["OTEL_TORCHPROF_PORTS"]
+    assert [each.name for each in unknown_variables({"OTEL_TORCHPROF_PORT": "1"})] == ["OTEL_TORCHPROF_PORT"]
 
 
 def test_the_list_is_that_of_the_specification():
