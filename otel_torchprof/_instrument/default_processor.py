@@ -110,10 +110,20 @@ def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
 
 def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:
     """The TorchSpanProcessor that was added to a provider, if any."""
-    found = [p for p in processors_of(tracer_provider) if isinstance(p, TorchSpanProcessor) and not p.is_shut_down]
+    found = [each for each in _torch_processors(tracer_provider) if not each.is_shut_down]
     if len(found) > 1:
         _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(found))
     return found[0] if found else None
+
+
+def is_shut_down(tracer_provider: Any) -> bool:
+    """Whether a provider has a TorchSpanProcessor, and none that is not shut down: as after the provider's own shutdown."""
+    found = _torch_processors(tracer_provider)
+    return bool(found) and all(each.is_shut_down for each in found)
+
+
+def _torch_processors(tracer_provider: Any) -> list[TorchSpanProcessor]:
+    return [each for each in processors_of(tracer_provider) if isinstance(each, TorchSpanProcessor)]
 
 
 def _exporters_of(tracer_provider: Any) -> list[object]:

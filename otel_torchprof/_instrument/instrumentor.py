@@ -26,7 +26,7 @@ from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ON, ProcessorHealth
 
-from .default_processor import DefaultProcessor, added_processor
+from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, checked_options, takes_arguments_of
 from .processor import TorchSpanProcessor
@@ -278,6 +278,13 @@ class TorchInstrumentor(BaseInstrumentor):
         provider = Provider(tracer_provider, self._ranks)
         if provider.disabled:
             self._stay_off("the TracerProvider is switched off")
+            return
+        if is_shut_down(tracer_provider):
+            self._stay_off("the TorchSpanProcessor is shut down")
+            config.warn_once(
+                "the provider's TorchSpanProcessor is shut down: nothing is recorded; give instrument(tracer_provider=...) another provider, "
+                "or call instrument() before the shutdown"
+            )
             return
         processor = added_processor(tracer_provider)
         if processor is None:

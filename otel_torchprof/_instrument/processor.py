@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import weakref
 from collections import deque
@@ -102,6 +103,8 @@ class TorchSpanProcessor(SpanProcessor):
 
     recording_was_asked_for: ClassVar[bool] = False
     """Whether anything in this process was ever to give its events to a processor, at once or later."""
+    _is_unused: ClassVar[bool] = False
+    """Whether one was made that does nothing where torch is not instrumented, in this process and not before a fork."""
     _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
 
     def __init__(
@@ -132,9 +135,10 @@ class TorchSpanProcessor(SpanProcessor):
         self._sends_alone = sdk_spans is True
         self._log = LimitedLog()
         self._down = self._is_shut = False
-        self._is_unused = not self._sends_alone
         self._reset()
         self._living.add(self)
+        if not self._sends_alone:
+            TorchSpanProcessor._is_unused = True
 
     def _reset(self) -> None:
         """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
@@ -201,8 +205,6 @@ class TorchSpanProcessor(SpanProcessor):
             share = deadline.remaining() / left
             queue.shutdown(Deadline.after(share), unanswered_seconds / len(self._queues))
         self._heap.look(0)
-        if self._is_unused and not self.recording_was_asked_for:
-            warn_of_unused()
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
     # ---- what users ask ----
@@ -287,7 +289,6 @@ class TorchSpanProcessor(SpanProcessor):
         ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
         """
         with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
-            self._is_unused = False
             self._attached = _Attached(recording, release, sources, notes)
             self._drainer.start()
 
@@ -416,17 +417,22 @@ class TorchSpanProcessor(SpanProcessor):
     @classmethod
     def after_fork_in_parent(cls) -> None:
         """The child may be the one that records, with the processors that its parent has made; a worker of a DataLoader is not."""
-        if cls._living and not starts_loader_worker():
-            for processor in list(cls._living):
-                processor._is_unused = False  # noqa: SLF001 - its own class
+        if cls._is_unused and not starts_loader_worker():
+            cls._is_unused = False
 
     @classmethod
     def after_fork_in_child(cls) -> None:
         """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
+        cls._is_unused = False
         for processor in list(cls._living):
-            processor._is_unused = False  # noqa: SLF001 - its own class
-            processor._log.after_fork_in_child()  # noqa: SLF001
+            processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
             processor._reset()  # noqa: SLF001
+
+    @classmethod
+    def at_exit(cls) -> None:
+        """Says that torch was never instrumented: only now nothing can do so any more."""
+        if cls._is_unused and not cls.recording_was_asked_for:
+            warn_of_unused()
 
 
 def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
@@ -462,6 +468,7 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
 
 
+atexit.register(TorchSpanProcessor.at_exit)
 fork.call_late(
     after_in_parent=TorchSpanProcessor.after_fork_in_parent, after_in_child=TorchSpanProcessor.after_fork_in_child
 )

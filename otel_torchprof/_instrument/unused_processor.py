@@ -23,11 +23,11 @@ def left_out_by() -> str:
 
 
 def warn_of_unused() -> None:
-    """Warns once, when a processor is shut down to which nothing was given, unless that may be meant."""
+    """Warns, at the exit of a process with a processor to which nothing was given, unless that may be meant."""
     uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
     is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
     if uses_torch and not is_off:
         config.warn_once(
-            "a TorchSpanProcessor was shut down to which nothing was ever given, since torch was not instrumented: call "
+            "a TorchSpanProcessor was made to which nothing was ever given, since torch was not instrumented: call "
             "TorchInstrumentor().instrument(), or start the program with opentelemetry-instrument"
         )

@@ -182,7 +182,15 @@ def nobody(_) -> None:
     exported(endpoint=f"http://localhost:{free_port()}/v1/traces", protocol="http/protobuf", timeout=SHORT)
 
 
+def after_the_shutdown(_) -> None:
+    provider = new_provider(otp.TorchSpanProcessor(InMemorySpanExporter()))
+    provider.shutdown()
+    instrumented(provider)
+    instrumented(provider)
+
+
 HERE = {
+    "`instrument()` after the provider's shutdown": after_the_shutdown,
     "the application's spans go to the console, and nothing says where torch's go": console,
     "`instrument(tracer_provider=...)` with a provider of the API": lambda _: instrumented(trace.NoOpTracerProvider()),
     "two `TorchSpanProcessor` on one provider": two_processors,
@@ -344,8 +352,14 @@ otp.TorchInstrumentor().uninstrument()
 
 @pytest.mark.parametrize(
     ("then", "is_wrong"),
-    [(FORKS, False), (SPAWNS, False), (INSTRUMENTS, False), (LOADS, True)],
-    ids=["forks", "spawns", "instruments", "loads"],
+    [
+        (FORKS, False),
+        (SPAWNS, False),
+        (INSTRUMENTS, False),
+        (f"provider.shutdown(){INSTRUMENTS}", False),
+        (LOADS, True),
+    ],
+    ids=["forks", "spawns", "instruments", "instruments after a shutdown", "loads"],
 )
 def test_who_may_leave_a_processor_unused(then, is_wrong):
     """A process whose children may record, and one that did record elsewhere; none that has workers to load its data."""
