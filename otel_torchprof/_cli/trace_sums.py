@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._columns.phases import PHASE_PREFIX
@@ -23,8 +24,9 @@ from otel_torchprof._trace_files.wanted import (
     STEP,
     UNFINISHED,
 )
+from otel_torchprof._tree.phases import repeated_phases
 from otel_torchprof._tree.span_table import STEP_NAME
-from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX
+from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX, lifted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -92,7 +94,7 @@ class TraceSums:
     def __init__(self) -> None:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
         self._tracks: dict[Hashable, int] = {}
-        self._rows = self_times.SelfTimes(self._add_self_times, nested=self._leave_out_phases)
+        self._rows = self_times.SelfTimes(self._add_self_times, self._keys_displayed, self._leave_out_phases)
         self._phases: set[int] = set()
         self._collapsed_count = self._collapsed_time = 0
         self._spans: Counter[Hashable] = Counter()
@@ -207,9 +209,19 @@ class TraceSums:
         for index, time in zip(keys.tolist(), own.tolist(), strict=True):
             self._sums.sums[index][2] += time
 
-    def _leave_out_phases(self, keys: Numbers, of_parents: Numbers, durations: Numbers) -> None:
-        """A phase directly in one of its name is a part of that: a trainer's around torch's own."""
-        for at in np.flatnonzero((keys == of_parents) & np.isin(keys, list(self._phases))).tolist():
+    def _keys_displayed(self, keys: Numbers, parents: Numbers) -> Numbers:
+        """The self time of a phase that is left out is that of what it is directly in."""
+        is_left_out = np.zeros(len(keys), dtype=np.bool_)
+        is_left_out[repeated_phases(keys, parents, self._are_phases(keys))] = True
+        found: Numbers = np.where(is_left_out, keys[lifted(parents, is_left_out)], keys)
+        return found
+
+    def _leave_out_phases(self, keys: Numbers, parents: Numbers, durations: Numbers, rows: Numbers) -> None:
+        """A phase in one of its name is a part of that: a trainer's around torch's own."""
+        for at in repeated_phases(keys, parents, self._are_phases(keys), rows).tolist():
             sums = self._sums.sums[int(keys[at])]
             sums[0] -= 1
             sums[1] -= int(durations[at])
+
+    def _are_phases(self, keys: Numbers) -> npt.NDArray[np.bool_]:
+        return np.isin(keys, list(self._phases))

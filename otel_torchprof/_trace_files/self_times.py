@@ -36,14 +36,14 @@ class SelfTimes:
     Args:
         settled: takes the keys, starts and self times of events whose children have all come.
         key_of: gets the keys of events and of each the place of its parent among them, or -1; returns those that are handed over.
-        nested: takes, once for each event whose parent is there, the keys of both, and the durations of the events.
+        nested: takes keys, parents and durations as above, and which events have a parent there: each event once.
     """
 
     def __init__(
         self,
         settled: Callable[[Numbers, Numbers, Numbers], None],
         key_of: Callable[[Numbers, Numbers], Numbers] = lambda keys, _parents: keys,
-        nested: Callable[[Numbers, Numbers, Numbers], None] = lambda _keys, _of_parents, _durations: None,
+        nested: Callable[[Numbers, Numbers, Numbers, Numbers], None] = lambda _keys, _parents, _durations, _rows: None,
     ) -> None:
         self._settled = settled
         self._key_of = key_of
@@ -83,7 +83,7 @@ class SelfTimes:
         child = np.flatnonzero(parent >= 0)
         child = child[is_settled[child] | is_settled[parent[child]]]
         np.subtract.at(own, parent[child], duration[child])
-        self._nested(key[child], key[parent[child]], duration[child])
+        self._nested(key, parent, duration, child)
         parents[child] = 0
         given = self._key_of(key, parent)
         self._settled(given[is_settled], start[is_settled], np.maximum(own[is_settled], 0).astype(np.int64))

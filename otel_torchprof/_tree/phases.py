@@ -96,6 +96,19 @@ def _nearest(enclosing: Array, nodes: Array, chosen: Callable[[Array], Array]) -
     return found
 
 
+def repeated_phases(
+    name: Array, parent: Array, is_phase: npt.NDArray[np.bool_], rows: Array | None = None
+) -> npt.NDArray[np.int64]:
+    """Which phases are a part of one of their name: the nearest phase around them has it, whatever labels stand between.
+
+    ``rows``: those that are looked at; all by default. Costs nothing per row that is no phase.
+    """
+    phases = np.flatnonzero(is_phase) if rows is None else rows[is_phase[rows]]
+    above = _nearest(parent, phases, lambda nodes: is_phase[nodes])
+    found: npt.NDArray[np.int64] = phases[(above >= 0) & (name[above] == name[phases])]
+    return found
+
+
 class PhaseTimes:
     """The exclusive times of phases in one step so far, ns, by thread. For one thread at a time."""
 

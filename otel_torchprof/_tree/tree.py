@@ -19,6 +19,8 @@ from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
 from otel_torchprof._native.loops import count_children, display_tree
 from otel_torchprof._process.heap import Arena
 
+from .phases import repeated_phases
+
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
@@ -179,7 +181,7 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
 
 
 def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_phase: Array) -> Array | None:
-    """Which rows are the only child of a parent of the same name, or phases in a phase of the same name; None for none of them.
+    """Which rows are the only child of a parent of the same name, or phases that are a part of one of theirs; None for none of them.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives
     the same: a removed event hands its parent its own children, and has its parent's name, so whether a child of it goes
@@ -191,17 +193,15 @@ def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_pha
         same &= parent[block] >= 0
         return same
 
-    suspects = find(len(parent), namesakes)
-    if not suspects.size:
+    suspects, repeated = find(len(parent), namesakes), repeated_phases(display_name, parent, is_phase)
+    duplicates = np.zeros(len(parent), dtype=np.bool_) if suspects.size or repeated.size else None
+    if duplicates is None:
         return None
-    displayed = parent if hidden is None else parent[~hidden]
-    is_only = count_children(displayed, len(parent))[parent[suspects]] == 1
-    only = suspects[is_only | (is_phase[suspects] & is_phase[parent[suspects]])]
-    if not only.size:
-        return None
-    duplicates = np.zeros(len(parent), dtype=np.bool_)
-    duplicates[only] = True
-    return duplicates
+    duplicates[repeated] = True
+    if suspects.size:
+        displayed = parent if hidden is None else parent[~hidden]
+        duplicates[suspects] |= count_children(displayed, len(parent))[parent[suspects]] == 1
+    return duplicates if duplicates.any() else None
 
 
 def lifted(parent: Array, dropped: Array) -> Array:

@@ -122,7 +122,7 @@ def test_steps_with_phases(tmp_path, capsys):
 
 
 def test_a_phase_in_one_of_its_name_is_counted_once(tmp_path):
-    """It is a part of that, whether told by ids or by time, and in whichever order; one in another phase, and a label, are not."""
+    """It is a part of that, told by ids or by time, in any order, also in a label; one in another phase, and a label, are not."""
 
     def slice_(name, ts, dur, **ids):
         return {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": {"attributes": {}, **ids}}
@@ -137,12 +137,26 @@ def test_a_phase_in_one_of_its_name_is_counted_once(tmp_path):
         ("torch.phase.gc", 2, 1),
     ]
     places += [("label", 20, 9), ("label", 21, 5), ("torch.phase.forward", 22, 2)]
+    optimizer = "torch.phase.optimizer"
+    places += [
+        (optimizer, 40, 30),
+        ("label", 41, 25),
+        (optimizer, 42, 20),
+        ("torch.phase.forward", 43, 9),
+        (optimizer, 44, 3),
+    ]
     by_id = [slice_(*place, **of_id(at + 1, at)) for at, place in enumerate(places)]
     for events in ([slice_(*place) for place in places], by_id, by_id[::-1]):
         (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
         sums, _ = read(str(tmp_path / "t.json"))
         found = {each.name: each[2:4] for each in sums.averages()}
-        assert found == {"torch.phase.forward": (2, 11_000), "torch.phase.gc": (1, 3_000), "label": (2, 14_000)}
+        assert found == {
+            "torch.phase.forward": (3, 20_000),
+            "torch.phase.gc": (1, 3_000),
+            "label": (3, 39_000),
+            optimizer: (2, 33_000),
+        }
+        assert [each.self_time for each in sums.averages() if each.name == "label"] == [4_000 + 3_000 + 16_000]
 
 
 @pytest.mark.parametrize("has_spans", [False, True])
