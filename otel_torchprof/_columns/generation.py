@@ -25,6 +25,8 @@ TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - of tokens of texts
 
 TEXT_COMPLETION = "text_completion"
 """The value of :data:`OPERATION`."""
+INFERENCES = frozenset({"chat", TEXT_COMPLETION, "generate_content"})
+"""Its values on a span that is for one call of a model; that of an agent or a workflow is around any number of them."""
 TRANSFORMERS = "huggingface.transformers"
 """The value of :data:`PROVIDER`: the conventions have none for a library, and allow others than theirs."""
 

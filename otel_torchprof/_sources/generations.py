@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import OrderedDict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import trace
 
-from otel_torchprof._columns.generation import OPERATION, Generation
+from otel_torchprof._columns.generation import INFERENCES, OPERATION, Generation
 from otel_torchprof._native import python_sources
 from otel_torchprof._process.quiet import LimitedLog
 
@@ -84,7 +85,7 @@ class Call(NamedTuple):
     """Calls of the model up to its first token."""
     is_streamed: bool
     gen_ai_span: Any
-    """The current span, where another instrumentation has made it for this call; None else."""
+    """The current span, where another instrumentation has made it for a call, and this is the first in it; None else."""
 
 
 def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
@@ -198,9 +199,17 @@ def _class_of(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+_spans_with_call: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Spans of other instrumentations of which a call has begun: they are for no further one."""
+
+
 def _gen_ai_span() -> Any:
     span: Any = trace.get_current_span()
-    return span if span.is_recording() and OPERATION in (getattr(span, "attributes", None) or ()) else None
+    attributes = (getattr(span, "attributes", None) or {}) if span.is_recording() else {}
+    if attributes.get(OPERATION) not in INFERENCES or span in _spans_with_call:
+        return None
+    _spans_with_call.add(span)
+    return span
 
 
 leave_uncompiled(__name__)

@@ -233,6 +233,20 @@ def test_another_instrumentations_span(model):
     assert root.attributes["torch.generate.batch_size"] == 1
 
 
+@pytest.mark.parametrize(("operation", "first"), [("invoke_agent", [5, 4]), ("chat", [])])
+def test_further_calls_in_another_instrumentations_span(model, operation, first):
+    """That of an agent, which calls a model any number of times, is none's; one of a call is the first one's only."""
+    with instrumented(detail="steps") as service:
+        about = {"gen_ai.operation.name": operation}
+        with service.tracer.start_as_current_span(operation, attributes=about) as outer:
+            for _ in range(3):
+                generate(model)
+        spans = named(service.spans(), GENERATE)
+    tokens = [[span.attributes[key] for key in OWN[1:] if key in span.attributes] for span in spans]
+    assert tokens == [first, [5, 4], [5, 4]]
+    assert (dict(outer.attributes) == about) is (operation == "invoke_agent")
+
+
 def test_an_assistant(model):
     """What an assistant generates is inside of the call that it helps, and no request of its own."""
     with instrumented(detail="steps") as service:

@@ -81,13 +81,16 @@ def test_a_call_that_fails(reader, service, model):
 
 
 def test_tokens_that_somebody_else_counts(reader, service, model):
-    """Where another instrumentation has a span for the call, it counts its tokens; an assistant's are no request's."""
+    """Where another instrumentation has a span for the call, it counts its tokens; that of an agent is none for a call, and an assistant's are no request's."""
     with service.tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
         generate(model)
     assert (len(data_points(reader, SERVER[0])), data_points(reader, USAGE)) == (1, [])
+    with service.tracer.start_as_current_span("agent", attributes={"gen_ai.operation.name": "invoke_agent"}):
+        generate(model)
+    assert sorted(point.sum for point in data_points(reader, USAGE)) == [6, 8]
     model.generate(prompts(), max_new_tokens=4, assistant_model=decoder())
     (point,) = data_points(reader, SERVER[0])
-    assert point.count == 2
+    assert point.count == 3
 
 
 def test_an_unsampled_call(reader, model):
