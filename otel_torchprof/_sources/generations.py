@@ -26,6 +26,19 @@ _MOST = 4096
 """Calls that are remembered until their events are drained; the oldest of more are forgotten."""
 
 
+_PLACES = (
+    "inputs",
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
+    "assistant_model",
+    "streamer",
+)
+"""Arguments of ``generate`` that may be given by position, after the model."""
+
+
 class Generations:
     """What is known of the latest calls, by the ids of their events; listeners get each request. Any thread, under Python's lock."""
 
@@ -93,15 +106,16 @@ def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
     try:
         model = arguments[0]
         root_modules.know(model)
-        prompt = _Prompt.of(model, arguments[1] if len(arguments) > 1 else keywords.get("inputs"), keywords)
-        config = arguments[2] if len(arguments) > 2 else keywords.get("generation_config")  # noqa: PLR2004 - its place
+        given = {**keywords, **dict(zip(_PLACES, arguments[1:], strict=False))}
+        prompt = _Prompt.of(model, given.get("inputs"), keywords)
+        config = given.get("generation_config")
         return Call(
             model=_name_of(model),
             batch_size=prompt.batch_size,
             prompt=prompt.tokens,
             echo=prompt.echo,
             prefills=_prefills(prompt.tokens, keywords, config, getattr(model, "generation_config", None)),
-            is_streamed=keywords.get("streamer") is not None,
+            is_streamed=given.get("streamer") is not None,
             gen_ai_span=_gen_ai_span(),
         )
     except Exception as error:  # noqa: BLE001 - the program's call continues
@@ -119,7 +133,7 @@ def ended(call: Call | None, model: Any, result: Any, error: BaseException | Non
         generation = _generation(call, _shape(getattr(result, "sequences", result)))._replace(
             duration=duration / 1e9,
             first_token=None if first_token < 0 else first_token / 1e9,
-            error_type="" if error is None else _class_of(error),
+            error_type=_class_of(error),
             is_request=not enclosing,
         )
         if call.gen_ai_span is not None and call.gen_ai_span.is_recording() and generation.is_request:
@@ -193,8 +207,10 @@ def _name_of(model: Any) -> str:
     return (path.name if path.is_absolute() or name.startswith((".", "~")) else name) or type(model).__name__
 
 
-def _class_of(error: BaseException) -> str:
-    """As on spans: qualified, but for builtins."""
+def _class_of(error: BaseException | None) -> str:
+    """As on spans: qualified, but for builtins. What says that there is no more, as where a generator is closed, is no error."""
+    if error is None or isinstance(error, StopIteration | GeneratorExit):
+        return ""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -207,14 +207,15 @@ def test_times(model):
 
 
 def test_names(model):
-    """The conventions' names say what it was, of which model: one of a configuration is named by its class, of a path the last part."""
+    """The conventions' names say what it was, of which model: one of a configuration is named by its class, of a path the last part; a streamer is seen by name and by position."""
     here = decoder(name_or_path="/home/me/models/tiny")
     with instrumented(detail="steps") as service:
         generate(model)
         generate(here, streamer=transformers.TextStreamer(Letters()))
+        here.generate(prompts(), *[None] * 6, transformers.TextStreamer(Letters()), max_new_tokens=4)
         spans = named(service.spans(), GENERATE)
-    assert [span.attributes["gen_ai.request.model"] for span in spans] == ["LlamaForCausalLM", "tiny"]
-    assert [span.attributes.get("gen_ai.request.stream") for span in spans] == [None, True]
+    assert [span.attributes["gen_ai.request.model"] for span in spans] == ["LlamaForCausalLM", "tiny", "tiny"]
+    assert [span.attributes.get("gen_ai.request.stream") for span in spans] == [None, True, True]
     assert {span.attributes["gen_ai.operation.name"] for span in spans} == {"text_completion"}
     assert {span.attributes["gen_ai.provider.name"] for span in spans} == {"huggingface.transformers"}
 

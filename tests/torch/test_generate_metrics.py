@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
+from opentelemetry.trace import StatusCode  # noqa: E402
 from torch_metrics import data_points  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -78,6 +79,22 @@ def test_a_call_that_fails(reader, service, model):
     (point,) = data_points(reader, SERVER[0])
     assert dict(point.attributes) == {**ABOUT, "error.type": "ValueError"}
     assert [data_points(reader, name) for name in (*SERVER[1:], USAGE)] == [[], [], []]
+
+
+def test_a_generator_that_is_closed(reader, service, model):
+    """A call that a GeneratorExit leaves has not failed: neither its span nor its metric says so."""
+
+    def leave(*_):
+        raise GeneratorExit
+
+    hook = model.model.norm.register_forward_hook(leave)
+    with pytest.raises(GeneratorExit):
+        generate(model)
+    hook.remove()
+    (point,) = data_points(reader, SERVER[0])
+    (span,) = [each for each in service.spans() if each.name == "torch.phase.generate"]
+    assert span.status.status_code is StatusCode.UNSET
+    assert "error.type" not in {**point.attributes, **span.attributes}
 
 
 def test_tokens_that_somebody_else_counts(reader, service, model):
