@@ -75,7 +75,7 @@ class WrappedCalls(Generic[CallT]):
                     setattr(owner, name, wrapped.before)
                 else:  # somebody has replaced it, and may call it for good
                     wrapped.retire()
-                del self._wrapped[call]
+                self._wrapped.pop(call, None)  # a finalizer in between may have removed all
 
     def after_fork_in_child(self) -> None:
         """Whoever recorded in the parent does not here."""

@@ -38,7 +38,9 @@ class HuggingFaceCallback(TrainerCallback):
     def __init__(self, profile: Profile | None = None) -> None:
         self._loop = Loop(profile)
         if profile is not None:  # a training that raises says nothing to its callbacks, and the profile has to stop
-            trainer_calls.install(HuggingFaceCallback)
+            user = object()
+            weakref.finalize(self, trainer_calls.remove, user).atexit = False  # first: what follows may be interrupted
+            trainer_calls.install(user)
         self._is_inside = False
         """Whether a step has its batches, and has not ended."""
         self._rate: float | None = None

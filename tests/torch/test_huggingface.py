@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import threading
 
@@ -218,6 +219,20 @@ def test_a_profile_stops_with_a_training_that_raises(tmp_path):
     assert not profile.is_running
     assert profile.step_num == 2
     assert profile.key_averages()
+
+
+def test_a_callback_that_is_gone_leaves_nothing_wrapped(tmp_path):
+    """Methods of the Trainer are wrapped as long as there is a callback with a profile: each of two, whichever goes first."""
+    gc.collect()
+    methods = ("train", "evaluate")
+    before = [vars(transformers.Trainer)[name] for name in methods]
+    kept = HuggingFaceCallback(profile=otp.profile())
+    hugging_face(tmp_path, [HuggingFaceCallback(profile=otp.profile())], max_steps=1).train()
+    gc.collect()
+    assert [vars(transformers.Trainer)[name].__wrapped__ for name in methods] == before
+    del kept
+    gc.collect()
+    assert [vars(transformers.Trainer)[name] for name in methods] == before
 
 
 def test_an_adapter_without_a_recording_says_so(tmp_path, caplog):
