@@ -277,8 +277,8 @@ class LiveTrees:
         waiting = np.flatnonzero(of_root < 0)
         context = None if trees.context is None else trees.context[roots[waiting]].astype(np.int64)
         step = self._positions(steps, trees.start[roots[waiting]], context)
-        if (end := self._steps.loop_end) is not None:  # what begins now is none of it
-            step[(step == len(steps) - 1) & (trees.start[roots[waiting]] > end)] = -1
+        for end, following in self._steps.gaps():
+            step[(trees.start[roots[waiting]] > end) & (trees.start[roots[waiting]] < following)] = -1
         if context is None:
             pairs, of_pair = distinct(step + 1)
         else:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import USAGE, Segment
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._tree.span_table import STEP_NAME
 
@@ -75,6 +76,8 @@ class Steps:
         """Of the rule by which steps end, where it is learned: from 1."""
         self._link: tuple[int, int] | None = None
         self._origin: int | None = None
+        self._forgotten_end: int | None = None
+        """Of the latest step that is known no more."""
         self.threads: set[int] = set()
         """``threading.get_ident()`` of the threads whose steps these are."""
 
@@ -162,6 +165,9 @@ class Steps:
         with self._lock:
             if change.replaces_step and (replaced := self._replace_step(change.begins)) is not None:
                 return self._is_recorded(replaced, context)
+            running = self._steps[-1].segment if self._steps else None
+            if change.begins is None and running is Segment.SETUP:  # the loop has begun, and not its first segment
+                return True
             if self._steps or change.ends_step:
                 self.end(now, context, thread, usage, change.attributes)
             elif thread is not None:
@@ -225,11 +231,17 @@ class Steps:
                 self._link = self._end(step, max(now, step.start), context, thread, usage)
                 step.spans[context].attributes |= attributes or {}
 
-    @property
-    def loop_end(self) -> int | None:
-        """When the loop ended, Unix ns; None while it continues, and for steps of which all was told at once."""
+    def gaps(self) -> list[tuple[int, int]]:
+        """Begin and end, Unix ns, of what is in none of them: before one that is known another had ended, or nothing followed.
+
+        There is none between steps of which all was told at once.
+        """
         with self._lock:
-            return None if self._are_recorded or not self._steps else self._steps[-1].end
+            if self._are_recorded or not self._steps:
+                return []
+            ends = [self._forgotten_end, *(step.end for step in self._steps)]
+            starts = [*(step.start for step in self._steps), NEVER]
+            return [(end, start) for end, start in zip(ends, starts, strict=True) if end is not None and end < start]
 
     def skip(self, steps: int) -> None:
         """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
@@ -297,6 +309,8 @@ class Steps:
         with self._lock:
             ended, self._ended = self._ended, []
             taken = {id(step) for step in ended}
+            forgotten = [step.end for step in self._steps if step.end is not None and id(step) not in taken]
+            self._forgotten_end = max(forgotten, default=self._forgotten_end)
             self._steps = [step for step in self._steps if step.end is None or id(step) in taken]
             if everything and self._steps and self._steps[-1].end is None:
                 ended.append(self._steps[-1])

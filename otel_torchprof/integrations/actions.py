@@ -139,7 +139,11 @@ class Actions:
             name_root(module)
 
     def _before(self, action: Action, trainer: Any) -> None:
-        if trainer.state.fn not in {"fit", "validate", "test"} or trainer.sanity_checking:
+        if trainer.state.fn not in {"fit", "validate", "test"}:
+            return
+        if trainer.sanity_checking:
+            if action.hook in _EVALUATION_BEGINS:  # it is no segment of what came before, nor one of its own
+                self.loop.change(None)
             return
         if action.hook == "train_dataloader_next":
             if self.loop.current is not Segment.STEP or self._has_stepped(trainer):

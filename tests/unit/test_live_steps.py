@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from live_batches import Event, Service, in_request
+from live_batches import Event, Service, in_request, label
 from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.step_spans import Trace
 
 
@@ -287,3 +288,23 @@ def test_a_step_whose_ids_are_decided_already(service):
     in_request(service, 4)
     assert not service.steps.span(step_two, 0).is_enclosed
     assert service.steps.span(step_two, 4).is_enclosed
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["at-once", "between"])
+def test_what_is_between_two_loops_is_in_no_step(service, drains):
+    """Whether the first loop's steps have been sent or not: neither its last step nor the first of the next loop reaches over it."""
+    ident = threading.get_ident()
+    service.steps.begin(0)
+    service.steps.end(100, 0, ident)
+    found = {}
+    if drains:
+        found |= service.spans(Event("a", 10, 20))
+        found |= service.spans()
+    service.steps.change(SegmentChange(ends_step=False), 200, 0, ident)
+    events = [] if drains else [Event("a", 10, 20)]
+    service.steps.end(300, 0, ident)
+    found |= service.spans(*events, label("between", 120, 180), Event("b", 210, 220))
+    first, second = found["torch.step 0"], found["torch.step 1"]
+    assert [(step.start, step.end) for step in (first, second)] == [(0, 100), (200, 300)]
+    assert (found["a"].trace, found["b"].trace) == (first.trace, second.trace)
+    assert found["between"].trace not in {first.trace, second.trace}

@@ -347,3 +347,20 @@ def test_the_programs_word_ends_a_frameworks_loop(loop):
     assert kinds(loop) == [(Segment.STEP, 0), (Segment.STEP, 1)]
     loop.step(3).drain(final=True)
     assert len(kinds(loop)) == 2
+
+
+def test_a_loop_may_begin_before_its_first_segment(loop):
+    """What it does until then is in no step, neither the last of the loop before it nor its own first, nor does it end a set-up."""
+    loop.steps.begin(50, Segment.SETUP)
+    loop.say(SegmentChange(None, ends_step=False, is_of_loop=True), 90)
+    loop.say(LOOP_END, 95)
+    loop.drain()
+    assert loop.found() == [(Segment.SETUP, -1, 50)]
+    loop.step(3)
+    ended = loop.now - 5
+    loop.say(SegmentChange(None, ends_step=False, is_of_loop=True), loop.now)
+    loop(Part.EVALUATION)
+    loop.say(BEGIN, loop.now)
+    loop.drain()
+    assert kinds(loop)[1:] == [(Segment.STEP, number) for number in range(4)]
+    assert loop.steps.gaps() == [(ended, loop.now)]
