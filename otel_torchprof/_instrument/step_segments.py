@@ -11,7 +11,7 @@ from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
-from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._spans.step_cycle import StepCycle, Token
 from otel_torchprof._spans.step_tokens import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.phases import Usage
     from otel_torchprof._sources.step_marks import StepMark
-    from otel_torchprof._spans.step_cycle import Boundary, Token
+    from otel_torchprof._spans.step_cycle import Boundary
     from otel_torchprof._spans.steps import Steps
 
 MAX_HELD_NS = 30_000_000_000
@@ -90,7 +90,8 @@ class StepSegments:
 
     There are two sources, and one order of time: what is said, and what is learned while nothing is. A framework's loop is said, from
     its begin to its end; the loops before and after it are learned, each anew. The program's own word ends all learning. A loop that
-    begins waits for what was recorded before it, since that may be the end of another.
+    begins waits for what was recorded before it, since that may be the end of another. An evaluation by itself is no such loop: it is
+    to what is learned as one that is written by hand.
 
     Args:
         steps: gets them.
@@ -124,6 +125,10 @@ class StepSegments:
         self._said_lock = threading.RLock()  # a signal handler may shut down in the middle
         self._is_in_loop = self._had_loop = False
         """Whether a framework's loop runs, and whether one did."""
+        self._evaluation: StepMark | None = None
+        """With which the latest began that a framework does by itself."""
+        self._evaluates = self._is_said = False
+        """Whether it runs, and whether it is a segment of its own."""
         self._learned_from = self._revisions = 0
         self._later: list[Token] = []
         self._waiting: deque[Held] = deque()
@@ -246,7 +251,7 @@ class StepSegments:
         while (cycle := self._cycle) is not None and not self._is_in_loop:
             begins_at = self.begins_at
             # By its end: a token may begin with a call in which the loop begins too.
-            own = [token for token in tokens if token.start >= self._learned_from and token.end <= begins_at]
+            own = [token for token in tokens if token.end <= begins_at and self._is_learned_from(token)]
             tokens = [token for token in tokens if token.end > begins_at]
             self._note(own)
             self._apply(cycle, cycle.feed(own, min(known_until, begins_at)))
@@ -254,11 +259,36 @@ class StepSegments:
                 self._later = tokens
                 return
             with self._said_lock:
-                if cycle is self._cycle:
+                if cycle is self._cycle and (self._evaluates or self._said[0][0].change.is_evaluation):
+                    self._evaluate(cycle, *self._said.popleft())
+                elif cycle is self._cycle:
                     if not self._said[0][0].change.ends_step:
                         self._apply(cycle, cycle.finish(begins_at))
                     self._change_as_said()
         self._later = []
+
+    def _is_learned_from(self, token: Token) -> bool:
+        mark = self._evaluation if self._evaluates else None
+        is_within = mark is not None and token.thread == mark.thread and token.start >= mark.time_ns
+        return token.start >= self._learned_from and not is_within
+
+    def _evaluate(self, cycle: StepCycle, mark: StepMark, context: int) -> None:
+        """It is one token of what is learned, in the place of all that its thread does in it; where nothing is trained, a segment."""
+        now = mark.time_ns
+        if begins := not self._evaluates or self._evaluation is None:
+            self._evaluation, self._is_said = mark, not cycle.has_trained
+        self._evaluates, begun = not mark.change.ends_loop, self._evaluation or mark
+        if not self._is_said:  # by its time, since it is no event: those have small numbers
+            end = NEVER if self._evaluates else now
+            token = Token(begun.time_ns, Part.EVALUATION, 0, begun.time_ns, end, begun.thread, context)
+            self._note([token])
+            self._apply(cycle, cycle.feed([token], now))
+        elif begins:
+            self._cycle, self._learned_from = self._given.cycle(), now
+            self._on_first(now)
+            self._mute(not self._steps.change(mark.change, now, context, mark.thread, mark.usage))
+        elif not cycle.revision:  # else it was over when a step began in another thread
+            self._steps.end(now, context, mark.thread, mark.usage)
 
     def _note(self, tokens: Sequence[Token]) -> None:
         if any(token.part is Part.FORWARD for token in tokens):
@@ -286,7 +316,8 @@ class StepSegments:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
         for time, thread, token, segment in boundaries:
-            context, usage = self._context_before(time, thread), self._usage(token)
+            context, mark = self._context_before(time, thread), self._evaluation
+            usage = mark.usage if mark is not None and token == mark.time_ns else self._usage(token)
             # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first
             # for the outer one, and a span that is sent while its step runs comes before it.
             before = time - 1

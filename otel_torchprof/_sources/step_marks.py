@@ -41,6 +41,8 @@ class SegmentChange(NamedTuple):
     """Whether a framework says it of its own loop: steps are learned before that loop begins and after it has ended."""
     ends_loop: bool = False
     """Whether that loop ends here."""
+    is_evaluation: bool = False
+    """Whether that loop is nothing but this evaluation, in a program whose own loop may be in the middle of a step."""
 
 
 NEXT_STEP = SegmentChange()

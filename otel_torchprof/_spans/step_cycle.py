@@ -219,6 +219,11 @@ class StepCycle:
         return found
 
     @property
+    def has_trained(self) -> bool:
+        """Whether a pass backward was seen, or a rule is known."""
+        return self._active is not None or any(loop.weight for loop in self._loops.values())
+
+    @property
     def anchor(self) -> tuple[Part, int] | None:
         """The part and the key of what the rule in force goes by; None where there is none."""
         return None if self._active is None or self._active.walk is None else self._active.walk.rule[:2]
@@ -228,7 +233,7 @@ class StepCycle:
         """The rule in force, and why, for people."""
         if self._active is not None and self._active.walk is not None:
             return self._active.walk.rule.text
-        if not any(loop.learner is not None and loop.learner.backwards for loop in self._loops.values()):
+        if not self.has_trained:
             return "no steps: no backward pass was seen"
         if self._given != (None, None):
             what = "optimizer has not stepped" if self._given[0] is not None else "loader was not asked for a batch"

@@ -181,7 +181,8 @@ class Actions:
             epoch, loss = number(trainer.current_epoch), _loss_of(trainer)
             found = {BATCHES: self._batches, LEARNING_RATE: self._rate, EPOCH: epoch, LOSS: loss}
         attributes = {key: value for key, value in found.items() if value is not None}
-        self._change(segment, ends_step=ends_step, attributes=attributes)
+        is_alone = trainer.state.fn in {"validate", "test"}
+        self._change(segment, ends_step=ends_step, is_evaluation=is_alone, attributes=attributes)
 
     def _change(self, segment: Segment | None, **how: Any) -> None:
         """What is labelled ends here: a span that lasts beyond its segment would make that longer than it was."""

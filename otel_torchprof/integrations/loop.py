@@ -71,6 +71,7 @@ class Loop:
         *,
         ends_step: bool = False,
         replaces_step: bool = False,
+        is_evaluation: bool = False,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """A segment begins, which ends the one before: see :class:`~otel_torchprof._sources.step_marks.SegmentChange`."""
@@ -80,7 +81,9 @@ class Loop:
         if not self._is_marked:
             self._is_marked = True
             _calls.note(self)
-        shared.change(SegmentChange(segment, ends_step, replaces_step, attributes, is_of_loop=True))
+        shared.change(
+            SegmentChange(segment, ends_step, replaces_step, attributes, is_of_loop=True, is_evaluation=is_evaluation)
+        )
         if ends_step and self._profile is not None:
             self._profile.step()
 

@@ -40,7 +40,7 @@ def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         with ending_loops() as is_outermost:
             if call.segment is not None and is_outermost:
-                Loop().change(call.segment)
+                Loop().change(call.segment, is_evaluation=True)
             return function(*arguments, **keywords)
 
     return wrapper, _nothing

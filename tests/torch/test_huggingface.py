@@ -132,6 +132,29 @@ def test_loops_before_and_after_a_training_have_their_steps(tmp_path, detail, dr
     assert all([phase.name for phase in step.phases].count("torch.phase.backward") for step in steps(spans))
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in-the-loop", "in-a-thread"])
+def test_an_evaluation_does_not_cut_the_steps_of_the_programs_own_loop(tmp_path, is_beside):
+    """``evaluate()`` in the middle of every accumulation, or in a thread meanwhile: a step of the optimizer is one step, by one rule."""
+    with instrumented(detail="steps") as service:
+        trainer = hugging_face(tmp_path)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            if is_beside:
+                thread = threading.Thread(target=trainer.evaluate)
+                thread.start()
+                thread.join()
+            else:
+                trainer.evaluate()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    spans = service.spans_at_end()
+    assert kinds(spans) == list(range(5))
+    assert {step.span.attributes["torch.step.rule.revision"] for step in steps(spans)} == {1}
+
+
 class EvenSteps(Sampler):
     """Refuses every second step."""
 

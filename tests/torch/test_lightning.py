@@ -144,6 +144,23 @@ def test_loops_before_and_after_a_training_have_their_steps(tmp_path):
     assert batches == [None] * 4 + [2] * 4 + [None] * 4
 
 
+def test_an_evaluation_does_not_end_what_is_learned(tmp_path):
+    """``validate`` between steps of the program's own loop is a segment, and those after it are by the same rule."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with instrumented(detail="steps") as service, quiet():
+        trainer = lightning(tmp_path, max_epochs=1)
+        for _ in range(2):
+            for _ in range(4):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            trainer.validate(lightning_module(), loader_of(8), verbose=False)
+    spans = service.spans_at_end()
+    assert kinds(spans) == [*range(4), "evaluation", *range(4, 8), "evaluation"]
+    assert {step.span.attributes["torch.step.rule.revision"] for step in steps(spans)} == {1}
+
+
 def test_uninstrumenting_takes_everything_back(tmp_path):
     """The Trainer's constructor is its own again, and no profiler keeps anything; one that is marked can be pickled."""
     constructor = pl.Trainer.__init__

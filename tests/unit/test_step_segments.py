@@ -49,8 +49,8 @@ class Loop:
         self.segments.add(batch, self.now, settle=settle, final=final)
         return [len(held.batch) for held in iter(self.segments.next, None)]
 
-    def say(self, change, time):
-        self.segments.say(StepMark(time, Context(), 1, None, change), 0)
+    def say(self, change, time, thread=1):
+        self.segments.say(StepMark(time, Context(), thread, None, change), 0)
 
     def found(self):
         """Segment, number and begin of all that have begun."""
@@ -364,3 +364,56 @@ def test_a_loop_may_begin_before_its_first_segment(loop):
     loop.drain()
     assert kinds(loop)[1:] == [(Segment.STEP, number) for number in range(4)]
     assert loop.steps.gaps() == [(ended, loop.now)]
+
+
+ALONE = SegmentChange(Segment.EVALUATION, ends_step=False, is_of_loop=True, is_evaluation=True)
+
+
+def evaluate(loop, thread=1, drains=False):
+    """A framework evaluates by itself."""
+    loop.say(ALONE, loop.now - 1, thread)
+    if drains:
+        loop.drain()
+    if thread == 1:
+        loop(Part.NEXT, Part.INFERENCE, Part.NEXT, Part.INFERENCE)
+    loop.say(LOOP_END, loop.now - 1, thread)
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["at-once", "between"])
+def test_an_evaluation_by_itself_is_within_the_loop_that_is_learned(loop, drains):
+    """In the middle of a step it is a part of that, between two a segment; the rule stays, and each step of the optimizer is one."""
+    loop.step(3)
+    loop(Part.NEXT, Part.FORWARD, Part.BACKWARD)
+    evaluate(loop, drains=drains)
+    loop(Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.STEP, Part.ZEROING)
+    evaluate(loop, drains=drains)
+    loop.step(2).drain(final=True)
+    numbered = [(Segment.STEP, number) for number in range(6)]
+    assert kinds(loop) == [*numbered[:4], (Segment.EVALUATION, -1), *numbered[4:]]
+    assert {step.revision for step in loop.steps.known() if step.segment is Segment.STEP} == {1}
+    assert loop.segments.rule.startswith("a step ends with")
+
+
+def test_an_evaluation_in_another_thread_leaves_the_learned_steps_alone(loop):
+    """Whenever it begins and ends there, the steps of the loop's thread are what they are without it."""
+    evaluate(loop, thread=2)
+    for _ in range(3):
+        loop.step()
+        loop(Part.NEXT, Part.FORWARD)
+        evaluate(loop, thread=2)
+        loop(Part.BACKWARD, Part.STEP)
+        loop.drain()
+    loop.drain(final=True)
+    assert kinds(loop) == [(Segment.EVALUATION, -1), *((Segment.STEP, number) for number in range(6))]
+    assert {step.revision for step in loop.steps.known()[1:]} == {1}
+
+
+def test_an_evaluation_where_nothing_is_trained_is_a_segment(loop):
+    """It is there at once, from its begin to its end, and a loop that begins after it is learned."""
+    began = loop.now - 1
+    evaluate(loop)
+    loop.drain()
+    assert loop.found() == [(Segment.EVALUATION, -1, began)]
+    assert loop.steps.known()[0].end == loop.now - 1
+    loop.step(3).drain(final=True)
+    assert kinds(loop)[1:] == [(Segment.STEP, number) for number in range(3)]
