@@ -47,7 +47,9 @@ class Loop:
         """What was begun last; None outside of the loop."""
 
     def begin(self) -> None:
-        """The loop begins: the profile runs from now on. A loop that was broken off before is over."""
+        """The loop begins: the profile runs from now on. A loop that was broken off before is over, and what it was at no step."""
+        if self._is_marked:
+            self.change(None, replaces_step=True)
         self.current = None
         _calls.note(self)
         if self._profile is None and not shared.is_heard:

@@ -7,6 +7,7 @@ import functools
 import gc
 import pickle
 import threading
+import time
 
 import pytest
 
@@ -293,6 +294,34 @@ def test_what_follows_a_training_that_was_broken_off_is_in_no_step(tmp_path):
     (own,) = [span for span in spans if span.name == "Linear"]
     assert all(step.span.end_time <= own.start_time for step in steps(spans))
     assert own.context.trace_id not in {step.span.context.trace_id for step in steps(spans)}
+
+
+def test_what_a_training_that_begins_again_was_at_is_no_step(tmp_path):
+    """``auto_find_batch_size`` tries again with a smaller batch, inside of the same call: what did not fit is no step, nor is the time until then."""
+
+    class TooLarge(transformers.TrainerCallback):
+        ended = 0
+
+        def on_step_end(self, *_, **__):
+            self.ended += 1
+            if self.ended == 2:
+                raise RuntimeError("CUDA out of memory.")
+
+    begins = []
+
+    class Begins(transformers.TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            begins.append(time.time_ns())
+
+    with instrumented(detail="steps") as service:
+        plain = {"max_steps": 3, "eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no"}
+        hugging_face(tmp_path, [TooLarge(), Begins()], auto_find_batch_size=True, **plain).train()
+    spans = service.spans_at_end()
+    found = [step.span for step in steps(spans)]
+    assert [span.attributes["torch.step"] for span in found] == list(range(len(found)))
+    assert [span.start_time >= begins[1] for span in found][-3:] == [True] * 3
+    assert len(found) in {4, 5}  # as the callback that fails comes before ours, or after it
+    assert all(not span.start_time < begins[1] < span.end_time for span in found)
 
 
 def test_trainers_are_marked_again(tmp_path):
