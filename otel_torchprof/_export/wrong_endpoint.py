@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - what a host's name is encoded with: a thread that asks one must import nothing
 import os
 import re
 import socket

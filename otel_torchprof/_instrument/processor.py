@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import weakref
 from collections import deque
@@ -24,6 +23,7 @@ from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._process import fork
+from otel_torchprof._process.cleanup import call_at_exit
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._process.workers import starts_loader_worker
@@ -468,7 +468,7 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
 
 
-atexit.register(TorchSpanProcessor.at_exit)
+call_at_exit(TorchSpanProcessor.at_exit)
 fork.call_late(
     after_in_parent=TorchSpanProcessor.after_fork_in_parent, after_in_child=TorchSpanProcessor.after_fork_in_child
 )

@@ -188,9 +188,22 @@ def close_due() -> None:
         stack.close_if_due()
 
 
+_last: list[Callable[[], None]] = []
+
+
+def call_at_exit(function: Callable[[], None]) -> None:
+    """Has a function called at the process's exit, after all stacks are closed.
+
+    For modules that are imported later than the package: what they gave to Python would be called before what the program did.
+    """
+    _last.append(function)
+
+
 def _close_all() -> None:
     for stack in _stacks.copy():
         stack.close_at_exit()
+    for function in _last:
+        function()
 
 
 atexit.register(_close_all)

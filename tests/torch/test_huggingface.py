@@ -326,10 +326,9 @@ def test_what_a_training_that_begins_again_was_at_is_no_step(tmp_path):
 
 def test_trainers_are_marked_again(tmp_path):
     """Another ``instrument()`` knows the trainers that were made before it."""
-    service = Instrumented()
-    with service.on("steps"):
+    with Instrumented().on("steps"):
         trainer = hugging_face(tmp_path)
-    with service.on("steps"):
+    with Instrumented().on("steps"):
         assert sum(isinstance(each, AutomaticCallback) for each in trainer.callback_handler.callbacks) == 1
 
 
