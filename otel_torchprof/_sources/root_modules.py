@@ -185,12 +185,12 @@ def _attach(module: Any) -> bool | None:
 
 
 def _detach(module: Any) -> None:
-    """Not by the handles that torch gives: an interrupt may come before they are kept, and copies have none."""
+    """Not by the handles that torch gives: an interrupt may come before they are kept, and copies have none. Each hook goes last."""
     for name, hook in (("_forward_pre_hooks", _begin), ("_forward_hooks", _end)):
         hooks = getattr(module, name, {})
         for key in [key for key, known in hooks.copy().items() if known is hook]:
-            hooks.pop(key, None)
             getattr(module, "_forward_hooks_always_called", {}).pop(key, None)
+            hooks.pop(key, None)
 
 
 def _hooks_for_all() -> dict[int, Any]:

@@ -134,13 +134,16 @@ class _SharedHooks:
         return all(hook in hooks.values() for hooks, hook in _hooks_of_torch())
 
     def _take_out(self) -> bool:
-        """Not by the handles that torch gives: an interrupt may come before they are kept. Whether there were any."""
+        """Not by the handles that torch gives: an interrupt may come before they are kept. Whether there were any.
+
+        Each hook goes last: what an interrupted call has left of it is found by it.
+        """
         found = [
             (hooks, key) for hooks, ours in _hooks_of_torch() for key, hook in hooks.copy().items() if hook is ours
         ]
         for hooks, key in found:
-            hooks.pop(key, None)
             getattr(sys.modules[_TORCHS_MODULES], "_global_forward_hooks_always_called", {}).pop(key, None)
+            hooks.pop(key, None)
         return bool(found)
 
 

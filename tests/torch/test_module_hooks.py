@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -281,3 +282,41 @@ def test_an_interrupt_amid_the_installation(monkeypatch):
     hooks.remove()
     assert not torch_modules._global_forward_pre_hooks
     assert not torch_modules._global_forward_hooks
+
+
+def interrupted_removal(hooks, at):
+    """Removes hooks, interrupted at a line of what takes them out, counted from 0; whether there is such a line."""
+    left = at
+
+    def look(frame, event, _argument):
+        nonlocal left
+        if frame.f_code.co_name != "_take_out":
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        hooks.remove()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_amid_the_removal():
+    """At whatever line an interrupt comes, the next removal leaves nothing with torch, of the hooks that are always called neither."""
+    lines_seen = 0
+    hooks = ModuleHooks()
+    hooks.install()
+    while interrupted_removal(hooks, lines_seen):
+        hooks.remove()
+        assert not torch.nn.modules.module._has_any_global_hook(), lines_seen
+        hooks.install()
+        lines_seen += 1
+    assert lines_seen > 6
