@@ -25,7 +25,7 @@ def test_the_slowest_tokens_are_whole(detail, is_request):
     with service.on(detail, policy=policy):
         with service.tracer.start_as_current_span("request") if is_request else torch.no_grad():
             model.generate(inputs, max_new_tokens=TOKENS + 1)
-        spans = service.spans()
+        spans = _of_the_call(service)
     assert len({span.context.trace_id for span in spans}) == 1
     assert policy.max_spans / 3 < len(spans) <= policy.max_spans
     (root,) = named(spans, GENERATE)
@@ -36,7 +36,8 @@ def test_the_slowest_tokens_are_whole(detail, is_request):
     sums = [span.attributes["torch.aggregated.duration"] for span in tokens if span not in whole]
     average = sum(sums) / (TOKENS - len(whole))
     assert len(whole) >= 2
-    assert all((span.end_time - span.start_time) / 1e9 > average for span in whole)
+    slow = [span for span in whole if (span.end_time - span.start_time) / 1e9 > average]
+    assert len(slow) > len(whole) / 2  # one that stands alone between two of them is whole, however long it took
     children = defaultdict(list)
     for span in spans:
         if span.parent is not None and span.name != "torch.phase.gc":
@@ -64,12 +65,17 @@ def test_many_tokens_of_little_detail():
     service = Instrumented()
     with service.on("steps", policy=policy):
         model.generate(prompts(), max_new_tokens=TOKENS + 1)
-        spans = service.spans()
+        spans = _of_the_call(service)
     assert len({span.context.trace_id for span in spans}) == 1
-    assert 30 < len(spans) <= 50
+    assert policy.max_spans / 3 < len(spans) <= policy.max_spans
     assert sum(span.attributes.get("torch.aggregated.count", 1) for span in named(spans, DECODE)) == TOKENS
 
 
 def _all_below(children, span):
     found = children[span.context.span_id]
     return [*found, *(each for child in found for each in _all_below(children, child))]
+
+
+def _of_the_call(service):
+    """All spans but those of garbage that was collected before the call or after it, which are traces of their own."""
+    return [span for span in service.spans() if span.parent is not None or span.name != "torch.phase.gc"]
