@@ -97,9 +97,9 @@ class GrpcTransport:
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
             response = self._response(error)
-            if (error.details() or "").startswith(_NOT_CONNECTED) and self._is_http(deadline):
-                return response._replace(advice=speaks_http(self._settings), answered=True)
             is_connected = not (error.details() or "").startswith(_NOT_CONNECTED)
+            if not is_connected and self._is_http(deadline):
+                return response._replace(advice=speaks_http(self._settings), answered=True)
             answered = response.outcome is not Outcome.RETRY or (is_connected and error.code().name not in _NO_ANSWER)
             return response._replace(answered=answered)
         except ValueError as error:

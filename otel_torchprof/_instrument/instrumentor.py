@@ -29,14 +29,16 @@ from otel_torchprof.health import ON, ProcessorHealth
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, checked_options, takes_arguments_of
-from .processor import TorchSpanProcessor
 from .provider_wait import ProviderWait
 from .sigterm import SigtermFlush
+from .unused_processor import unused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from otel_torchprof.health import GpuHealth
+
+    from .processor import TorchSpanProcessor
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -122,7 +124,7 @@ class TorchInstrumentor(BaseInstrumentor):
             TypeError, ValueError: a bad argument; the message names it, its value and what is allowed.
         """
         with self._lock:
-            TorchSpanProcessor.recording_was_asked_for = True
+            unused.note_recording()
             if self._running is not None and not self._running.is_running:
                 super().uninstrument()
             if self.is_instrumented_by_opentelemetry:

@@ -23,16 +23,14 @@ from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._process import fork
-from otel_torchprof._process.cleanup import call_at_exit
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof._process.workers import starts_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 
-from .unused_processor import warn_of_unused
+from .unused_processor import unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +99,6 @@ class TorchSpanProcessor(SpanProcessor):
         TypeError, ValueError: a bad argument, which the message names.
     """
 
-    recording_was_asked_for: ClassVar[bool] = False
-    """Whether anything in this process was ever to give its events to a processor, at once or later."""
-    _is_unused: ClassVar[bool] = False
-    """Whether one was made that does nothing where torch is not instrumented, in this process and not before a fork."""
     _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
 
     def __init__(
@@ -138,7 +132,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._reset()
         self._living.add(self)
         if not self._sends_alone:
-            TorchSpanProcessor._is_unused = True
+            unused.note_processor()
 
     def _reset(self) -> None:
         """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
@@ -415,24 +409,11 @@ class TorchSpanProcessor(SpanProcessor):
             del self._child_times[next(iter(self._child_times))]
 
     @classmethod
-    def after_fork_in_parent(cls) -> None:
-        """The child may be the one that records, with the processors that its parent has made; a worker of a DataLoader is not."""
-        if cls._is_unused and not starts_loader_worker():
-            cls._is_unused = False
-
-    @classmethod
     def after_fork_in_child(cls) -> None:
         """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
-        cls._is_unused = False
         for processor in list(cls._living):
             processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
             processor._reset()  # noqa: SLF001
-
-    @classmethod
-    def at_exit(cls) -> None:
-        """Says that torch was never instrumented: only now nothing can do so any more."""
-        if cls._is_unused and not cls.recording_was_asked_for:
-            warn_of_unused()
 
 
 def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
@@ -468,7 +449,4 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
 
 
-call_at_exit(TorchSpanProcessor.at_exit)
-fork.call_late(
-    after_in_parent=TorchSpanProcessor.after_fork_in_parent, after_in_child=TorchSpanProcessor.after_fork_in_child
-)
+fork.call_late(after_in_child=TorchSpanProcessor.after_fork_in_child)

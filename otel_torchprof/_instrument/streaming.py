@@ -24,6 +24,7 @@ from .instrumentation import Instrumentation
 from .live_recording import KINDS
 from .options import live_options
 from .processor import TorchSpanProcessor
+from .unused_processor import unused
 
 if TYPE_CHECKING:
     import types
@@ -101,7 +102,7 @@ class stream:  # noqa: N801 - beside profile
             device_events=device_events,
             sources=checked_source_options("stream", source_options),
         )
-        TorchSpanProcessor.recording_was_asked_for = True
+        unused.note_recording()
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
         self._off = "the SDK is switched off" if provider.disabled else ""

@@ -7,6 +7,9 @@ import sys
 
 from otel_torchprof import config
 from otel_torchprof._export.sdk import is_disabled
+from otel_torchprof._process import fork
+from otel_torchprof._process.cleanup import call_at_exit
+from otel_torchprof._process.workers import starts_loader_worker
 
 _STARTS_ANEW = (
     "multiprocessing.popen_spawn_posix",
@@ -22,12 +25,44 @@ def left_out_by() -> str:
     return disabled if {"torch", "*"} & {name.strip() for name in disabled.split(",")} else ""
 
 
-def warn_of_unused() -> None:
-    """Warns, at the exit of a process with a processor to which nothing was given, unless that may be meant."""
-    uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
-    is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
-    if uses_torch and not is_off:
-        config.warn_once(
-            "a TorchSpanProcessor was made to which nothing was ever given, since torch was not instrumented: call "
-            "TorchInstrumentor().instrument(), or start the program with opentelemetry-instrument"
-        )
+class UnusedProcessors:
+    """What a process has done towards recording: whether it made a processor, and whether it ever asked for a recording.
+
+    Judged at the exit: until then the program may still instrument torch. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._has_processor = self._has_recording = False
+
+    def note_processor(self) -> None:
+        """A processor was made that does nothing where torch is not instrumented."""
+        self._has_processor = True
+
+    def note_recording(self) -> None:
+        """The program has asked for a recording, which gives its events to a processor at once or later."""
+        self._has_recording = True
+
+    def after_fork_in_parent(self) -> None:
+        """The child may be the one that records, with the processors of its parent; a worker of a DataLoader does not."""
+        if self._has_processor and not starts_loader_worker():
+            self._has_processor = False
+
+    def after_fork_in_child(self) -> None:
+        """The processors that its parent has made are no mistake of the child's."""
+        self._has_processor = False
+
+    def warn(self) -> None:
+        """Warns where a processor was made and no recording was asked for, unless that may be intended."""
+        uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
+        is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
+        if self._has_processor and not self._has_recording and uses_torch and not is_off:
+            config.warn_once(
+                "a TorchSpanProcessor was made to which nothing was ever given, since torch was not instrumented: call "
+                "TorchInstrumentor().instrument(), or start the program with opentelemetry-instrument"
+            )
+
+
+unused = UnusedProcessors()
+"""Those of the process."""
+call_at_exit(unused.warn)
+fork.call_late(after_in_parent=unused.after_fork_in_parent, after_in_child=unused.after_fork_in_child)

@@ -1,4 +1,4 @@
-"""A processor that nothing is given to is told of, unless that may be meant; whole programs are in tests/torch/test_wrong_setups.py."""
+"""A processor that never gets an event is reported, unless that may be intended; whole programs are in tests/torch/test_wrong_setups.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import config
+from otel_torchprof._instrument.unused_processor import unused
 
 
 @pytest.fixture(autouse=True)
 def uninstrumented(monkeypatch):
     """A process with torch that has never instrumented it, and has started no other."""
-    monkeypatch.setattr(otp.TorchSpanProcessor, "recording_was_asked_for", False)
-    monkeypatch.setattr(otp.TorchSpanProcessor, "_is_unused", False)
+    monkeypatch.setattr(unused, "_has_recording", False)
+    monkeypatch.setattr(unused, "_has_processor", False)
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     for name in [name for name in sys.modules if name.startswith("multiprocessing.popen_")]:
         monkeypatch.delitem(sys.modules, name)
@@ -33,7 +34,7 @@ def test_it_is_said_at_exit(caplog):
     for processor in (otp.TorchSpanProcessor(), otp.TorchSpanProcessor()):
         processor.shutdown()
     assert said(caplog) == []
-    otp.TorchSpanProcessor.at_exit()
+    unused.warn()
     assert len(said(caplog)) == 1
 
 
@@ -50,7 +51,7 @@ def test_where_recording_is_switched_off(caplog, monkeypatch, name, value):
     """Who has switched it off is told nothing."""
     monkeypatch.setenv(name, value)
     otp.TorchSpanProcessor().shutdown()
-    otp.TorchSpanProcessor.at_exit()
+    unused.warn()
     assert said(caplog) == []
 
 
@@ -58,14 +59,14 @@ def test_without_torch(caplog, monkeypatch):
     """A process that never imported torch has nothing to record."""
     monkeypatch.delitem(sys.modules, "torch")
     otp.TorchSpanProcessor().shutdown()
-    otp.TorchSpanProcessor.at_exit()
+    unused.warn()
     assert said(caplog) == []
 
 
 def test_one_that_sends_the_applications_spans(caplog):
     """It may be there for these alone."""
     otp.TorchSpanProcessor(sdk_spans=True).shutdown()
-    otp.TorchSpanProcessor.at_exit()
+    unused.warn()
     assert said(caplog) == []
 
 
@@ -74,5 +75,5 @@ def test_where_recording_was_asked_for(caplog):
     processor = otp.TorchSpanProcessor()
     otp.stream()
     processor.shutdown()
-    otp.TorchSpanProcessor.at_exit()
+    unused.warn()
     assert said(caplog) == []

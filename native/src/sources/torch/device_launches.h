@@ -1,4 +1,4 @@
-// Which operators give a device work themselves, so that marks around them tell of something.
+// Which operators launch work on a device themselves, so that timing events around them measure something.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
