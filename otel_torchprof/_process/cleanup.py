@@ -174,6 +174,8 @@ class CleanupStack:
         self.close_and_log()
 
     def _owner_died(self, _reference: object) -> None:
+        if not self._functions:  # also where it dies with the interpreter, and modules have lost their globals
+            return
         try:
             if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
                 self._dropped()
