@@ -4,6 +4,10 @@
 //       native/src/core/*.cc native/src/encode/*.cc -o build/record_bench && build/record_bench
 //
 // Medians of interleaved rounds; the first row is measured twice (A/A), so that the noise can be seen.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +33,8 @@ double median(std::vector<double> values) {
 }
 
 otp_session* start(uint64_t budget, uint32_t all_threads, uint32_t inputs, uint32_t contexts = 0) {
-  otp_session_options options{budget, OTP_FULL_DROP_NEWEST, all_threads, inputs, 0, contexts, 0};
+  uint32_t policy = budget == 2u << 20 ? OTP_FULL_DROP_OLDEST : OTP_FULL_DROP_NEWEST;
+  otp_session_options options{budget, policy, all_threads, inputs, 0, contexts, 0, 0};
   otp_session* session = nullptr;
   if (otp_session_new(&options, &session) != OTP_OK || otp_session_start(session) != OTP_OK) std::abort();
   return session;
@@ -80,6 +85,20 @@ double recorded(int threads, uint32_t input_words, int sessions, uint64_t budget
   for (int i = 0; i < sessions; ++i) running.push_back(start(budget, 1, input_words != 0));
   double ns = record_on(threads, input_words);
   for (otp_session* session : running) otp_session_free(session);
+  return ns;
+}
+
+// Beside a black box that is open, for no other session or for one.
+double boxed(int sessions) {
+  constexpr uint64_t kBytes = 16u << 20;
+  int fd = memfd_create("box", 0);
+  if (fd < 0 || posix_fallocate(fd, 0, kBytes) != 0) std::abort();
+  otp_blackbox_options options{fd, kBytes, 0, 0, nullptr};
+  otp_session* box = nullptr;
+  if (otp_blackbox_open(&options, &box) != OTP_OK) std::abort();
+  double ns = recorded(1, 0, sessions, 2u << 20);  // as much as a drained session holds
+  otp_session_free(box);
+  close(fd);
   return ns;
 }
 
@@ -135,6 +154,9 @@ int main() {
   add("  2 threads at once, each", [] { return recorded(2, 0, 1, kPlenty); });
   add("  4 threads at once, each", [] { return recorded(4, 0, 1, kPlenty); });
   add("  for two sessions", [] { return recorded(1, 0, 2, kPlenty); });
+  add("  for one that keeps the newest 2 MB", [] { return recorded(1, 0, 1, 2u << 20); });
+  add("  black box alone", [] { return boxed(0); });
+  add("  that session and a black box", [] { return boxed(1); });
   add("  with 12 words of inputs", [] { return recorded(1, 12, 1, kPlenty); });
   add("  followed: in a context", [] { return followed(1); });
   add("  followed: outside of any", [] { return followed(0); });

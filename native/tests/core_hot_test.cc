@@ -238,7 +238,7 @@ std::vector<std::string> records_of(const std::vector<std::unique_ptr<Session>>&
     std::string bytes;
     otp_session* held_by = *session;
     for (const otp::Held& held : held_by->held) {
-      uint32_t size = otp::readable_bytes(*held.chunk);
+      uint32_t size = held.chunk->readable_bytes();
       bytes += '|';
       for (uint32_t at = held.from, length = 0; at < size; at += length) {
         otp_record record;

@@ -226,7 +226,8 @@ _WORD = 8
 _COLUMNS = batch_columns()
 
 
-def _batch(raw: Any) -> Batch:
+def batch_of(raw: Any) -> Batch:
+    """A native batch as Python sees it, which owns it from now on."""
     owned = owner(raw, "otp_batch_free")
     words = np.frombuffer(ffi.buffer(raw), np.uint64).tolist()
     groups: list[dict[str, Array]] = [{} for _ in range(lib.OTP_COLUMN_GROUPS)]
@@ -369,7 +370,7 @@ class Session:
         _thread_names.refresh()
         out = ffi.new("otp_batch **")
         check(lib.otp_session_drain(self._native, max_bytes, out), "reading a recording")
-        batch = _batch(out[0])
+        batch = batch_of(out[0])
         if batch.is_last:  # if it has stopped, that was all of it
             self._unread.pop(id(self), None)
         return batch

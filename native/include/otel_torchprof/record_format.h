@@ -10,6 +10,7 @@
  *   LOSS     | count  |k |- | for | -      |
  *   CONTEXT  | -      |k |- | for | context|
  *   MEMORY   | ticks  |k |f | for | around | bytes | address | total allocated | total reserved | device |
+ *   OPEN     | ticks  |k |s | for | name   | parent     | fwd_thread | seq     | event |
  *
  *   k  record kind          s  at::RecordScope (low 4 bits) and event kind (high 4 bits)
  *   f  flags                for  bit mask of the consumers that the record is for
@@ -23,6 +24,9 @@
  *
  * A MEMORY record is no event of the tree: a block of memory that was allocated or freed, at one moment, inside
  * the event `around` (a distance as in BEGIN; 0: none).
+ *
+ * OPEN records stand at the head of a chunk of the black box, for that alone: the events that are open there, outermost
+ * first, each as its BEGIN was. So one chunk says what its thread is doing, whatever became of those before it.
  *
  * Records hold no pointers and no absolute ids: a chunk means the same in another process.
  */
@@ -39,7 +43,7 @@
 #endif
 
 /* Raised whenever a record's layout or meaning changes; compared when the parts are put together (see otp_api). */
-#define OTP_RECORD_FORMAT_VERSION 4
+#define OTP_RECORD_FORMAT_VERSION 5
 
 enum otp_record_kind {
   OTP_RECORD_BEGIN = 1,
@@ -49,6 +53,7 @@ enum otp_record_kind {
   OTP_RECORD_LOSS = 5,
   OTP_RECORD_CONTEXT = 6,
   OTP_RECORD_MEMORY = 7,
+  OTP_RECORD_OPEN = 8,
 };
 
 /* Event kinds: column `kind`. */
@@ -130,6 +135,11 @@ typedef struct {
 } otp_record_error_end;
 
 typedef struct {
+  otp_record_begin begin; /* but for its kind */
+  uint64_t event;         /* distance to the event */
+} otp_record_open;
+
+typedef struct {
   otp_record head; /* value: distance to the event around it, as parent above */
   int64_t bytes;   /* below 0: freed */
   uint64_t address;
@@ -148,5 +158,6 @@ OTP_STATIC_ASSERT(offsetof(otp_record, kind) == 8 && offsetof(otp_record, value)
 OTP_STATIC_ASSERT(sizeof(otp_record_begin) == 32 && offsetof(otp_record_begin, sequence_nr) == 24, "as drawn above");
 OTP_STATIC_ASSERT(sizeof(otp_record_error_end) == 24, "as drawn above");
 OTP_STATIC_ASSERT(sizeof(otp_record_memory) == 56, "as drawn above");
+OTP_STATIC_ASSERT(sizeof(otp_record_open) == 40, "as drawn above");
 
 #endif /* OTEL_TORCHPROF_RECORD_FORMAT_H_ */

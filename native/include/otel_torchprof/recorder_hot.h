@@ -17,7 +17,7 @@
  * - Sessions start and stop, on other threads. Both read the sessions once, and write for those. A record for a session
  *   that has just stopped is later than its stop, where its drain ends; its bit is given out again only after all
  *   others. Who sees a new session's bit (acquire) sees the epoch that came with it, and is then not `ready`.
- * - Drains read the chunk up to `published`, and evictions free sealed chunks. A thread's open chunk is sealed by
+ * - Drains read the chunk up to its `published`, and evictions free sealed chunks. A thread's open chunk is sealed by
  *   itself only, in a function, so that it is neither freed nor moved here. A drain that frees room, and a session that
  *   comes to its budget, tell by the epoch and on this thread's next way through a function.
  * - Another thread ends an event of this one. It writes nothing here but the flag `ended_elsewhere_flag`; who does not
@@ -117,14 +117,16 @@ OTP_INLINE bool is_second_call(const Thread& thread, const Event& event, uint32_
   return !event.nests() && depth > 0 && thread.open[depth - 1].key.get() == event.key();
 }
 
-// Puts the thread's next event on the stack.
+// Puts the thread's next event on the stack, whose record is at that place.
 template <typename Event>
-OTP_INLINE void open(Thread& thread, const Event& event, uint32_t depth, uint64_t index, uint32_t consumers) {
+OTP_INLINE void open(Thread& thread, const Event& event, uint32_t depth, uint64_t index, uint32_t consumers,
+                     uint32_t at) {
   OpenEvent& open = thread.open[depth];
   open.key.set(event.key());
   open.index.set(index);
   open.consumers.set(consumers);
   open.what.set(what_is(event.scope(), event.kind()));
+  open.place.set(static_cast<uint16_t>(at / kPlaceUnit));
   thread.depth.set(depth + 1);
   if (__builtin_expect(thread.source_tid.get() == 0, 0)) {
     uint32_t source_tid = event.source_tid();  // calls have none, and this is then known when it is compiled
@@ -164,7 +166,7 @@ OTP_INLINE Begun begin(Thread& thread, const Shared& shared, const Event& event,
   uint32_t written = event.inputs(reinterpret_cast<uint8_t*>(record + 1), kChunkCapacity - kBeginBytes - at, sessions);
   if (__builtin_expect(written == kNoRoom, 0)) return Begun::kUnusual;
   write_begin(record, event, index, sessions, name, thread.visible_parent(depth));
-  open(thread, event, depth, index, sessions);
+  open(thread, event, depth, index, sessions, at);
   thread.next_index = index + 1;
   record->head.ticks = event.now();  // last: what recording costs is outside of the event as far as can be
   thread.publish(at + static_cast<uint32_t>(sizeof *record) + written);

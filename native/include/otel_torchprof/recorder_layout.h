@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "otel_torchprof/record_format.h"
@@ -17,15 +18,39 @@
 
 namespace otp {
 
-struct Chunk;  // records lie kChunkHeader behind its address
+struct Chunk;  // begins with a hot::ChunkHead; records lie kChunkHeader behind its address
 
 namespace hot {
 
-constexpr uint32_t kChunkHeader = 64;
+// What a chunk says of itself, in its own cache line: all that a reader needs who has nothing else of the process, as
+// one of a black box has. All but `published` is written before the chunk's first record.
+struct alignas(64) ChunkHead {
+  std::atomic<uint64_t> sequence{0};   // later chunks have higher ones; 0: it has no records, or is being changed
+  std::atomic<uint32_t> published{0};  // bytes of records that readers may see
+  uint32_t thread = 0;                 // the recorder's id
+  uint64_t next_index = 0;             // of the first event that begins in it
+  uint64_t taken_ticks = 0;            // its own records are not older
+  uint64_t check = 0;                  // checksum() of all but `published`
+  uint32_t os_tid = 0;                 // as in otp_thread, from here on
+  uint32_t source_tid = 0;
+  char name[16] = {};
+
+  uint64_t checksum(uint64_t of_sequence) const {
+    uint64_t sum = of_sequence;
+    uint64_t words[] = {thread, next_index, taken_ticks, os_tid | uint64_t{source_tid} << 32, 0, 0};
+    std::memcpy(words + 4, name, sizeof name);
+    for (uint64_t word : words) sum = ((sum ^ word) + 1) * 0x9E3779B97F4A7C15u;
+    return sum ^ sum >> 32;
+  }
+};
+static_assert(sizeof(ChunkHead) == 64, "one cache line");
+
+constexpr uint32_t kChunkHeader = 128;
 constexpr uint32_t kChunkCapacity = OTP_CHUNK_BYTES - kChunkHeader;
 OTP_INLINE uint8_t* place_of(Chunk* chunk, uint32_t at) {
   return reinterpret_cast<uint8_t*>(chunk) + kChunkHeader + at;
 }
+OTP_INLINE ChunkHead* head_of(Chunk* chunk) { return reinterpret_cast<ChunkHead*>(chunk); }
 
 // What a begin needs beside its inputs, and a block of memory: a loss mark and a context may come before it.
 constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);
@@ -60,7 +85,10 @@ struct OpenEvent {
   Shown<uint32_t> consumers;  // sessions that have its BEGIN; 0: it was dropped, and only keeps its place on the stack;
                               // and kMarked
   Shown<uint16_t> what;       // at::RecordScope | otp_event_kind << 8
+  Shown<uint16_t> place;      // where its BEGIN lies in its chunk, in units of kPlaceUnit
 };
+constexpr uint32_t kPlaceUnit = 8;
+static_assert(kChunkCapacity / kPlaceUnit <= UINT16_MAX && sizeof(OpenEvent) == 24, "a place takes what was padding");
 
 // Finds names again by the address of their text, where the source vouches for it: an operator's name lies where it
 // lies until the operator is deregistered, and the source raises its generation when that happens. The text is then not
@@ -125,9 +153,8 @@ static_assert(sizeof(Shared) == 64, "one cache line");
 // atomic. What every event touches comes first, in one cache line.
 struct alignas(64) Thread {
   Chunk* chunk = nullptr;
-  uint32_t at = 0;                     // bytes written into the chunk
-  std::atomic<uint32_t> published{0};  // of them, what readers may see; of a sealed chunk, Chunk::size
   uint64_t next_index = 0;
+  uint32_t at = 0;                  // bytes written into the chunk
   uint32_t not_ready = UINT32_MAX;  // sessions that a begin or an end has to ask for: all but those that hold the
                                     // chunk, know this thread as theirs, and have no mark to get
   uint32_t epoch = 0;               // of the registry, when `accepted` and `refused` were true
@@ -152,10 +179,11 @@ struct alignas(64) Thread {
   OpenEvent open[OTP_MAX_DEPTH];
   NamesByAddress addresses;
 
-  // So many bytes of the chunk are written, and readers may see them.
+  // So many bytes of the chunk are written, and readers may see them. The position is in the chunk, so that in a black
+  // box the records before it are there whenever the process dies.
   void publish(uint32_t bytes) {
     at = bytes;
-    published.store(bytes, std::memory_order_release);
+    head_of(chunk)->published.store(bytes, std::memory_order_release);
   }
   // 1 + index of the nearest recorded event on the stack: what a child at that depth has as parent; 0: none.
   uint64_t visible_parent(uint32_t of_depth) const {
@@ -179,8 +207,9 @@ constexpr uint64_t kLayout = layout_of({offsetof(Shared, all_threads),
                                         offsetof(Shared, muted_roots),
                                         offsetof(Shared, follow_epoch),
                                         offsetof(Shared, context_source),
-                                        offsetof(Thread, published),
+                                        offsetof(ChunkHead, published),
                                         offsetof(Thread, next_index),
+                                        offsetof(Thread, at),
                                         offsetof(Thread, not_ready),
                                         offsetof(Thread, epoch),
                                         offsetof(Thread, depth),
@@ -197,6 +226,7 @@ constexpr uint64_t kLayout = layout_of({offsetof(Shared, all_threads),
                                         offsetof(OpenEvent, index),
                                         offsetof(OpenEvent, consumers),
                                         offsetof(OpenEvent, what),
+                                        offsetof(OpenEvent, place),
                                         offsetof(Thread, addresses),
                                         sizeof(OpenEvent),
                                         sizeof(NamesByAddress),

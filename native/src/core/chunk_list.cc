@@ -6,7 +6,28 @@
 #include <memory>
 #include <new>
 
+#include "core/blackbox.h"
+#include "core/thread_buffer.h"
+
 namespace otp {
+
+// The sequence is 0 meanwhile: who reads the chunk from elsewhere leaves it alone.
+void Chunk::begin(ThreadBuffer* thread, uint64_t of_sequence) {
+  owner = thread;
+  sealed = false;
+  sequence.store(0, std::memory_order_relaxed);
+  full_fence();
+  published.store(0, std::memory_order_relaxed);
+  const otp_thread& info = thread->info;
+  ChunkHead::thread = thread->id;
+  next_index = thread->next_index;
+  taken_ticks = ticks_now();
+  os_tid = info.os_tid;
+  source_tid = thread->source_tid.get();
+  std::memcpy(name, info.name, sizeof name);
+  check = checksum(of_sequence);
+  sequence.store(of_sequence, std::memory_order_release);
+}
 
 namespace {
 constexpr size_t kArenaBytes = 2u << 20;
@@ -60,6 +81,12 @@ Chunk* ChunkPool::take() {
 
 void ChunkPool::give_back(Chunk* chunk) {
   Arena* arena = chunk->arena;
+  if (arena == nullptr) {
+    BlackBox* box = chunk->box;
+    box->give_back(chunk);
+    if (box->can_go()) delete box;
+    return;
+  }
   if (arena->free.empty()) d_with_room.push_back(arena);
   arena->free.push_back(reinterpret_cast<uint8_t*>(chunk));
   if (arena->free.size() < kChunksPerArena) return;

@@ -1,6 +1,7 @@
 // Chunks: the memory that records lie in, and the one place that it comes from.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,14 +12,25 @@
 
 namespace otp {
 
+// Nothing is moved over it, by the compiler or the processor: between what tells a reader in another process that
+// something changes, and the change.
+inline void full_fence() {
+#if defined(__SANITIZE_THREAD__)  // which cannot follow fences, nor other processes
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 struct ThreadBuffer;
 struct Arena;
+class BlackBox;
 
-// One writer appends, and publishes how far by its ThreadBuffer; these fields belong to the registry's lock.
-struct Chunk {
+// One writer appends, and publishes how far; these fields belong to the registry's lock, and to this process.
+struct Chunk : hot::ChunkHead {
   ThreadBuffer* owner = nullptr;
-  Arena* arena = nullptr;
-  uint32_t size = 0;          // bytes, once sealed
+  Arena* arena = nullptr;  // where its memory is from: one of the two
+  BlackBox* box = nullptr;
   uint32_t holders = 0;       // sessions that have not read it yet
   uint32_t pins = 0;          // decodes at work on it
   bool sealed = false;        // its thread writes to another one now
@@ -26,10 +38,14 @@ struct Chunk {
 
   static constexpr uint32_t kHeader = hot::kChunkHeader;
   static constexpr uint32_t kCapacity = hot::kChunkCapacity;
+  // For a thread that will write to it next, the later the higher its sequence.
+  void begin(ThreadBuffer* thread, uint64_t of_sequence);
+  uint32_t readable_bytes() const { return published.load(std::memory_order_acquire); }
+
   uint8_t* data() { return reinterpret_cast<uint8_t*>(this) + kHeader; }
   const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(this) + kHeader; }
 };
-static_assert(sizeof(Chunk) <= Chunk::kHeader, "the header has its own cache line, the records begin on the next");
+static_assert(sizeof(Chunk) <= Chunk::kHeader, "the header has its own cache lines, the records begin on the next");
 
 // Hands out chunks from 2 MB mappings, and gives a mapping back when all of it is free and enough free ones are kept.
 // Not thread-safe: the registry's lock is held around every call.
@@ -45,7 +61,7 @@ class ChunkPool {
 
   Chunk* take();  // null when the system gives no memory
   void give_back(Chunk* chunk);
-  uint64_t mapped_bytes() const;
+  uint64_t mapped_bytes() const;  // without those of a black box
 
  private:
   Arena* map_arena();

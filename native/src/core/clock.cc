@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/blackbox.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -97,6 +99,19 @@ void Clock::calibrate() {
   add_point(sample.point, sample.monotonic_ns);
 }
 
+void Clock::keep(ClockPoint point) {
+  d_points.push_back(point);
+  if (d_box != nullptr) d_box->add_point(point);
+}
+
+void Clock::set_box(BlackBox* box) {
+  std::lock_guard<std::mutex> hold(d_mutex);
+  d_box = box;
+  if (box == nullptr) return;
+  size_t first = d_points.size() - std::min<size_t>(d_points.size(), OTP_BLACKBOX_POINTS);
+  for (size_t i = first; i < d_points.size(); ++i) box->add_point(d_points[i]);
+}
+
 void Clock::add_point(ClockPoint point, uint64_t monotonic_ns) {
   std::lock_guard<std::mutex> hold(d_mutex);
   auto passed = static_cast<int64_t>(monotonic_ns - d_last_monotonic);
@@ -108,17 +123,17 @@ void Clock::add_point(ClockPoint point, uint64_t monotonic_ns) {
   if (d_points.size() >= kMaxPoints) d_points.erase(d_points.begin(), d_points.begin() + kMaxPoints / 2);
   if (jump <= kStepNs && jump >= -kStepNs) {
     int64_t lowest = first ? point.unix_ns : d_points.back().unix_ns + 1;
-    d_points.push_back({point.ticks, std::max(point.unix_ns + d_ahead, lowest)});
+    keep({point.ticks, std::max(point.unix_ns + d_ahead, lowest)});
     return;
   }
   ++d_steps;
   // What happened before the jump was seen keeps the old line ...
   int64_t continued = d_points.back().unix_ns + passed;
-  d_points.push_back({point.ticks, continued});
+  keep({point.ticks, continued});
   // ... and only a jump forward, to where no event has been yet, moves what comes after it.
   d_ahead = std::max<int64_t>(d_ahead - jump, 0);
   int64_t now = point.unix_ns + d_ahead;
-  if (now > continued + kStepNs) d_points.push_back({point.ticks + 1, now});
+  if (now > continued + kStepNs) keep({point.ticks + 1, now});
 }
 
 int64_t Clock::unix_ns(uint64_t ticks) const {

@@ -11,6 +11,8 @@
 
 namespace otp {
 
+class BlackBox;
+
 // Set once, before the first tick is read.
 extern bool g_clock_is_tsc;
 
@@ -43,13 +45,18 @@ class Clock {
   // For tests: takes a point as measured.
   void add_point(ClockPoint point, uint64_t monotonic_ns);
 
+  // The box gets the latest points, and each one that comes; null: no longer.
+  void set_box(BlackBox* box);
+
   int64_t unix_ns(uint64_t ticks) const;
   uint64_t steps() const;
 
  private:
+  void keep(ClockPoint point);
   friend class ClockReader;
   mutable std::mutex d_mutex;
   std::vector<ClockPoint> d_points;
+  BlackBox* d_box = nullptr;
   uint64_t d_last_monotonic = 0;
   int64_t d_last_wall = 0;
   int64_t d_ahead = 0;  // of the wall clock, since it jumped back
@@ -70,6 +77,7 @@ struct ClockSegment {
 class ClockReader {
  public:
   explicit ClockReader(const Clock& clock);
+  explicit ClockReader(std::vector<ClockPoint> points) : d_points(std::move(points)) {}  // one at least, in order
   int64_t unix_ns(uint64_t ticks);
 
  private:

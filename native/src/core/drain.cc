@@ -82,7 +82,10 @@ void ThreadDecode::begin(const otp_record_begin& record) {
   uint64_t index = d_state.next_index++;
   d_last_begin_ours = (record.head.consumers & d_limits.consumer) != 0 && record.head.ticks >= d_limits.start_ticks &&
                       record.head.ticks <= d_limits.stop_ticks;
-  if (!d_last_begin_ours) return;
+  if (d_last_begin_ours) row_of(record, index);
+}
+
+void ThreadDecode::row_of(const otp_record_begin& record, uint64_t index) {
   uint64_t row = new_row(index);
   d_batch.start[row] = next_ns(record.head.ticks);
   d_batch.sequence_nr[row] = record.sequence_nr;
@@ -99,6 +102,26 @@ void ThreadDecode::begin(const otp_record_begin& record) {
     set_parent(row, index - record.parent);
   }
   d_state.open.push_back({index, row, 0});
+}
+
+// An event that began in an earlier chunk: known already where that was read.
+void ThreadDecode::opened(const otp_record_open& record) {
+  if (!d_is_listing || record.event == 0 || record.event > d_state.next_index) return;
+  uint64_t index = d_state.next_index - record.event;
+  if (!d_listed.empty() && index <= d_listed.back()) return;
+  d_listed.push_back(index);
+  bool is_new = d_batch.rows == 0 || d_batch.id[d_batch.rows - 1] < id_of(index);
+  if (is_new) row_of(record.begin, index);
+}
+
+// What the list at a chunk's head does not have has ended, in a record that is no more: at the latest now.
+void ThreadDecode::close_unlisted() {
+  d_is_listing = false;
+  if (d_listed.size() == d_limits.most_listed) return;  // it may not be whole
+  for (size_t i = d_state.open.size(); i-- > 0;) {
+    ThreadDecoder::Open* open = &d_state.open[i];
+    if (!std::binary_search(d_listed.begin(), d_listed.end(), open->index)) end(open, d_state.last_ns, 0, 0);
+  }
 }
 
 void ThreadDecode::inputs(const int64_t* words, uint64_t count, uint8_t flags) {
@@ -166,6 +189,9 @@ uint32_t record_size(const otp_record& head, uint32_t left) {
     case OTP_RECORD_MEMORY:
       size = sizeof(otp_record_memory);
       break;
+    case OTP_RECORD_OPEN:
+      size = sizeof(otp_record_open);
+      break;
     case OTP_RECORD_INPUTS:
       if (head.ticks > Chunk::kCapacity) return 0;
       size = sizeof(otp_record) + head.ticks * sizeof(int64_t);
@@ -208,7 +234,12 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
   uint32_t size = record_size(head, left);
   if (size == 0) return 0;
   bool ours = (head.consumers & d_limits.consumer) != 0;
-  if (head.kind == OTP_RECORD_BEGIN) {
+  if (d_is_listing && head.kind != OTP_RECORD_OPEN) close_unlisted();
+  if (head.kind == OTP_RECORD_OPEN && ours) {
+    otp_record_open whole;
+    std::memcpy(&whole, at, sizeof whole);
+    opened(whole);
+  } else if (head.kind == OTP_RECORD_BEGIN) {
     otp_record_begin whole;
     std::memcpy(&whole, at, sizeof whole);
     begin(whole);
@@ -236,6 +267,8 @@ uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
 uint32_t ThreadDecode::chunk(const ChunkView& view) {
   d_state.next_index = view.next_index;
   d_last_begin_ours = false;
+  d_listed.clear();
+  d_is_listing = d_limits.most_listed != 0;
   uint32_t at = 0;
   while (at < view.size) {
     if (d_limits.cut_ticks != UINT64_MAX && is_behind_cut(view.data + at, view.size - at)) return at;
@@ -243,6 +276,7 @@ uint32_t ThreadDecode::chunk(const ChunkView& view) {
     if (size == 0) break;
     at += size;
   }
+  if (d_is_listing && at != 0) close_unlisted();
   return view.size;
 }
 

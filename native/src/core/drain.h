@@ -55,8 +55,9 @@ struct ThreadDecoder {
 
 struct DecodeLimits {
   uint64_t start_ticks, stop_ticks;
-  uint64_t cut_ticks;  // later records stay for another drain
-  uint32_t consumer;   // the session's bit
+  uint64_t cut_ticks;        // later records stay for another drain
+  uint32_t consumer;         // the session's bit
+  uint32_t most_listed = 0;  // OPEN records at the head of a chunk; 0: chunks have no such lists
 };
 
 // A piece of a thread's records.
@@ -91,6 +92,9 @@ class ThreadDecode {
   bool is_behind_cut(const uint8_t* at, uint32_t left) const;
   void begin(const otp_record_begin& record);
   void memory(const otp_record_memory& record);
+  void opened(const otp_record_open& record);
+  void close_unlisted();
+  void row_of(const otp_record_begin& record, uint64_t index);
   void inputs(const int64_t* words, uint64_t count, uint8_t flags);
   void end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type);
   void end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type);
@@ -112,6 +116,8 @@ class ThreadDecode {
   otp_thread d_thread;
   uint32_t d_thread_index;
   bool d_last_begin_ours = false;
+  std::vector<uint64_t> d_listed;  // of the chunk at hand: indices of its OPEN records
+  bool d_is_listing = false;
 };
 
 }  // namespace otp

@@ -24,7 +24,12 @@ void remove_ended_elsewhere(ThreadBuffer& thread) {
 static void add_late_end(Registry& all, uint32_t consumers, const LateEnd& end) try {
   for (uint32_t rest = consumers; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
-    if (session != nullptr && session->state == otp_session::State::kRunning) session->late_ends.push_back(end);
+    if (session == nullptr || session->state != otp_session::State::kRunning) continue;
+    if (session == all.box_session) {
+      all.box->add_late_end(end);
+    } else {
+      session->late_ends.push_back(end);
+    }
   }
 } catch (const std::bad_alloc&) {
 }

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/blackbox.h"
+
 namespace otp {
 
 namespace {
@@ -14,10 +16,10 @@ constexpr std::string_view kOthers[OTP_NAME_KINDS] = {"(other operators)", "(oth
 constexpr uint32_t kOwnNames = 1 + OTP_NAME_KINDS;
 constexpr size_t kOwnBytes = 128;
 
-size_t ends_bytes(const NameLimits& limits) {
+size_t most_names(const NameLimits& limits) {
   size_t names = kOwnNames;
   for (const NameLimit& limit : limits) names += limit.names;
-  return names * sizeof(uint64_t);
+  return names;
 }
 
 size_t data_bytes(const NameLimits& limits) {
@@ -33,16 +35,17 @@ Interner::Interner(const NameLimits& limits) : d_left(limits) {
   constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* memory = MAP_FAILED;
   for (int tries = 0; memory == MAP_FAILED && tries < 16; ++tries) {
-    d_reserved = ends_bytes(d_left) + data_bytes(d_left);
+    d_reserved = most_names(d_left) * (sizeof *d_ends + sizeof *d_kinds) + data_bytes(d_left);
     memory = mmap(nullptr, d_reserved, kProtection, kFlags, -1, 0);
     if (memory != MAP_FAILED) break;
     for (NameLimit& limit : d_left) limit = {limit.names / 2, limit.bytes / 2};
   }
   if (memory == MAP_FAILED) throw std::bad_alloc();
   d_ends = static_cast<uint64_t*>(memory);
-  d_data = static_cast<char*>(memory) + ends_bytes(d_left);
-  add("");
-  for (std::string_view other : kOthers) add(other);
+  d_kinds = reinterpret_cast<uint8_t*>(d_ends + most_names(d_left));
+  d_data = reinterpret_cast<char*>(d_kinds + most_names(d_left));
+  add("", OTP_NAME_OPERATOR);
+  for (std::string_view other : kOthers) add(other, OTP_NAME_OPERATOR);
 }
 
 Interner::~Interner() { munmap(d_ends, d_reserved); }
@@ -52,12 +55,14 @@ InternedName Interner::at(uint32_t id) const {
   return {d_data + begin, static_cast<uint32_t>(d_ends[id] - begin), id};
 }
 
-InternedName Interner::add(std::string_view name) {
+InternedName Interner::add(std::string_view name, otp_name_kind kind) {
   uint64_t begin = d_count == 0 ? 0 : d_ends[d_count - 1];
   char* text = d_data + begin;
   if (!name.empty()) std::memcpy(text, name.data(), name.size());
   d_ids.emplace(std::string_view(text, name.size()), d_count);  // may throw: nothing is taken before it
   d_ends[d_count] = begin + name.size();
+  d_kinds[d_count] = static_cast<uint8_t>(kind);
+  if (d_box != nullptr) d_box->add_name(d_count, name, kind);
   return at(d_count++);
 }
 
@@ -68,7 +73,7 @@ InternedName Interner::intern(std::string_view name, otp_name_kind kind) {
   NameLimit& left = d_left[kind];
   if (left.names > 0 && left.bytes >= name.size()) {
     try {
-      InternedName added = add(name);
+      InternedName added = add(name, kind);
       left = {left.names - 1, left.bytes - name.size()};
       return added;
     } catch (const std::bad_alloc&) {
@@ -76,6 +81,15 @@ InternedName Interner::intern(std::string_view name, otp_name_kind kind) {
   }
   ++d_refused[kind];
   return at(1 + kind);
+}
+
+void Interner::set_box(BlackBox* box) {
+  std::lock_guard<std::mutex> hold(d_mutex);
+  d_box = box;
+  for (uint32_t id = 0; box != nullptr && id < d_count; ++id) {
+    InternedName name = at(id);
+    box->add_name(id, {name.text, name.size}, static_cast<otp_name_kind>(d_kinds[id]));
+  }
 }
 
 otp_names Interner::view() const {

@@ -11,6 +11,8 @@
 
 namespace otp {
 
+class BlackBox;
+
 struct InternedName {
   const char* text;  // stays where it is as long as the interner; no zero behind it
   uint32_t size;
@@ -43,11 +45,13 @@ class Interner {
   InternedName intern(std::string_view name, otp_name_kind kind);
   // Valid as long as the interner.
   otp_names view() const;
+  // The box gets all names, those from before too, in the order of their ids; null: no longer.
+  void set_box(BlackBox* box);
   // Uses of names of that kind that got the shared id.
   uint64_t refused(otp_name_kind kind) const;
 
  private:
-  InternedName add(std::string_view name);
+  InternedName add(std::string_view name, otp_name_kind kind);
   InternedName at(uint32_t id) const;
 
   mutable std::mutex d_mutex;
@@ -55,6 +59,8 @@ class Interner {
   size_t d_reserved = 0;
   uint64_t* d_ends = nullptr;
   char* d_data = nullptr;
+  uint8_t* d_kinds = nullptr;
+  BlackBox* d_box = nullptr;
   uint32_t d_count = 0;
   std::unordered_map<std::string_view, uint32_t> d_ids;
   uint64_t d_refused[OTP_NAME_KINDS] = {};

@@ -152,7 +152,7 @@ OTP_COLD uint32_t begin_slowpath(ThreadBuffer& thread, const otp_begin_args& arg
   uint32_t consumers = room_slowpath(thread, requested, hot::kBeginBytes + input_bytes(args));
   uint32_t marked = mark_begin(thread, args, consumers), depth = thread.depth.get();
   uint64_t visible = thread.visible_parent(depth), index = thread.next_index;
-  hot::open(thread, event, depth, index, consumers | marked);
+  hot::open(thread, event, depth, index, consumers | marked, thread.at);
   if (consumers == 0) return thread.id;
   uint32_t name;
   event.name(thread, &name);

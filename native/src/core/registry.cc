@@ -64,6 +64,7 @@ void after_fork_in_child() {
   g_shared.epoch.fetch_add(1, std::memory_order_relaxed);
   g_generation.fetch_add(1, std::memory_order_relaxed);
   t_buffer = nullptr;
+  BlackBox::abandon_all_in_child();
   g_registry.store(new Registry, std::memory_order_release);
 }
 
@@ -125,7 +126,6 @@ void Registry::seal_chunk(ThreadBuffer* thread) {
   thread->accepted = 0;
   chunk->sealed = true;
   chunk->sealed_ticks = ticks_now();
-  chunk->size = thread->at;
   if (chunk->holders == 0 && chunk->pins == 0) pool.give_back(chunk);
 }
 
@@ -157,7 +157,7 @@ void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator
   ThreadBuffer* owner = evicted->chunk->owner;
   auto is_owners = [owner](const Held& held) { return held.chunk->owner == owner; };
   const uint8_t* data = evicted->chunk->data() + evicted->from;
-  uint32_t size = readable_bytes(*evicted->chunk) - evicted->from;
+  uint32_t size = evicted->chunk->readable_bytes() - evicted->from;
   std::vector<LateEnd> ends;
   uint64_t lost = scan_lost({data, size, evicted->next_index}, session->mask(), &ends);
   session->late_ends.reserve(session->late_ends.size() + ends.size());
@@ -177,20 +177,24 @@ void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator
   (next == session->held.end() ? cursor.after_loss : next->after_loss) = true;
 }
 
+void Registry::forget(otp_session* session, std::deque<Held>::iterator held) {
+  Chunk* chunk = held->chunk;
+  ThreadBuffer* owner = chunk->owner;
+  session->held.erase(held);
+  release(session, chunk);
+  // Or a session that nobody drains would keep every thread that ever was.
+  const Cursor& cursor = session->cursors.find(owner)->second;
+  if (owner->exited && cursor.chunks == 0 && cursor.decoder.pending.empty() && !session->draining)
+    forget_cursor(session, owner);
+}
+
 // Throws away the oldest chunk that nobody is reading or writing.
 bool Registry::evict_oldest(otp_session* session) {
   auto it = std::find_if(session->held.begin(), session->held.end(),
                          [](const Held& held) { return held.chunk->sealed && held.chunk->pins == 0; });
   if (it == session->held.end()) return false;
-  Chunk* chunk = it->chunk;
-  ThreadBuffer* owner = chunk->owner;
-  Cursor& cursor = session->cursors.find(owner)->second;
-  account_eviction(session, it, cursor);
-  session->held.erase(it);
-  release(session, chunk);
-  // Or a session that nobody drains would keep every thread that ever was.
-  if (owner->exited && cursor.chunks == 0 && cursor.decoder.pending.empty() && !session->draining)
-    forget_cursor(session, owner);
+  account_eviction(session, it, session->cursors.find(it->chunk->owner)->second);
+  forget(session, it);
   return true;
 }
 

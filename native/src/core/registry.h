@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/blackbox.h"
 #include "core/chunk_list.h"
 #include "core/clock.h"
 #include "core/interner.h"
@@ -35,6 +36,9 @@ struct Registry {
   otp_session* sessions[OTP_MAX_SESSIONS] = {};
   uint32_t last_bit = OTP_MAX_SESSIONS - 1;
   uint32_t last_thread_id = 0;
+  uint64_t last_chunk = 0;             // sequence of the last that was begun
+  BlackBox* box = nullptr;             // the one that is open, ...
+  otp_session* box_session = nullptr;  // ... and its consumer
   std::atomic<uint64_t> unmatched_ends{0};
   // By session bit. Added to without the lock; zeroed when a session gets the bit.
   std::atomic<uint64_t> losses[OTP_MAX_SESSIONS][OTP_LOSS_REASONS] = {};
@@ -50,14 +54,26 @@ struct Registry {
   void release(otp_session* session, Chunk* chunk);
   // The thread continues to another chunk, or ends.
   void seal_chunk(ThreadBuffer* thread);
+  // For a thread to write to: one of the black box where it is open and can make room; null where there is no memory.
+  Chunk* take_chunk();
   void forget_held(otp_session* session);
   void forget_cursor(otp_session* session, ThreadBuffer* thread);
 
+  // Throws away what the session holds of a chunk.
+  void forget(otp_session* session, std::deque<Held>::iterator held);
+
  private:
+  bool evict_from_box();
+  bool move_out_of_box(Chunk* chunk);
   Cursor& cursor_of(otp_session* session, ThreadBuffer* thread);
   bool evict_oldest(otp_session* session);
   void account_eviction(otp_session* session, std::deque<Held>::iterator evicted, Cursor& cursor);
 };
+
+// The session's black box is the one that is open; until the session ends. Its threads may still write to chunks of it
+// then, for others: they come back one by one.
+void open_box_locked(Registry& all, otp_session* session);
+void close_box_locked(Registry& all);
 
 // Ends the process where there is no memory for it at its first use, or in a forked child: some 80 KB.
 Registry& registry() noexcept;

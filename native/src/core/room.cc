@@ -21,37 +21,51 @@ struct Room {
   uint32_t no_memory;  // that the system gave no memory for
 };
 
-// Adds the sessions in `requested` to those that hold the thread's chunk, as far as they have room; a new chunk where
-// `bytes` more do not fit.
-//
-// The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
-// then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
-Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, uint32_t bytes) {
-  bool same_chunk = thread.fits(bytes);
-  if (!same_chunk) all.seal_chunk(&thread);
-  Chunk* chunk = same_chunk ? thread.chunk : all.pool.take();
-  if (chunk == nullptr) return {0, requested};
-  chunk->owner = &thread;
+// Adds sessions to those that hold the chunk, as far as they have room; returns those that had no memory.
+uint32_t hold_locked(Registry& all, ThreadBuffer& thread, Chunk* chunk, uint32_t requested, uint32_t read_from) {
   uint32_t no_memory = 0;
   for (uint32_t rest = requested & ~chunk->holders; rest != 0; rest &= rest - 1) {
     otp_session* session = all.sessions[__builtin_ctz(rest)];
     if (session == nullptr || session->state != otp_session::State::kRunning) continue;
     try {
-      if (!all.hold(session, chunk, same_chunk ? thread.at : 0)) thread.refused |= session->mask();
+      if (!all.hold(session, chunk, read_from)) thread.refused |= session->mask();
     } catch (const std::bad_alloc&) {
       no_memory |= session->mask();
     }
   }
-  if (!same_chunk && chunk->holders == 0) {
+  return no_memory;
+}
+
+// Adds the sessions in `requested` to those that hold the thread's chunk, as far as they have room; a new chunk where
+// `bytes` more do not fit, and where the chunk is none of the black box that wants the record.
+//
+// The full chunk is sealed first, and stays so when nobody has room for another: a session that keeps the newest can
+// then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
+Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, uint32_t bytes) {
+  uint32_t boxed = all.box == nullptr ? 0 : all.box_session->mask();
+  bool leaves = (requested & boxed) != 0 && thread.chunk != nullptr && thread.chunk->box != all.box;
+  if (thread.fits(bytes) && !leaves) {
+    uint32_t no_memory = hold_locked(all, thread, thread.chunk, requested, thread.at);
+    thread.accepted = thread.chunk->holders;
+    return {requested & thread.accepted, no_memory};
+  }
+  uint32_t open_count = boxed == 0 ? 0 : all.box->list_open(thread, boxed, Chunk::kCapacity - bytes);
+  all.seal_chunk(&thread);
+  Chunk* chunk = all.take_chunk();
+  if (chunk == nullptr) return {0, requested};
+  chunk->begin(&thread, ++all.last_chunk);
+  // The box has whatever chunk is its own, so that no later one of the thread is without what is open in it.
+  uint32_t holders = chunk->box == nullptr ? requested & ~boxed : requested | boxed;
+  if (chunk->box == nullptr) thread.refused |= boxed;
+  uint32_t no_memory = hold_locked(all, thread, chunk, holders, 0);
+  if (chunk->holders == 0) {
     all.pool.give_back(chunk);
     return {0, no_memory};
   }
-  if (!same_chunk) {
-    thread.chunk = chunk;
-    thread.at = 0;
-    thread.published.store(0, std::memory_order_relaxed);
-  }
+  thread.chunk = chunk;
+  thread.at = 0;
   thread.accepted = chunk->holders;
+  if ((chunk->holders & boxed) != 0) all.box->append_open(thread, open_count);
   return {requested & thread.accepted, no_memory};
 }
 

@@ -53,6 +53,7 @@ void stop_locked(Registry& all, otp_session* session) {
   g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (ThreadBuffer* thread : all.threads) thread->local.fetch_and(~session->mask(), std::memory_order_relaxed);
   for (uint32_t i = 0; i < OTP_LOSS_REASONS; ++i) session->losses[i] = all.losses[session->bit][i].load();
+  if (session == all.box_session) close_box_locked(all);
 }
 
 // Up to when a drain of so many bytes goes: as many of the chunks that ended first as fit, and one at least. Of the
@@ -61,7 +62,7 @@ uint64_t cut_of(const std::deque<Held>& held, uint64_t max_bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> sealed;  // when, unread bytes
   uint64_t total = 0;
   for (const Held& each : held) {
-    uint64_t size = readable_bytes(*each.chunk) - each.from;
+    uint64_t size = each.chunk->readable_bytes() - each.from;
     total += size;
     if (each.chunk->sealed) sealed.emplace_back(each.chunk->sealed_ticks, size);
   }
@@ -88,7 +89,7 @@ uint64_t undrained_events(const otp_session* session) {
   uint64_t found = 0;
   std::vector<LateEnd> ends;
   for (const Held& held : session->held) {
-    uint32_t size = readable_bytes(*held.chunk) - held.from;
+    uint32_t size = held.chunk->readable_bytes() - held.from;
     found += scan_lost({held.chunk->data() + held.from, size, held.next_index}, session->mask(), &ends);
     ends.clear();
   }
@@ -192,7 +193,7 @@ bool Drain::is_too_late(const Held& held, Thread& thread) const {
 }
 
 void Drain::list_chunk(const Held& held, Thread& thread) {
-  uint32_t size = readable_bytes(*held.chunk) - held.from;
+  uint32_t size = held.chunk->readable_bytes() - held.from;
   thread.pieces.push_back(d_pieces.size());
   d_pieces.push_back({{held.chunk->data() + held.from, size, held.next_index},
                       held.next_index,
@@ -345,7 +346,7 @@ int otp_session_start(otp_session* session) {
   Registry& all = registry();
   all.clock.calibrate();
   std::lock_guard<std::mutex> hold(all.mutex);
-  if (session->state != State::kNew) return OTP_E_STATE;
+  if (session->state != State::kNew || (session->box != nullptr && all.box != nullptr)) return OTP_E_STATE;
   if (!otp::take_bit(all, session)) return OTP_E_TOO_MANY_SESSIONS;
   for (auto& loss : all.losses[session->bit]) loss.store(0, std::memory_order_relaxed);
   session->state = State::kRunning;
@@ -359,6 +360,7 @@ int otp_session_start(otp_session* session) {
     thread->local.fetch_or(mask, std::memory_order_relaxed);
   }
   otp::enter_contexts_locked(session);
+  if (session->box != nullptr) otp::open_box_locked(all, session);
   session->start_epoch = g_shared.epoch.fetch_add(1, std::memory_order_release) + 1;
   session->start_ticks = otp::ticks_now();
   for (uint32_t kind = 0; kind < OTP_EVENT_KINDS; ++kind) {

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "core/blackbox.h"
 #include "core/chunk_list.h"
 #include "core/drain.h"
 #include "otel_torchprof/recorder.h"
@@ -55,6 +57,7 @@ struct otp_session {
   std::deque<otp::Held> held;                       // oldest first
   std::unordered_map<otp::ThreadBuffer*, otp::Cursor> cursors;
   std::vector<otp::LateEnd> late_ends;
+  std::unique_ptr<otp::BlackBox> box;  // that it will open with its start
 
   uint32_t mask() const { return 1u << bit; }
 };

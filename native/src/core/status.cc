@@ -28,6 +28,8 @@ const char* otp_status_text(int status) {
       return "the recording belongs to the parent process: in a forked child start a new one";
     case OTP_E_VERSION:
       return "built for another version of the recorder";
+    case OTP_E_NO_BLACKBOX:
+      return "no image of a black box that this version can read";
     default:
       return "unknown status";
   }

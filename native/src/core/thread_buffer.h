@@ -91,10 +91,4 @@ struct ThreadBuffer : hot::Thread {
   void remove_open(int position);
 };
 
-// How much of a chunk can be read. Under the registry's lock, which is also held when a thread continues to another
-// chunk.
-inline uint32_t readable_bytes(const Chunk& chunk) {
-  return chunk.sealed ? chunk.size : chunk.owner->published.load(std::memory_order_acquire);
-}
-
 }  // namespace otp

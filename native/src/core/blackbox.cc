@@ -1,0 +1,213 @@
+#include "core/blackbox.h"
+
+#include <fnmatch.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "core/chunk_list.h"
+#include "core/drain.h"
+#include "core/thread_buffer.h"
+
+namespace otp {
+
+namespace {
+
+constexpr uint64_t kChunksAlignment = OTP_CHUNK_BYTES;
+constexpr uint64_t kNamesShare = 8;  // the names have an eighth of the image
+constexpr uint64_t kBytesPerName = 64;
+
+constexpr std::string_view kHidden[OTP_NAME_KINDS] = {"(hidden operator)", "(hidden function)", "(hidden label)",
+                                                      "(hidden text)"};
+
+std::atomic<BlackBox*> g_mapped{nullptr};
+
+template <typename T>
+void store(T* place, T value) {
+  __atomic_store_n(place, value, __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
+std::string_view NamePolicy::shown(std::string_view name, otp_name_kind kind) const {
+  if ((hidden >> kind & 1) == 0 || name.empty()) return name;
+  if (kind == OTP_NAME_LABEL) {
+    std::string terminated(name);
+    for (const std::string& pattern : shown_labels)
+      if (fnmatch(pattern.c_str(), terminated.c_str(), 0) == 0) return name;
+  }
+  return kHidden[kind];
+}
+
+BlackBox::BlackBox(int fd, uint64_t bytes, NamePolicy policy) : d_bytes(bytes), d_policy(std::move(policy)) {
+  uint64_t names = bytes / kNamesShare;
+  auto capacity = static_cast<uint32_t>(names / kBytesPerName);
+  uint64_t texts_at = OTP_BLACKBOX_NAME_ENDS_AT + capacity * sizeof(uint32_t);
+  uint64_t chunks_at = (texts_at + names) / kChunksAlignment * kChunksAlignment;
+  auto chunks = static_cast<uint32_t>((bytes - chunks_at) / OTP_CHUNK_BYTES);
+  d_free.reserve(chunks);
+  d_open.reserve(OTP_BLACKBOX_OPEN_LISTED);  // nothing allocates later
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  d_memory = static_cast<uint8_t*>(memory);
+  std::memset(d_memory, 0, chunks_at);  // and touches it: no page of it is missing later
+  for (uint32_t i = chunks; i-- > 0;) {
+    uint8_t* chunk = at(chunks_at + uint64_t{i} * OTP_CHUNK_BYTES);
+    std::memset(chunk, 0, OTP_CHUNK_BYTES);
+    d_free.push_back(chunk);
+  }
+  d_header = reinterpret_cast<otp_blackbox_header*>(d_memory);
+  d_name_ends = reinterpret_cast<uint32_t*>(at(OTP_BLACKBOX_NAME_ENDS_AT));
+  d_name_texts = reinterpret_cast<char*>(at(texts_at));
+  d_header->version = OTP_BLACKBOX_VERSION;
+  d_header->record_format_version = OTP_RECORD_FORMAT_VERSION;
+  d_header->bytes = bytes;
+  d_header->pid = static_cast<uint32_t>(getpid());
+  d_header->clock_is_tsc = g_clock_is_tsc ? 1 : 0;
+  d_header->name_capacity = capacity;
+  d_header->name_text_capacity = static_cast<uint32_t>(chunks_at - texts_at);
+  d_header->chunk_count = chunks;
+}
+
+BlackBox::~BlackBox() {
+  std::atomic<BlackBox*>* link = &g_mapped;
+  for (BlackBox* box = link->load(); box != nullptr && box != this; box = link->load()) link = &box->d_next;
+  if (link->load() == this) link->store(d_next.load());
+  munmap(d_memory, d_bytes);
+}
+
+void BlackBox::publish(uint32_t consumer) {
+  d_next.store(g_mapped.load());
+  g_mapped.store(this);
+  d_header->consumer = consumer;
+  d_header->state = OTP_BLACKBOX_OPEN;
+  full_fence();
+  std::memcpy(d_header->magic, OTP_BLACKBOX_MAGIC, sizeof d_header->magic);
+}
+
+Chunk* BlackBox::take() {
+  if (d_free.empty()) return nullptr;
+  auto* chunk = new (d_free.back()) Chunk;
+  d_free.pop_back();
+  chunk->box = this;
+  return chunk;
+}
+
+// What is in it stays until it is taken again: of a process that dies it tells then what was drained long ago.
+void BlackBox::give_back(Chunk* chunk) {
+  d_free.push_back(reinterpret_cast<uint8_t*>(chunk));
+  if (d_is_closed) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);  // nobody will take it: the system has it back
+}
+
+namespace {
+
+// The record of an open event, as it stands in the chunk in which it began, or in the list at the head of that; false
+// where neither is this one.
+bool find_open_record(const Chunk& chunk, const OpenEvent& event, otp_record_open* found) {
+  uint64_t index = event.index.get();
+  if (index >= chunk.next_index) {
+    std::memcpy(&found->begin, chunk.data() + event.place.get() * hot::kPlaceUnit, sizeof found->begin);
+    found->begin.head.kind = OTP_RECORD_OPEN;
+    return true;
+  }
+  for (uint32_t at = 0; at + sizeof *found <= chunk.readable_bytes(); at += sizeof *found) {
+    std::memcpy(found, chunk.data() + at, sizeof *found);
+    if (found->begin.head.kind != OTP_RECORD_OPEN) break;
+    if (chunk.next_index - found->event == index) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+uint32_t BlackBox::list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes) {
+  const Chunk* chunk = thread.chunk;
+  if (chunk == nullptr || chunk->box != this) return 0;  // then what is open began before the box, or found no room
+  size_t most = std::min<size_t>(OTP_BLACKBOX_OPEN_LISTED, bytes / sizeof(otp_record_open));
+  d_open.clear();
+  auto list = [&](const OpenEvent& event) {
+    otp_record_open record;
+    if (d_open.size() == most || (event.consumers.get() & consumer) == 0) return;
+    if (!find_open_record(*chunk, event, &record)) return;
+    record.event = thread.next_index - event.index.get();
+    record.begin.head.consumers = static_cast<uint16_t>(consumer);
+    d_open.push_back(record);
+  };
+  for (uint32_t i = 0; i < thread.depth.get(); ++i) list(thread.open[i]);
+  for (const OpenEvent& event : thread.suspended) list(event);
+  std::sort(d_open.begin(), d_open.end(),
+            [](const otp_record_open& a, const otp_record_open& b) { return a.event > b.event; });
+  return static_cast<uint32_t>(d_open.size());
+}
+
+void BlackBox::append_open(ThreadBuffer& thread, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) thread.append(d_open[i]);
+  thread.publish(thread.at);
+}
+
+void BlackBox::add_name(uint32_t id, std::string_view name, otp_name_kind kind) {
+  name = d_policy.shown(name, kind);
+  uint32_t begin = id == 0 ? 0 : d_name_ends[id - 1];
+  bool has_place = id < d_header->name_capacity, fits = name.size() <= d_header->name_text_capacity - begin;
+  if (!has_place || !fits) store(&d_header->names_left_out, d_header->names_left_out + 1);
+  if (!has_place) return;
+  if (!fits) name = {};  // those after it have ids and texts as ever
+  std::memcpy(d_name_texts + begin, name.data(), name.size());
+  d_name_ends[id] = begin + static_cast<uint32_t>(name.size());
+  store(&d_header->name_count, id + 1);
+}
+
+void BlackBox::add_point(ClockPoint point) {
+  otp_blackbox_point& entry = d_header->points[d_header->point_count % OTP_BLACKBOX_POINTS];
+  store(&entry.ticks, uint64_t{0});
+  store(&entry.unix_ns, point.unix_ns);
+  store(&entry.ticks, point.ticks);
+  store(&d_header->point_count, d_header->point_count + 1);
+}
+
+void BlackBox::add_late_end(const LateEnd& end) {
+  auto* entries = reinterpret_cast<otp_blackbox_late_end*>(at(OTP_BLACKBOX_LATE_ENDS_AT));
+  uint64_t count = d_header->late_end_count;
+  otp_blackbox_late_end& entry = entries[count % OTP_BLACKBOX_LATE_ENDS];
+  store(&entry.sequence, uint64_t{0});
+  full_fence();
+  entry.ticks = end.ticks;
+  entry.index = end.index;
+  entry.thread = end.thread;
+  entry.error_type = end.error_type;
+  entry.ended_on = end.ended_on;
+  entry.flags = end.flags;
+  store(&entry.sequence, count + 1);
+  store(&d_header->late_end_count, count + 1);
+}
+
+void BlackBox::set_info(std::string_view json) {
+  uint32_t sequence = d_header->info_sequence;
+  store(&d_header->info_sequence, sequence + 1);
+  full_fence();
+  d_header->info_bytes = static_cast<uint32_t>(std::min<size_t>(json.size(), OTP_BLACKBOX_INFO_BYTES));
+  std::memcpy(at(OTP_BLACKBOX_INFO_AT), json.data(), d_header->info_bytes);
+  store(&d_header->info_sequence, sequence + 2);
+}
+
+void BlackBox::set_dropped(uint64_t events) { store(&d_header->dropped, events); }
+
+bool BlackBox::close() {
+  store(&d_header->state, uint32_t{OTP_BLACKBOX_CLOSED});
+  d_is_closed = true;
+  for (uint8_t* chunk : d_free) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);
+  return can_go();
+}
+
+void BlackBox::abandon_all_in_child() {
+  constexpr int kProtection = PROT_READ | PROT_WRITE;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+  BlackBox* box = g_mapped.exchange(nullptr, std::memory_order_relaxed);
+  for (; box != nullptr; box = box->d_next.load(std::memory_order_relaxed))
+    mmap(box->d_memory, box->d_bytes, kProtection, kFlags, -1, 0);
+}
+
+}  // namespace otp

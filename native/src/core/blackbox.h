@@ -1,0 +1,81 @@
+// The black box, as its process writes it: chunks, names and clock in a mapping that outlives the process.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/clock.h"
+#include "otel_torchprof/blackbox_format.h"
+#include "otel_torchprof/recorder.h"
+
+namespace otp {
+
+struct Chunk;
+struct LateEnd;
+struct ThreadBuffer;
+
+// What of names may stand in the clear.
+struct NamePolicy {
+  uint32_t hidden = 0;                    // bits 1 << otp_name_kind
+  std::vector<std::string> shown_labels;  // patterns of fnmatch(3) for labels that may though all are hidden
+
+  std::string_view shown(std::string_view name, otp_name_kind kind) const;
+};
+
+// Maps the whole of a file that has all of its blocks: to run out of them here would be a SIGBUS in the program.
+//
+// Each part has one lock that its callers hold: the registry's for chunks and late ends, the interner's for names, the
+// clock's for points. What a reader may look at meanwhile is stored so that it can tell: see blackbox_format.h.
+class BlackBox {
+ public:
+  // Throws std::bad_alloc where it cannot be mapped. `bytes` is at least OTP_BLACKBOX_LEAST.
+  BlackBox(int fd, uint64_t bytes, NamePolicy policy);
+  ~BlackBox();
+  BlackBox(const BlackBox&) = delete;
+  BlackBox& operator=(const BlackBox&) = delete;
+
+  // From here on it is one. Under the registry's lock, as the end of it then.
+  void publish(uint32_t consumer);
+
+  Chunk* take();  // null when all are in use
+  void give_back(Chunk* chunk);
+  // What is open on the calling thread for the box, and will be at the head of its next chunk: to be listed while the
+  // chunk is there that the thread leaves. At most as many bytes.
+  uint32_t list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes);
+  void append_open(ThreadBuffer& thread, uint32_t count);
+
+  uint64_t chunk_bytes() const { return uint64_t{d_header->chunk_count} * OTP_CHUNK_BYTES; }
+
+  void add_name(uint32_t id, std::string_view name, otp_name_kind kind);
+  void add_point(ClockPoint point);
+  void add_late_end(const LateEnd& end);
+  void set_info(std::string_view json);
+  void set_dropped(uint64_t events);
+
+  // Nothing more will be recorded for it. True: no chunk of it is in use, and it can go; else once the last comes back.
+  bool close();
+  bool can_go() const { return d_is_closed && d_free.size() == d_header->chunk_count; }
+
+  // In a forked child, whose memory they are not: there, what is written to any box from now on is nobody's. Takes no
+  // lock.
+  static void abandon_all_in_child();
+
+ private:
+  uint8_t* at(uint64_t offset) { return d_memory + offset; }
+
+  uint8_t* d_memory;
+  std::atomic<BlackBox*> d_next{nullptr};  // of all that are mapped
+  uint64_t d_bytes;
+  NamePolicy d_policy;
+  otp_blackbox_header* d_header;
+  uint32_t* d_name_ends;
+  char* d_name_texts;
+  std::vector<uint8_t*> d_free;
+  std::vector<otp_record_open> d_open;  // as listed
+  bool d_is_closed = false;
+};
+
+}  // namespace otp

@@ -1,0 +1,85 @@
+// The black box's beginning, and what its process says in it.
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <sstream>
+
+#include "core/registry.h"
+#include "otel_torchprof/blackbox_format.h"
+
+static_assert(sizeof(otp_blackbox_contents::info) == OTP_BLACKBOX_INFO_BYTES, "the same limit");
+static_assert(otp::Chunk::kHeader == OTP_BLACKBOX_CHUNK_HEADER, "as a reader knows it");
+
+namespace otp {
+
+namespace {
+
+NamePolicy policy_of(const otp_blackbox_options& options) {
+  NamePolicy policy;
+  policy.hidden = options.hidden_names;
+  std::istringstream lines(options.shown_names == nullptr ? "" : options.shown_names);
+  for (std::string line; std::getline(lines, line);) policy.shown_labels.push_back(line);
+  return policy;
+}
+
+otp_session_options session_options_of(const otp_blackbox_options& options) {
+  otp_session_options found{};
+  found.budget_bytes = options.bytes;  // all chunks of the box together are less
+  found.full_policy = OTP_FULL_DROP_OLDEST;
+  found.all_threads = 1;
+  found.kinds = options.kinds;
+  return found;
+}
+
+}  // namespace
+
+void open_box_locked(Registry& all, otp_session* session) {
+  session->box->publish(session->mask());
+  all.interner.set_box(session->box.get());
+  all.clock.set_box(session->box.get());
+  all.box = session->box.release();
+  all.box_session = session;
+}
+
+void close_box_locked(Registry& all) {
+  BlackBox* box = all.box;
+  otp_session* session = all.box_session;
+  all.interner.set_box(nullptr);
+  all.clock.set_box(nullptr);
+  box->set_dropped(session->losses[OTP_LOSS_BUDGET] + session->losses[OTP_LOSS_NO_MEMORY]);
+  all.box = nullptr;
+  all.box_session = nullptr;
+  all.forget_held(session);
+  if (box->close()) delete box;
+}
+
+}  // namespace otp
+
+extern "C" {
+
+int otp_blackbox_open(const otp_blackbox_options* options, otp_session** out) try {
+  if (options->bytes < OTP_BLACKBOX_LEAST) return OTP_E_BUDGET_TOO_SMALL;
+  otp_session_options requested = otp::session_options_of(*options);
+  otp_session* session = nullptr;
+  auto box = std::make_unique<otp::BlackBox>(options->fd, options->bytes, otp::policy_of(*options));
+  int status = otp_session_new(&requested, &session);
+  if (status != OTP_OK) return status;
+  session->box = std::move(box);
+  status = otp_session_start(session);
+  if (status != OTP_OK) {
+    otp_session_free(session);
+    return status;
+  }
+  *out = session;
+  return OTP_OK;
+} catch (const std::bad_alloc&) {
+  return OTP_E_NO_MEMORY;
+}
+
+void otp_blackbox_set_info(const char* json, uint32_t size) {
+  otp::Registry& all = otp::registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (all.box != nullptr) all.box->set_info({json, size});
+}
+
+}  // extern "C"

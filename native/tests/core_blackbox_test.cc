@@ -1,0 +1,270 @@
+// The black box: what is in its image at any moment, whoever else records.
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "child.h"
+#include "core_blackbox_support.h"
+
+namespace {
+
+constexpr int kPerChunk = OTP_CHUNK_BYTES / 48;  // events without inputs
+constexpr int kMany = 60 * kPerChunk;            // more than twice what the box holds
+
+void what_has_ended_and_what_is_open_is_in_the_image() {
+  BoxFile file;
+  OpenBox box(file);
+  begin("outer");
+  leaf("inner");
+  begin("in flight");
+  Contents contents(file);
+  CHECK_EQ(contents.batch()->rows, 3u);
+  CHECK(contents.is_open("outer") && contents.is_open("in flight") && !contents.is_open("inner"));
+  CHECK(contents.batch().parent_name("inner") == "outer" && contents.batch().parent_name("in flight") == "outer");
+  CHECK_EQ(contents->pid, static_cast<uint32_t>(getpid()));
+  CHECK_EQ(contents->is_closed, 0u);
+  CHECK_EQ(contents->chunks_damaged, 0u);
+  CHECK_EQ(contents.batch()->threads[0].os_tid, static_cast<uint32_t>(gettid()));
+  end("in flight");
+  end("outer");
+}
+
+void times_are_those_that_a_session_gets() {
+  BoxFile file;
+  Session session;
+  OpenBox box(file);
+  leaf("timed");
+  Contents contents(file);
+  Batch batch(session.drain());
+  int64_t apart = contents.batch()->start[contents.batch().row("timed")] - batch->start[batch.row("timed")];
+  CHECK(apart > -100000 && apart < 100000);
+  session.stop();
+}
+
+void the_latest_stay_and_what_is_open_is_known_however_long_ago_it_began() {
+  BoxFile file;
+  OpenBox box(file);
+  begin("long ago");
+  begin("also");
+  leaf("evicted");
+  for (int i = 0; i < kMany; ++i) leaf("many");
+  end("also");
+  leaf("last");
+  Contents contents(file);
+  CHECK(contents.is_open("long ago") && contents.batch().has("last") && !contents.batch().has("evicted"));
+  CHECK(!contents.is_open("also") && contents.batch().parent_name("last") == "long ago");
+  CHECK(contents.batch().parent_name("also") == "long ago");
+  uint64_t many = contents.count("many");
+  CHECK(many > 20 * kPerChunk && many < kMany);
+  CHECK_EQ(contents->dropped, 0u);
+  end("long ago");
+}
+
+void a_slow_session_keeps_what_the_box_evicts() {
+  BoxFile file;
+  Session session;
+  {
+    OpenBox box(file);
+    for (int i = 0; i < kMany; ++i) leaf("many");
+    leaf("last");
+    CHECK(Contents(file).batch().has("last"));
+  }
+  session.stop();
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, static_cast<uint64_t>(kMany) + 1);
+  CHECK_EQ(batch.dropped(), 0u);
+  batch.check_sound();
+}
+
+void a_session_at_its_budget_takes_nothing_from_the_box() {
+  BoxFile file;
+  Session session(options(2 * OTP_CHUNK_BYTES));
+  OpenBox box(file);
+  for (int i = 0; i < kMany; ++i) leaf("many");
+  leaf("last");
+  CHECK(Contents(file).batch().has("last"));
+  session.stop();
+  Batch batch(session.drain());
+  CHECK(batch.dropped() > 0 && !batch.has("last"));
+}
+
+void other_kinds_than_it_asked_for_are_not_its_own() {
+  BoxFile file;
+  otp_blackbox_options requested = box_options(file);
+  requested.kinds = 1u << OTP_EVENT_PHASE;
+  OpenBox box(requested);
+  Session session;
+  otp_begin_args phase = event("phase", "phase");
+  phase.kind = OTP_EVENT_PHASE;
+  api().begin(&phase);
+  for (int i = 0; i < kMany; ++i) leaf("operator");
+  Contents contents(file);
+  CHECK_EQ(contents.batch()->rows, 1u);
+  CHECK(contents.is_open("phase"));
+  end("phase");
+  session.stop();
+}
+
+void an_end_from_another_thread_is_known() {
+  BoxFile file;
+  OpenBox box(file);
+  uint32_t here = begin("carried over");
+  std::thread([here] { CHECK_EQ(api().end_elsewhere("carried over", here, 0, 0, nullptr, 0), 1); }).join();
+  leaf("after");
+  Contents contents(file);
+  CHECK(!contents.is_open("carried over") && contents.batch().parent_name("after").empty());
+}
+
+void threads_that_have_ended_stay_until_they_are_evicted() {
+  BoxFile file;
+  OpenBox box(file);
+  for (int i = 0; i < 200; ++i) std::thread([] { leaf("of a short thread"); }).join();
+  Contents contents(file);
+  CHECK(contents.batch().has("of a short thread") == false || contents.count("of a short thread") > 15);
+  CHECK(contents.count("of a short thread") > 15);
+  CHECK(recorder_stats().threads < 40);
+}
+
+void where_all_chunks_are_written_to_what_finds_none_is_counted() {
+  BoxFile file;
+  auto box = new OpenBox(file);
+  Session session;
+  std::atomic<int> ready{0};
+  std::atomic<bool> may_end{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 40; ++i) {
+    threads.emplace_back([&] {
+      leaf("one of many");
+      ++ready;
+      while (!may_end) std::this_thread::yield();
+      leaf("once more");
+    });
+  }
+  while (ready < 40) std::this_thread::yield();
+  Contents contents(file);
+  CHECK(contents.count("one of many") < 40 && contents.count("one of many") > 15);
+  delete box;
+  CHECK(Contents(file)->dropped >= 40 - contents.count("one of many"));
+  may_end = true;
+  for (std::thread& thread : threads) thread.join();
+  session.stop();
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, 80u);
+}
+
+void names_can_be_hidden_but_for_labels_that_are_listed() {
+  BoxFile file;
+  auto label = [](const char* name) {
+    otp_begin_args args = event(name, name);
+    args.kind = OTP_EVENT_LABEL;
+    api().begin(&args);
+    end(name);
+  };
+  {
+    Session before;  // names that are known before the box is
+    label("secret early");
+    label("step 1");
+    before.stop();
+    otp_batch_free(before.drain());
+  }
+  otp_blackbox_options requested = box_options(file);
+  requested.hidden_names = 1u << OTP_NAME_LABEL;
+  requested.shown_names = "step *\nepoch";
+  OpenBox box(requested);
+  for (const char* name : {"secret early", "secret late", "step 1", "step 2"}) label(name);
+  leaf("aten::add");
+  std::vector<uint8_t> image = file.image();
+  CHECK(std::string(image.begin(), image.end()).find("secret") == std::string::npos);
+  Contents contents(image);
+  CHECK_EQ(contents.count("(hidden label)"), 2u);
+  CHECK(contents.batch().has("step 1") && contents.batch().has("step 2") && contents.batch().has("aten::add"));
+}
+
+void there_is_one_box_and_after_it_another() {
+  BoxFile first, second;
+  otp_blackbox_options requested = box_options(second);
+  otp_session* session = nullptr;
+  {
+    OpenBox box(first);
+    CHECK_EQ(otp_blackbox_open(&requested, &session), OTP_E_STATE);
+    otp_blackbox_set_info("{\"rank\": 3}", 11);
+    leaf("in the first");
+    CHECK_EQ(std::string(Contents(first)->info, Contents(first)->info_size), "{\"rank\": 3}");
+  }
+  CHECK_EQ(Contents(first)->is_closed, 1u);
+  OpenBox box(second);
+  leaf("in the second");
+  Contents contents(second);
+  CHECK(contents.batch().has("in the second") && !contents.batch().has("in the first"));
+  requested.bytes = OTP_BLACKBOX_LEAST - 1;
+  CHECK_EQ(otp_blackbox_open(&requested, &session), OTP_E_BUDGET_TOO_SMALL);
+}
+
+void a_forked_child_writes_nothing_into_it() {
+  BoxFile file;
+  OpenBox box(file);
+  leaf("of the parent");
+  in_child([&] {
+    leaf("of the child");
+    Session session;
+    leaf("of the child");
+    session.stop();
+    Batch batch(session.drain());
+    CHECK_EQ(batch->rows, 1u);
+    BoxFile own;
+    OpenBox own_box(own);
+    leaf("of the child");
+    CHECK(Contents(own).batch().has("of the child"));
+  });
+  Contents contents(file);
+  CHECK(contents.batch().has("of the parent") && !contents.batch().has("of the child"));
+}
+
+void it_can_be_read_while_it_is_written() {
+  BoxFile file;
+  OpenBox box(file);
+  void* mapped = mmap(nullptr, kBoxBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&stop] {
+      while (!stop) {
+        begin("around");
+        leaf("around inside");
+        end("around");
+      }
+    });
+  }
+  for (int i = 0; i < 50 / kSlowdown + 1; ++i) {
+#if !defined(__SANITIZE_THREAD__)  // which cannot know that what is torn is thrown away
+    std::vector<uint8_t> copy(static_cast<uint8_t*>(mapped), static_cast<uint8_t*>(mapped) + kBoxBytes);
+    otp_blackbox_contents* live = nullptr;
+    CHECK_EQ(otp_blackbox_read(static_cast<uint8_t*>(mapped), kBoxBytes, &live), OTP_OK);
+    Batch(live->batch).check_sound();
+    live->batch = nullptr;
+    CHECK_EQ(live->chunks_damaged, 0u);
+    otp_blackbox_contents_free(live);
+#endif
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  munmap(mapped, kBoxBytes);
+}
+
+}  // namespace
+
+int main() {
+  RUN_CLEAN(what_has_ended_and_what_is_open_is_in_the_image);
+  RUN_CLEAN(times_are_those_that_a_session_gets);
+  RUN_CLEAN(the_latest_stay_and_what_is_open_is_known_however_long_ago_it_began);
+  RUN_CLEAN(a_slow_session_keeps_what_the_box_evicts);
+  RUN_CLEAN(a_session_at_its_budget_takes_nothing_from_the_box);
+  RUN_CLEAN(other_kinds_than_it_asked_for_are_not_its_own);
+  RUN_CLEAN(an_end_from_another_thread_is_known);
+  RUN_CLEAN(threads_that_have_ended_stay_until_they_are_evicted);
+  RUN_CLEAN(where_all_chunks_are_written_to_what_finds_none_is_counted);
+  RUN_CLEAN(names_can_be_hidden_but_for_labels_that_are_listed);
+  RUN_CLEAN(there_is_one_box_and_after_it_another);
+  RUN_CLEAN(a_forked_child_writes_nothing_into_it);
+  RUN_CLEAN(it_can_be_read_while_it_is_written);
+}

@@ -1,0 +1,140 @@
+"""The black box, typed: the session that writes one, and what is in an image of one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .ffi import ffi, lib, owner
+from .recorder import NAME_KINDS, Session, batch_of, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.schema import Kind
+    from otel_torchprof.errors import NativeError  # noqa: F401 - for the docstrings
+
+MAGIC = b"OTPBOX\n\x1a"
+"""What an image begins with (``blackbox_format.h``)."""
+
+
+class BoxSession(Session):
+    """The session of a black box: its chunks are in a file, it keeps the latest, and is never drained.
+
+    Args:
+        descriptor: of the file, which has all of its blocks; may be closed after the start.
+        size: of the file, in bytes.
+        kinds: of events that it wants.
+        hidden: kinds of names (of ``NAME_KINDS``) that are not to stand in the file.
+        shown: patterns of :mod:`fnmatch` for labels that may, though labels are hidden.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        size: int,
+        kinds: Iterable[Kind],
+        *,
+        hidden: Iterable[str] = (),
+        shown: Sequence[str] = (),
+    ) -> None:
+        options = ffi.new("otp_blackbox_options *")
+        options.fd, options.bytes = descriptor, size
+        options.kinds = sum(1 << kind for kind in set(kinds))
+        options.hidden_names = sum(1 << NAME_KINDS.index(kind) for kind in set(hidden))
+        self._shown = ffi.new("char[]", "\n".join(shown).encode())
+        options.shown_names = self._shown
+        self._options = options
+        self._native = ffi.NULL
+        self._lock = threading.Lock()
+        self._final = None
+        self.all_threads, self.contexts, self.inputs = True, False, False
+
+    def start(self) -> None:
+        """Opens the box, and records from now on.
+
+        Raises:
+            NativeError: another one is open, 16 sessions run, the file cannot be mapped.
+        """
+        out = ffi.new("otp_session **")
+        check(lib.otp_blackbox_open(self._options, out), "opening a black box")
+        self._native = out[0]
+        self._owner = owner(out[0], "otp_session_free")
+
+    @property
+    def consumer(self) -> int:
+        """Its bit in the masks that sources use; 0 before the start."""
+        return 0 if self._native == ffi.NULL else super().consumer
+
+    def stop(self) -> None:
+        """Ends the box; without effect where it is not open.
+
+        Raises:
+            NativeError: it belongs to the parent of this forked process.
+        """
+        if self._native != ffi.NULL:
+            check(lib.otp_session_stop(self._native), "closing a black box")
+
+
+def set_info(info: Mapping[str, Any]) -> None:
+    """What stands in the open box of its process: at most 8 KB as JSON, else nothing changes. Any thread; a microsecond."""
+    text = json.dumps(info).encode()
+    if len(text) <= lib.OTP_BLACKBOX_INFO_BYTES:
+        lib.otp_blackbox_set_info(text, len(text))
+
+
+class Contents(NamedTuple):
+    """What an image holds (``otp_blackbox_contents``)."""
+
+    batch: Batch
+    """Every event that is whole; what was open has the flag ``UNFINISHED``."""
+    pid: int
+    is_closed: bool
+    """Whether its process has ended it."""
+    last_ns: int
+    """Unix ns of the last that is known of the process."""
+    chunks: int
+    """That hold records."""
+    chunks_damaged: int
+    """Of them, those that could not be read to their end."""
+    names_left_out: int
+    dropped: int
+    """Events that found no chunk."""
+    info: Mapping[str, Any]
+    """What the process said of itself; empty where that cannot be read."""
+
+
+def read_image(image: bytes | memoryview) -> Contents:
+    """Reads an image, of which nothing is trusted. Costs some tens of nanoseconds per event; its names stay in the process.
+
+    Raises:
+        NativeError: it is none, or of another version.
+    """
+    out = ffi.new("otp_blackbox_contents **")
+    check(lib.otp_blackbox_read(ffi.from_buffer(image), len(image), out), "reading a black box")
+    raw = out[0]
+    try:
+        batch, raw.batch = batch_of(raw.batch), ffi.NULL
+        return Contents(
+            batch,
+            int(raw.pid),
+            bool(raw.is_closed),
+            int(raw.last),
+            int(raw.chunks),
+            int(raw.chunks_damaged),
+            int(raw.names_left_out),
+            int(raw.dropped),
+            _info(bytes(ffi.buffer(raw.info, raw.info_size))),
+        )
+    finally:
+        lib.otp_blackbox_contents_free(raw)
+
+
+def _info(text: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:  # damaged, or there is none
+        return {}
+    return found if isinstance(found, dict) else {}
