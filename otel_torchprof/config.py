@@ -301,6 +301,19 @@ OTLP_FILE = Setting(
     parse=os.path.expanduser,
     fallback="trace-{pid}.otlp",
 )
+BLACK_BOX = Setting(
+    "OTEL_TORCHPROF_BLACKBOX",
+    "none",
+    "`steps` or `ops`: what the black box records, which outlives the process; after a comma a folder (`ops,/scratch/boxes`), a size "
+    "(`ops,32M`), or both",
+    parse=parsers.black_box,
+)
+BLACK_BOX_LABELS = Setting(
+    "OTEL_TORCHPROF_BLACKBOX_LABELS",
+    "all",
+    "Which labels stand in the black box by their names: patterns such as `forward*`, separated by commas; the others are `(hidden label)`",
+    parse=parsers.names,
+)
 MEMORY_LIMIT = Setting(
     "OTEL_TORCHPROF_MEMORY_LIMIT",
     "`512M`",

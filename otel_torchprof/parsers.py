@@ -6,7 +6,7 @@ And what the name of a setting may mean that there is not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,6 +15,7 @@ _Number = TypeVar("_Number", int, float)
 ExportRanks = Literal["all", "node", "one"]
 RANK_CHOICES: tuple[str, ...] = get_args(ExportRanks)
 _MOST_MISTAKES = 2
+_LEAST_BOX, _LARGEST_BOX = 1 << 20, 1 << 30
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -147,6 +148,43 @@ def share_of_ranks(value: object) -> str | float:
     except ValueError:
         raise ValueError(f"allowed are {', '.join(RANK_CHOICES)}, and a share above 0, up to 1") from None
     return "all" if found == 1 else found
+
+
+class BlackBoxOptions(NamedTuple):
+    """What a black box records, and where."""
+
+    detail: Literal["steps", "ops"]
+    directory: str = ""
+    """Empty: a folder of the user's under the shared memory file system."""
+    size: int | None = None
+    """Bytes; None: 16 MiB, or less where there is no room."""
+
+
+def black_box(value: object) -> BlackBoxOptions:
+    """What a black box records, then in any order a folder and a size: ``ops,/scratch/boxes,32M``.
+
+    Raises:
+        ValueError: it is nothing like that.
+    """
+    if isinstance(value, BlackBoxOptions):
+        return value
+    detail, *others = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
+    found = BlackBoxOptions("ops" if detail.lower() == "ops" else "steps")
+    allowed = "allowed is steps or ops, and after a comma a folder with a slash in it, a size such as 32M, or both"
+    if detail.lower() not in {"steps", "ops"}:
+        raise ValueError(allowed)
+    for part in others:
+        if "/" in part and not found.directory:
+            found = found._replace(directory=part)
+            continue
+        try:
+            size = byte_size(part)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not _LEAST_BOX <= size <= _LARGEST_BOX:
+            raise ValueError("allowed is a size from 1M to 1G")
+        found = found._replace(size=size)
+    return found
 
 
 def names(text: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .progress import reading
+from .recover import as_traces
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.verdicts import explain
 
-    with reading(options.files, quiet=options.quiet) as watch:
-        found = explain(*options.files, watch=watch)
+    with as_traces(options.files) as files, reading(files, quiet=options.quiet) as watch:
+        found = explain(*files, watch=watch)
     show(text_of(found, options))
     for problem in found.problems:
         say(problem)

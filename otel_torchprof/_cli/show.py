@@ -10,6 +10,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof.errors import TorchProfError
 
 from .progress import reading
+from .recover import as_traces
 from .terminal import say, show
 from .trace_sums import read
 
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: nothing of it can be read, or it has no steps.
     """
-    with reading([options.file], quiet=options.quiet, times=1) as watch:
-        sums, problems = read(options.file, partial(watch, options.file))
+    with as_traces([options.file]) as (path,), reading([path], quiet=options.quiet, times=1) as watch:
+        sums, problems = read(path, partial(watch, path))
     notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
     try:
         if options.steps:

@@ -57,6 +57,17 @@ def run_name_in(environ: Mapping[str, str], host: str | None = None) -> RunName 
     return None
 
 
+def identity_in(environ: Mapping[str, str]) -> dict[str, str | int | None]:
+    """What is said of a process where it is to be told from the others of its run: its place, role, restart and run."""
+    place, name = place_in(environ), run_name_in(environ)
+    return {
+        **({} if place is None else place._asdict()),
+        "role": role_in(environ) or None,
+        "restart": restart_in(environ) or None,
+        "run_id": None if name is None else name.text,
+    }
+
+
 def restart_in(environ: Mapping[str, str]) -> int:
     """How often the run was begun anew, by torchrun or by SLURM."""
     for variable in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):

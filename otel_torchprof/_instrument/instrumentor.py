@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
+from otel_torchprof._distributed.rank_environment import identity_in
 from otel_torchprof._distributed.ranks import Ranks
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
@@ -23,6 +25,7 @@ from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentati
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import fork
 from otel_torchprof._process.workers import is_loader_worker
+from otel_torchprof._record.blackbox import BlackBox
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ON, ProcessorHealth
 
@@ -83,6 +86,9 @@ class TorchInstrumentor(BaseInstrumentor):
       ``OTEL_TORCHPROF_LOADER_WORKERS`` says, else they do not.
     - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
       (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
+    - ``blackbox``: ``"steps"`` or ``"ops"``: keep the latest events in memory that outlives the process, whatever ends it
+      (``docs/blackbox.md``), in ``"ops,/a/folder,32M"`` with a folder and a size; by default as ``OTEL_TORCHPROF_BLACKBOX`` says,
+      else not.
     - ``steps``: what ends a step of training: ``"auto"`` (default), a rule that is learned from the loop itself; ``"program"``:
       :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. With ``"auto"``, trainers of Hugging Face and
       Lightning say it (``docs/frameworks.md``). Whatever it is, :meth:`step` ends one.
@@ -107,6 +113,7 @@ class TorchInstrumentor(BaseInstrumentor):
     _gpus: GpuMetrics | None = None
     _ranks: Ranks | None = None
     _sigterm: SigtermFlush | None = None
+    _box: BlackBox | None = None
     _sessions = 0
     _loader_workers = False
     _off = _NOT_INSTRUMENTED
@@ -185,6 +192,12 @@ class TorchInstrumentor(BaseInstrumentor):
         With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics are read, ``gpus`` among
         the sources says of them what :attr:`GpuMetrics.health` does.
         """
+        found = self._health_without_box()
+        if self._box is None:
+            return found
+        return replace(found, sources={**found.sources, "black box": self._box.state})
+
+    def _health_without_box(self) -> ProcessorHealth:
         gpus = self._gpus
         if isinstance(self._running, MetricsInstrumentation):
             found = self._running.health
@@ -203,6 +216,9 @@ class TorchInstrumentor(BaseInstrumentor):
             return
         self._loader_workers = options.loader_workers or is_loader_worker()  # whose own code it is that asks
         _watch_worker_processes(self)
+        if options.blackbox is not None and (options.loader_workers or not is_loader_worker()):
+            self._box = BlackBox(options.blackbox, identity_in(os.environ))
+            self._box.start()
         if options.detail == "metrics":
             self._start_metrics(options)
             return
@@ -228,6 +244,13 @@ class TorchInstrumentor(BaseInstrumentor):
         _logger.info("torch is not instrumented: %s", reason)
 
     def _uninstrument(self, **_: Any) -> None:
+        self._end()
+        if self._box is not None:
+            self._box.stop()
+            self._box = None
+
+    def _end(self) -> None:
+        """All but the black box, which ranks that export nothing have too."""
         self._off = _NOT_INSTRUMENTED
         if self._waiting is not None:
             self._waiting.give_up()
@@ -332,7 +355,7 @@ class TorchInstrumentor(BaseInstrumentor):
             with self._lock:
                 if running is None or self._running is not running:
                     return
-                self._uninstrument()
+                (self._uninstrument if why == _LOADER_WORKER else self._end)()
                 self._ranks, self._given = ranks, given
                 self._stay_off(why or (ranks and ranks.silence) or _NOT_INSTRUMENTED)
 

@@ -101,6 +101,7 @@ class LiveRecording:
         policy: which steps are traced in full, and how much of each.
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
         step_rule: what ends a step.
+        session: that it takes events from, for one that records nothing itself.
         on_steps: called with the spans of steps that have ended, after every drain that brought any.
     """
 
@@ -122,6 +123,7 @@ class LiveRecording:
         policy: SpanPolicy | None = None,
         ranks: Ranks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
+        session: Session | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
     ) -> None:
         self.provider = provider
@@ -164,7 +166,7 @@ class LiveRecording:
             collectives=self._links,
             max_spans=lambda: self._buffer.budget.max_spans,
         )
-        self.session = Session(
+        self.session = session or Session(
             budget_bytes,
             keep_newest=True,
             all_threads=True,

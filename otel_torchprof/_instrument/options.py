@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
+    from otel_torchprof.parsers import BlackBoxOptions
 
 
 _P = ParamSpec("_P")
@@ -74,6 +75,7 @@ class Options:
         loader_workers: bool | None = None,
         policy: SpanPolicy | None = None,
         sigterm_timeout: float | None = None,
+        blackbox: str | BlackBoxOptions | None = None,
         skip_dep_check: bool = False,  # noqa: ARG002 - of BaseInstrumentor, as the next
         raise_exception_on_conflict: bool = False,  # noqa: ARG002
         **source_options: Unpack[SourceOptions],
@@ -88,6 +90,7 @@ class Options:
         self.export_ranks = config.EXPORT_RANKS.given("export_ranks", export_ranks)
         self.ranks = config.RANKS.given("ranks", ranks)
         self.step_rule = StepRule.checked(steps)
+        self.blackbox: BlackBoxOptions | None = config.BLACK_BOX.given("blackbox", blackbox)
         self.sigterm_timeout = config.SIGTERM_TIMEOUT.given("sigterm_timeout", sigterm_timeout)
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")

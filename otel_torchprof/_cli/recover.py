@@ -1,0 +1,182 @@
+"""``otel-torchprof recover``: a trace from the black box of a process that has died, or still runs."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_torchprof._columns.batch import Names
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._record.box_file import SUFFIX
+from otel_torchprof.errors import NativeError, TorchProfError
+
+from .run_outputs import CHROME_SUFFIXES, OTLP_SUFFIXES
+from .terminal import say, show
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from otel_torchprof._native.blackbox import Contents
+    from otel_torchprof._record.last_moments import LastMoment
+
+_LARGEST = 1 << 32
+_DEEPEST_SHOWN = 12
+_REDACTED = "(redacted)"
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "recover",
+        help="write a trace from the black box of a process that has died",
+        description="Reads the black box of a process that has died, or of one that runs, writes what it did as a trace, and prints what "
+        "each thread was doing at the end. What was open then has the attribute torch.unfinished. Exit status: 0 when all of the box was "
+        "read, else 1: what is whole is written, and what is not is said.",
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"{', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp for {SUFFIX})",
+    )
+    parser.add_argument("--redact", action="store_true", help="leave out labels, and what the process is called")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes it; returns 1 where a part of the box could not be read.
+
+    Raises:
+        TorchProfError: it is no black box, or the output has a name that says nothing.
+    """
+    contents = read(options.file)
+    if options.redact:
+        contents = redacted(contents)
+    output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
+    show(text_of(contents))
+    if output != "none":
+        write(contents, output)
+        say(f"wrote {output}")
+    problems = problems_of(contents)
+    for problem in problems:
+        say(f"{options.file!r}: {problem}")
+    return 1 if problems else 0
+
+
+def read(path: str) -> Contents:
+    """The contents of a file.
+
+    Raises:
+        TorchProfError: it cannot be read, or is no black box.
+    """
+    from otel_torchprof._native.blackbox import read_image
+
+    try:
+        with Path(path).open("rb") as file:
+            return read_image(file.read(_LARGEST))
+    except OSError as error:
+        raise TorchProfError(f"cannot read {path!r}: {error.strerror}") from error
+    except NativeError as error:
+        raise TorchProfError(f"cannot read {path!r}: {error}") from error
+
+
+def is_box(path: str) -> bool:
+    """Whether the file says that it is a black box."""
+    from otel_torchprof._native.blackbox import MAGIC
+
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+@contextlib.contextmanager
+def as_traces(paths: Sequence[str]) -> Iterator[list[str]]:
+    """The files with a trace in the place of each black box, as long as the context."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for path in paths:
+            if Path(path).is_file() and is_box(path):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-torchprof-"))
+                trace = str(Path(folder) / f"{Path(path).name}.otlp")
+                write(read(path), trace)
+                path = trace  # noqa: PLW2901 - what is read instead
+            found.append(path)
+        yield found
+
+
+def write(contents: Contents, output: str) -> None:
+    """Writes the spans.
+
+    Raises:
+        TorchProfError: the name says nothing, or the file cannot be written.
+    """
+    from otel_torchprof._export.chrome import ChromeTraceExporter
+    from otel_torchprof._export.otlp_file import OTLPFileExporter
+    from otel_torchprof._instrument.recovered import recovered_spans
+
+    if not output.endswith((*OTLP_SUFFIXES, *CHROME_SUFFIXES)):
+        allowed = ", ".join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))
+        raise TorchProfError(f"--output is {output!r}; its name must end in {allowed}, or be none")
+    exporter: Any = (ChromeTraceExporter if output.endswith(CHROME_SUFFIXES) else OTLPFileExporter)(output)
+    try:
+        for spans in recovered_spans(contents):
+            exporter.export(spans)
+    finally:
+        exporter.shutdown()
+
+
+def redacted(contents: Contents) -> Contents:
+    """Without labels, and without what the process is called and where it ran."""
+    batch = contents.batch
+    names = batch.names.followed_by(Names.of([_REDACTED]))
+    hidden = np.where(batch["kind"] == Kind.LABEL, len(names) - 1, batch["name"]).astype(batch["name"].dtype)
+    info = {key: value for key, value in contents.info.items() if key not in {"host", "program", "run_id", "role"}}
+    return contents._replace(batch=replace(batch, names=names, columns={**batch.columns, "name": hidden}), info=info)
+
+
+def problems_of(contents: Contents) -> list[str]:
+    """What is missing, a sentence each."""
+    found = []
+    if contents.chunks_damaged:
+        found.append(
+            f"{contents.chunks_damaged} of {contents.chunks} chunks are damaged; what is whole in them was read"
+        )
+    if contents.dropped:
+        found.append(f"{contents.dropped:,} events found no room while all chunks were being written to")
+    if contents.names_left_out:
+        found.append(f"{contents.names_left_out:,} names did not fit and are not known")
+    return found
+
+
+def text_of(contents: Contents) -> str:
+    """What the process was, and what each thread was doing at the end."""
+    from otel_torchprof._record.last_moments import last_moments
+
+    info = contents.info
+    rank = f"rank {info['rank']}, " if isinstance(info.get("rank"), int) else ""
+    where = "".join(f" {word} {info[key]}" for word, key in (("of", "program"), ("on", "host")) if info.get(key))
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contents.last_ns / 1e9))
+    ended = "ended its box" if contents.is_closed else "was last seen"
+    moments = last_moments(contents)
+    lines = [
+        f"{rank}process {contents.pid}{where} {ended} at {at}.{contents.last_ns % 10**9 // 10**6:03}",
+        f"{len(contents.batch):,} events of {len(moments)} threads",
+    ]
+    return "\n".join((*lines, *(line for moment in moments for line in _lines(moment)), ""))
+
+
+def _lines(moment: LastMoment) -> Iterator[str]:
+    if not moment.open:
+        yield f"thread {moment.name} ({moment.os_tid}): nothing open; the last was {moment.last_ended}, {moment.idle_seconds:.3f} s before"
+        return
+    last = f"; the last to end was {moment.last_ended}" if moment.last_ended else ""
+    yield f"thread {moment.name} ({moment.os_tid}): in {moment.open[-1].name} for {moment.open[-1].seconds:.3f} s{last}"
+    for event in moment.open[:-1][-_DEEPEST_SHOWN:]:
+        yield f"    {event.seconds:10.3f} s  {event.name}"

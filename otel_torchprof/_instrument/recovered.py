@@ -1,0 +1,101 @@
+"""Spans of a black box: what an instrumentation would have made of its events, with steps and phases, up to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from otel_torchprof._averages.running import RunningAverages
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._export.provider import Provider
+from otel_torchprof._native.recorder import Session, SessionStats
+from otel_torchprof._process.cleanup import CleanupStack
+from otel_torchprof._sources.contexts import ContextTable
+
+from .live_recording import LiveRecording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._encode.spans import SpanList
+    from otel_torchprof._native.blackbox import Contents
+
+
+def recovered_spans(contents: Contents) -> Iterator[SpanList]:
+    """The spans of an image, in pieces. What was open at the end has the attribute ``torch.unfinished``."""
+    recording = _Recovered(contents)
+    while True:
+        drained = recording.finish()
+        if len(drained.spans):
+            yield drained.spans
+        if drained.watermark == NEVER:
+            return
+
+
+class _ReadSession(Session):
+    """Hands out a batch that is there already, once."""
+
+    def __init__(self, batch: Batch) -> None:
+        context = np.zeros(len(batch), np.uint32)  # spans of the application are not known here
+        self._batch = replace(batch, columns={**batch.columns, "context": context})
+        self._recorded = 0
+        self.all_threads, self.contexts, self.inputs = True, True, False
+
+    def drain(self, max_bytes: int = 0) -> Batch:  # noqa: ARG002 - it is in memory as a whole
+        found = self._batch
+        self._batch = replace(found, columns={name: column[:0] for name, column in found.columns.items()})
+        self._recorded += len(found)
+        return found
+
+    def stats(self) -> SessionStats:
+        return SessionStats(self._recorded, {}, 0, 0, 0, 0)
+
+    def mute_roots(self, muted: bool) -> None:
+        """Nothing begins any more."""
+
+    def stop(self) -> None:
+        """It does not run."""
+
+
+class _Recovered(LiveRecording):
+    def __init__(self, contents: Contents) -> None:
+        self._last_ns = contents.last_ns
+        super().__init__(
+            Provider(TracerProvider(resource=_resource(contents.info, contents.pid), sampler=ALWAYS_ON), None),
+            CleanupStack(self),
+            detail="ops",
+            contexts=ContextTable(),
+            averages=RunningAverages(),
+            expects_steps=lambda: True,
+            before_drain=_nothing,
+            take_marks=_nothing,
+            budget_bytes=0,
+            inputs=False,
+            session=_ReadSession(contents.batch),
+        )
+
+    def now(self) -> int:
+        """The last that is known of the process."""
+        return self._last_ns
+
+
+def _resource(info: Mapping[str, Any], pid: int) -> Resource:
+    rank, program = info.get("rank"), info.get("program")
+    attributes: dict[str, Any] = {"process.pid": pid}
+    if isinstance(info.get("host"), str):
+        attributes["host.name"] = info["host"]
+    if isinstance(program, str) and program:
+        attributes["service.name"] = program
+    if isinstance(rank, int):
+        attributes["torch.distributed.rank"] = rank
+    return Resource.create(attributes)
+
+
+def _nothing() -> None:
+    """Nobody says anything of steps any more."""

@@ -1,0 +1,147 @@
+"""The black box of this process: its latest events in memory that outlives it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof import config
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.blackbox import BoxSession, set_info
+from otel_torchprof._process import fork
+from otel_torchprof._process.after_import import when_imported
+from otel_torchprof._process.cleanup import CleanupStack, without_waiting
+from otel_torchprof._sources.source import Operators, Sources
+from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.health import ON
+from otel_torchprof.version import __version__
+
+from .box_file import BoxFile, named_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_torchprof.parsers import BlackBoxOptions
+
+KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
+"""What each detail records; phases and modules as far as an instrumentation finds them."""
+_NOT_STARTED = "off: not started"
+
+
+class BlackBox:
+    """Records the latest events from :meth:`start` to :meth:`stop`, of all threads; a forked child has none.
+
+    A process that ends in between leaves the file: ``otel-torchprof recover`` reads it. One that stops removes it. Nothing that
+    goes wrong here stops the program: :attr:`state` says it.
+
+    Args:
+        options: what is recorded, and where.
+        identity: what is known of the process: its ``rank``, ``world_size`` and the like; ``local_world_size`` divides the room.
+        file: that it lies in; by default one is made.
+    """
+
+    def __init__(
+        self, options: BlackBoxOptions, identity: Mapping[str, Any] | None = None, file: BoxFile | None = None
+    ) -> None:
+        self._options = options
+        self._identity = dict(identity or {})
+        self._file = file
+        self._lock = threading.RLock()
+        self._cleanup = CleanupStack(self)
+        self._call_off: Callable[[], None] = _nothing
+        self.state = _NOT_STARTED
+        """``on``, or ``off: `` and the reason."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where it is open and has a name."""
+        return None if self._file is None else self._file.path
+
+    @without_waiting
+    def start(self) -> None:
+        """Opens it; torch's operators are in it as soon as torch is imported. Some milliseconds: its memory is touched."""
+        with self._lock:
+            try:
+                self._open()
+            except TorchProfError as error:
+                self.state = f"off: {error}"
+                config.warn_once(f"no black box is kept: {error}")
+                return
+            self.state = ON
+        if self._options.detail == "ops":
+            self._call_off = when_imported("torch", self._on_torch)
+
+    def _open(self) -> None:
+        place, options = self._identity, self._options
+        if self._file is None:
+            rank = place.get("rank")
+            name = f"{'' if rank is None else f'rank{rank}.'}{os.getpid()}.{time.time_ns()}"
+            self._file = named_file(name, options.directory, options.size, place.get("local_world_size") or 1)
+        labels = config.BLACK_BOX_LABELS.read()
+        hides_modules = "torch.module" in config.HIDDEN_ATTRIBUTES.read()
+        session = BoxSession(
+            self._file.descriptor,
+            self._file.size,
+            [kind for kind in KINDS[options.detail] if kind != Kind.MODULE or not hides_modules],
+            hidden=() if labels is None else ("labels", "texts"),
+            shown=sorted(labels or ()),
+        )
+        self._sources = Sources(session, self._cleanup)
+        self._cleanup.push(self._file.remove)
+        try:
+            self._sources.start()
+        except NativeError:
+            self._cleanup.close()
+            self._file = None
+            raise
+        fork.watch(self)
+        set_info(self._info())
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            **{key: value for key, value in self._identity.items() if value is not None},
+            "host": platform.node(),
+            "program": Path(sys.argv[0]).name if sys.argv else "",
+            "detail": self._options.detail,
+            "opened": time.time_ns(),
+            "python": platform.python_version(),
+            "otel_torchprof": __version__,
+        }
+
+    def _on_torch(self, _torch: Any) -> None:
+        with self._lock:
+            if self.state != ON:
+                return
+            try:
+                library = torch_library.load()
+                self._sources.add(Operators(library, torch_library.Requested(0)))
+            except TorchProfError as error:
+                self.state = f"{ON}, without operators: {error}"
+
+    def stop(self) -> None:
+        """Closes it and removes the file; again without effect. Any thread."""
+        with self._lock:
+            self._call_off()
+            self._cleanup.close_and_log()
+            if self.state.startswith(ON):
+                self.state = "off: stopped"
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
+        self._lock = threading.RLock()
+        self._call_off()
+        self._cleanup = CleanupStack(self)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.state = "off: this process was forked from the one that has it"
+
+
+def _nothing() -> None:
+    """What there is to call off where nothing was called for."""
