@@ -69,6 +69,13 @@ std::vector<uint8_t> made_image() {
   for (const char* name : {"aten::mm", "a label", "forward", "aten::add", "backward"})
     for (int i = 0; i < 2; ++i) std::thread([name] { record(60, name); }).join();
   record(100, "in flight");
+  const otp_api& api = *otp_get_api();
+  for (int64_t i = 1; i <= 20; ++i) {
+    uint32_t group = api.intern(i % 2 == 0 ? "default" : "pair", UINT32_MAX, OTP_NAME_CODE);
+    otp_blackbox_call call{0, i, 64, 64, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0};
+    uint64_t ticket = api.collective_enqueued(&call);
+    if (i % 3 != 0) api.collective_completed(ticket, i % 5 == 0);
+  }
   std::vector<uint8_t> image(kBytes);
   REQUIRE(pread(fd, image.data(), kBytes, 0) == static_cast<ssize_t>(kBytes));
   otp_session_free(session);
@@ -96,6 +103,7 @@ Made& made() {
     auto* made = new Made;
     otp_blackbox_contents* contents = read(made->image.data(), kBytes);
     REQUIRE(contents != nullptr && contents->chunks_damaged == 0 && contents->info_size == 11);
+    REQUIRE(contents->group_count == 2 && contents->collective_count == 20);
     for (uint64_t row = 0; row < contents->batch->rows; ++row)
       REQUIRE(made->numbers.insert(contents->batch->sequence_nr[row]).second);
     REQUIRE(made->numbers.size() > 600);
@@ -185,7 +193,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<uint8_t> cut;  // of its exact size: a read beyond it is seen
   if (bytes < image.size()) cut.assign(image.begin(), image.begin() + static_cast<std::ptrdiff_t>(bytes));
   otp_blackbox_contents* contents = read(cut.empty() ? image.data() : cut.data(), bytes);
-  if (contents != nullptr) check(*contents->batch, allowed);
+  if (contents != nullptr) {
+    check(*contents->batch, allowed);
+    REQUIRE(contents->group_count <= OTP_BLACKBOX_GROUPS && contents->collective_count <= OTP_BLACKBOX_COLLECTIVES);
+  }
   otp_blackbox_contents_free(contents);
   for (size_t i = done.size(); i-- > 0;) {
     if (done[i].first) {

@@ -105,6 +105,40 @@ void other_kinds_than_it_asked_for_are_not_its_own() {
   session.stop();
 }
 
+void collectives_are_there_with_their_state() {
+  BoxFile file;
+  OpenBox box(file);
+  uint32_t all = api().intern("default", UINT32_MAX, OTP_NAME_CODE), pair = api().intern("pair", 4, OTP_NAME_CODE);
+  uint32_t name = api().intern("c10d::allreduce_", UINT32_MAX, OTP_NAME_OPERATOR);
+  auto call = [&](uint32_t group, int64_t number, uint32_t flags = 0) {
+    otp_blackbox_call made{0, number, 400, 400, name, group, 0, 0, 0, 0, 4, 1, -1, -1, -1, flags};
+    uint64_t ticket = api().collective_enqueued(&made);
+    CHECK(ticket != 0);
+    return ticket;
+  };
+  api().collective_completed(call(all, 1), 0);
+  api().collective_completed(call(all, 2), 1);
+  uint64_t last = call(all, 3);
+  call(pair, 1);
+  call(pair, -1, OTP_BLACKBOX_TRANSFER);
+  Contents contents(file);
+  CHECK_EQ(contents->collective_count, 5u);
+  CHECK_EQ(contents->group_count, 3u);
+  const otp_blackbox_group& group = contents->groups[0];
+  CHECK(contents.batch().text(group.group) == "default" && group.group_size == 4 && group.rank == 1);
+  CHECK(group.enqueued == 3 && group.completed == 2 && group.last_enqueued == 3 && group.last_completed == 2);
+  CHECK((contents->groups[2].flags & OTP_BLACKBOX_TRANSFER) != 0 && contents->groups[2].last_enqueued == -1);
+  const otp_blackbox_collective* entries = contents->collectives;
+  CHECK(entries[0].completed >= entries[0].enqueued && entries[0].enqueued > 0);
+  CHECK((entries[1].call.flags & OTP_BLACKBOX_FAILED) != 0 && entries[2].completed == 0);
+  CHECK(contents.batch().text(entries[2].call.name) == "c10d::allreduce_");
+  for (int i = 0; i < 2 * OTP_BLACKBOX_COLLECTIVES; ++i) api().collective_completed(call(pair, 2 + i), 0);
+  api().collective_completed(last, 0);  // its place is another's by now
+  Contents later(file);
+  CHECK_EQ(later->collective_count, static_cast<uint32_t>(OTP_BLACKBOX_COLLECTIVES));
+  CHECK(later->groups[0].last_completed == 2 && later->groups[1].completed == 2u * OTP_BLACKBOX_COLLECTIVES);
+}
+
 void an_end_from_another_thread_is_known() {
   BoxFile file;
   OpenBox box(file);
@@ -261,6 +295,7 @@ int main() {
   RUN_CLEAN(a_session_at_its_budget_takes_nothing_from_the_box);
   RUN_CLEAN(other_kinds_than_it_asked_for_are_not_its_own);
   RUN_CLEAN(an_end_from_another_thread_is_known);
+  RUN_CLEAN(collectives_are_there_with_their_state);
   RUN_CLEAN(threads_that_have_ended_stay_until_they_are_evicted);
   RUN_CLEAN(where_all_chunks_are_written_to_what_finds_none_is_counted);
   RUN_CLEAN(names_can_be_hidden_but_for_labels_that_are_listed);

@@ -6,18 +6,20 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof.errors import NativeError
+
 from .ffi import ffi, lib, owner
 from .recorder import NAME_KINDS, Session, batch_of, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Batch, Names
     from otel_torchprof._columns.schema import Kind
-    from otel_torchprof.errors import NativeError  # noqa: F401 - for the docstrings
 
 MAGIC = b"OTPBOX\n\x1a"
 """What an image begins with (``blackbox_format.h``)."""
+_MOST_NUMBER = 1 << 63
 
 
 class BoxSession(Session):
@@ -44,7 +46,7 @@ class BoxSession(Session):
         options.fd, options.bytes = descriptor, size
         options.kinds = sum(1 << kind for kind in set(kinds))
         options.hidden_names = sum(1 << NAME_KINDS.index(kind) for kind in set(hidden))
-        self._shown = ffi.new("char[]", "\n".join(shown).encode())
+        self._shown = ffi.new("char[]", "\n".join(shown).encode(errors="surrogateescape"))
         options.shown_names = self._shown
         self._options = options
         self._native = ffi.NULL
@@ -59,7 +61,10 @@ class BoxSession(Session):
             NativeError: another one is open, 16 sessions run, the file cannot be mapped.
         """
         out = ffi.new("otp_session **")
-        check(lib.otp_blackbox_open(self._options, out), "opening a black box")
+        status = lib.otp_blackbox_open(self._options, out)
+        if status == lib.OTP_E_STATE:
+            raise NativeError("this process has one already")
+        check(status, "opening a black box")
         self._native = out[0]
         self._owner = owner(out[0], "otp_session_free")
 
@@ -85,6 +90,58 @@ def set_info(info: Mapping[str, Any]) -> None:
         lib.otp_blackbox_set_info(text, len(text))
 
 
+class Group(NamedTuple):
+    """What an image says of a process group (``otp_blackbox_group``); its sends and receives are one of their own."""
+
+    name: str
+    ranks: str
+    """Global ranks, separated by commas; empty where it is all of them."""
+    backend: str
+    size: int
+    rank: int
+    """Of the process in the group."""
+    is_transfers: bool
+    is_tracked: bool
+    """Whether the backend says what is complete."""
+    enqueued: int
+    completed: int
+    last_enqueued: int
+    """Sequence number; -1 for none."""
+    last_completed: int
+
+
+class Collective(NamedTuple):
+    """A collective of an image, a send or a receive (``otp_blackbox_collective``)."""
+
+    name: str
+    group: str
+    ranks: str
+    dtype: str
+    reduce_op: str
+    sequence_nr: int
+    """-1 for none."""
+    bytes_in: int
+    bytes_out: int
+    root: int
+    peer: int
+    tag: int
+    is_transfer: bool
+    is_async: bool
+    has_failed: bool
+    is_tracked: bool
+    os_tid: int
+    """Of the thread that enqueued it."""
+    enqueued_ns: int
+    """Unix ns."""
+    completed_ns: int
+    """Likewise; 0: not complete, or not known."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is known not to be complete."""
+        return self.is_tracked and not self.completed_ns
+
+
 class Contents(NamedTuple):
     """What an image holds (``otp_blackbox_contents``)."""
 
@@ -102,8 +159,11 @@ class Contents(NamedTuple):
     names_left_out: int
     dropped: int
     """Events that found no chunk."""
-    info: Mapping[str, Any]
-    """What the process said of itself; empty where that cannot be read."""
+    groups: Sequence[Group]
+    collectives: Sequence[Collective]
+    """The last, of all groups, in the order in which they were enqueued."""
+    info: Mapping[str, str | int | None]
+    """What the process said of itself; empty where that cannot be read, None for what is neither text nor number."""
 
 
 def read_image(image: bytes | memoryview) -> Contents:
@@ -126,15 +186,64 @@ def read_image(image: bytes | memoryview) -> Contents:
             int(raw.chunks_damaged),
             int(raw.names_left_out),
             int(raw.dropped),
+            [_group(raw.groups[i], batch.names) for i in range(raw.group_count)],
+            [_collective(raw.collectives[i], batch.names) for i in range(raw.collective_count)],
             _info(bytes(ffi.buffer(raw.info, raw.info_size))),
         )
     finally:
         lib.otp_blackbox_contents_free(raw)
 
 
+def _group(raw: Any, names: Names) -> Group:
+    return Group(
+        names[raw.group],
+        names[raw.ranks],
+        names[raw.backend],
+        raw.group_size,
+        raw.rank,
+        bool(raw.flags & lib.OTP_BLACKBOX_TRANSFER),
+        not raw.flags & lib.OTP_BLACKBOX_UNTRACKED,
+        raw.enqueued,
+        raw.completed,
+        raw.last_enqueued,
+        raw.last_completed,
+    )
+
+
+def _collective(raw: Any, names: Names) -> Collective:
+    call = raw.call
+    return Collective(
+        names[call.name],
+        names[call.group],
+        names[call.ranks],
+        names[call.dtype],
+        names[call.reduce_op],
+        call.sequence_nr,
+        call.bytes_in,
+        call.bytes_out,
+        call.root,
+        call.peer,
+        call.tag,
+        bool(call.flags & lib.OTP_BLACKBOX_TRANSFER),
+        bool(call.flags & lib.OTP_BLACKBOX_ASYNC),
+        bool(call.flags & lib.OTP_BLACKBOX_FAILED),
+        not call.flags & lib.OTP_BLACKBOX_UNTRACKED,
+        raw.os_tid,
+        raw.enqueued,
+        raw.completed,
+    )
+
+
 def _info(text: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:  # damaged, or there is none
+    except (ValueError, RecursionError):  # damaged, or there is none
         return {}
-    return found if isinstance(found, dict) else {}
+    return {key: _sound(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _sound(value: Any) -> str | int | None:
+    """Texts that can be encoded, such as a program's name may not be, and numbers of 64 bits; None for all else."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return value if type(value) is int and -_MOST_NUMBER <= value < _MOST_NUMBER else None

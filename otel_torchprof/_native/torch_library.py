@@ -169,15 +169,15 @@ class TorchLibrary:
         """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
         return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
-    def report_collectives(self, session: Session) -> Collecting:
-        """Tells of a running session's collectives: see :class:`Collecting`.
+    def report_collectives(self, session: Session, most: int) -> Collecting:
+        """Tells of a running session's collectives, of which so many may wait to be taken: see :class:`Collecting`.
 
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
         """
         if not self.functions.reports_collectives:
             raise TorchLibraryError(torch_build.why_left_out(self.path, torch_build.COLLECTIVES))
-        return Collecting(self.functions, session)
+        return Collecting(self.functions, session, most)
 
     def hold_devices(self, captures: int) -> None:
         """How many streams are being captured: while any is, no device is marked and none is asked."""

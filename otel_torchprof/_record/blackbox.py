@@ -17,6 +17,7 @@ from otel_torchprof._native.blackbox import BoxSession, set_info
 from otel_torchprof._process import fork
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, without_waiting
+from otel_torchprof._sources.collective_source import CollectiveSource
 from otel_torchprof._sources.source import Operators, Sources
 from otel_torchprof.errors import NativeError, TorchProfError
 from otel_torchprof.health import ON
@@ -74,8 +75,7 @@ class BlackBox:
                 config.warn_once(f"no black box is kept: {error}")
                 return
             self.state = ON
-        if self._options.detail == "ops":
-            self._call_off = when_imported("torch", self._on_torch)
+        self._call_off = when_imported("torch", self._on_torch)
 
     def _open(self) -> None:
         place, options = self._identity, self._options
@@ -105,9 +105,9 @@ class BlackBox:
 
     def _info(self) -> dict[str, Any]:
         return {
+            "program": Path(sys.argv[0]).name if sys.argv else "",
             **{key: value for key, value in self._identity.items() if value is not None},
             "host": platform.node(),
-            "program": Path(sys.argv[0]).name if sys.argv else "",
             "detail": self._options.detail,
             "opened": time.time_ns(),
             "python": platform.python_version(),
@@ -120,7 +120,9 @@ class BlackBox:
                 return
             try:
                 library = torch_library.load()
-                self._sources.add(Operators(library, torch_library.Requested(0)))
+                if self._options.detail == "ops":
+                    self._sources.add(Operators(library, torch_library.Requested(0)))
+                self._sources.add(CollectiveSource(library, most=0))
             except TorchProfError as error:
                 self.state = f"{ON}, without operators: {error}"
 
@@ -129,6 +131,7 @@ class BlackBox:
         with self._lock:
             self._call_off()
             self._cleanup.close_and_log()
+            self._file = None
             if self.state.startswith(ON):
                 self.state = "off: stopped"
 
@@ -140,7 +143,8 @@ class BlackBox:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self.state = "off: this process was forked from the one that has it"
+        if self.state.startswith(ON):
+            self.state = "off: this process was forked from the one that has it"
 
 
 def _nothing() -> None:

@@ -35,10 +35,12 @@ class CollectiveSource(Source):
 
     Args:
         library: of torch's operators.
+        most: that may wait to be put to a batch; the black box has all of them by itself.
     """
 
-    def __init__(self, library: TorchLibrary) -> None:
+    def __init__(self, library: TorchLibrary, most: int = MOST) -> None:
         self._library = library
+        self._most = most
         self._collecting: Collecting | None = None
         self._lock = threading.RLock()  # a signal handler may stop it in the middle of a drain
         self._waiting = no_collectives()
@@ -47,7 +49,7 @@ class CollectiveSource(Source):
     def start(self, session: Session) -> None:
         """Begins; without effect where torch was built without distributed."""
         try:
-            self._collecting = self._library.report_collectives(session)
+            self._collecting = self._library.report_collectives(session, self._most)
         except TorchLibraryError as error:  # of a torch without distributed: then there are none
             _logger.info("collectives are recorded as any operator: %s", error)
 

@@ -1,7 +1,7 @@
 /* The image of a black box: a file of a fixed size, all of it allocated, that a process maps and writes, and that tells
  * what the process did when it is no more. Another process may read it at any time.
  *
- *   header | info | late ends | ends of names | texts of names | chunks ...
+ *   header | info | late ends | groups | collectives | ends of names | texts of names | chunks ...
  *
  * Times are ticks of the recorder; `points` say what they are in Unix ns. A chunk is OTP_CHUNK_BYTES with a
  * hot::ChunkHead at its beginning and records (record_format.h) OTP_BLACKBOX_CHUNK_HEADER bytes behind that. A name's
@@ -9,8 +9,8 @@
  * more did not fit.
  *
  * What may change under a reader is written so that it can be noticed: a chunk's `sequence` is 0 while its head is
- * written, a point's `ticks` and a late end's `sequence` likewise, `info_sequence` is odd. Counts are raised after what
- * they count. A process that dies leaves each as it was between two stores.
+ * written, a point's `ticks`, a late end's `sequence` and a collective's `ticket` likewise, `info_sequence` is odd.
+ * Counts are raised after what they count. A process that dies leaves each as it was between two stores.
  *
  * Little-endian, as written by the machine; a reader trusts none of it.
  */
@@ -35,6 +35,8 @@ enum otp_blackbox_state {
 #define OTP_BLACKBOX_OPEN_LISTED 256 /* OPEN records at the head of a chunk, at most */
 #define OTP_BLACKBOX_POINTS 128
 #define OTP_BLACKBOX_LATE_ENDS 256
+#define OTP_BLACKBOX_GROUPS 64
+#define OTP_BLACKBOX_COLLECTIVES 512
 
 /* A moment on both clocks. The table is a ring: the order of its entries says nothing. */
 typedef struct {
@@ -70,20 +72,29 @@ typedef struct {
   uint32_t chunk_count;
   uint32_t info_bytes;
   uint32_t info_sequence;
-  uint32_t point_count;    /* ever written */
-  uint64_t late_end_count; /* ever written */
-  uint64_t dropped;        /* events that found no chunk */
+  uint32_t point_count;      /* ever written */
+  uint64_t late_end_count;   /* ever written */
+  uint64_t collective_count; /* ever written */
+  uint64_t dropped;          /* events that found no chunk */
   otp_blackbox_point points[OTP_BLACKBOX_POINTS];
 } otp_blackbox_header;
 
 /* Where the parts begin. */
 #define OTP_BLACKBOX_INFO_AT 4096
 #define OTP_BLACKBOX_LATE_ENDS_AT (OTP_BLACKBOX_INFO_AT + OTP_BLACKBOX_INFO_BYTES)
-#define OTP_BLACKBOX_NAME_ENDS_AT 65536
+#define OTP_BLACKBOX_GROUPS_AT 40960
+#define OTP_BLACKBOX_COLLECTIVES_AT 65536
+#define OTP_BLACKBOX_NAME_ENDS_AT 131072
 
 OTP_STATIC_ASSERT(sizeof(otp_blackbox_header) <= OTP_BLACKBOX_INFO_AT, "the header ends before the info");
 OTP_STATIC_ASSERT(OTP_BLACKBOX_LATE_ENDS_AT + OTP_BLACKBOX_LATE_ENDS * sizeof(otp_blackbox_late_end) <=
+                      OTP_BLACKBOX_GROUPS_AT,
+                  "the late ends end before the groups");
+OTP_STATIC_ASSERT(OTP_BLACKBOX_GROUPS_AT + OTP_BLACKBOX_GROUPS * sizeof(otp_blackbox_group) <=
+                      OTP_BLACKBOX_COLLECTIVES_AT,
+                  "the groups end before the collectives");
+OTP_STATIC_ASSERT(OTP_BLACKBOX_COLLECTIVES_AT + OTP_BLACKBOX_COLLECTIVES * sizeof(otp_blackbox_collective) <=
                       OTP_BLACKBOX_NAME_ENDS_AT,
-                  "the late ends end before the names");
+                  "the collectives end before the names");
 
 #endif /* OTEL_TORCHPROF_BLACKBOX_FORMAT_H_ */

@@ -253,6 +253,57 @@ void otp_get_recorder_stats(otp_recorder_stats* out);
 
 /* ---- the black box: the latest events in a file that a process maps, and that outlives it ---- */
 
+/* What a collective is, a send or a receive, as its source knows it. Strings are ids of names. */
+typedef struct {
+  uint64_t event;      /* id of the operator's event; 0: nobody records it */
+  int64_t sequence_nr; /* the same on all ranks of the group; -1: it has none */
+  int64_t bytes_in;
+  int64_t bytes_out;
+  uint32_t name; /* of the operator */
+  uint32_t group;
+  uint32_t ranks;
+  uint32_t backend;
+  uint32_t dtype;
+  uint32_t reduce_op;
+  int32_t group_size;
+  int32_t rank;
+  int32_t root; /* -1: none, as the next two */
+  int32_t peer;
+  int32_t tag;
+  uint32_t flags; /* otp_blackbox_collective_flag */
+} otp_blackbox_call;
+
+enum otp_blackbox_collective_flag {
+  OTP_BLACKBOX_TRANSFER = 1,  /* a send or a receive */
+  OTP_BLACKBOX_ASYNC = 2,     /* its caller does not wait for it at once */
+  OTP_BLACKBOX_FAILED = 4,    /* it ended with an error */
+  OTP_BLACKBOX_UNTRACKED = 8, /* its backend does not say when it is complete */
+};
+
+/* One in an image: the last of all groups. */
+typedef struct {
+  uint64_t ticket;    /* from 1 on; 0: none */
+  uint64_t enqueued;  /* ticks */
+  uint64_t completed; /* ticks; 0: not yet, or not known */
+  uint32_t os_tid;    /* that enqueued it */
+  uint32_t padding;
+  otp_blackbox_call call;
+} otp_blackbox_collective;
+
+/* A group in an image, and apart from it, its sends and receives. */
+typedef struct {
+  uint32_t group; /* 0: none */
+  uint32_t ranks;
+  uint32_t backend;
+  int32_t group_size;
+  int32_t rank;
+  uint32_t flags;         /* OTP_BLACKBOX_TRANSFER and OTP_BLACKBOX_UNTRACKED */
+  uint64_t enqueued;      /* how many */
+  uint64_t completed;     /* how many, in whatever order */
+  int64_t last_enqueued;  /* sequence_nr; -1: none */
+  int64_t last_completed; /* the highest */
+} otp_blackbox_group;
+
 typedef struct {
   int fd;                  /* of a file of that size that has all of its blocks; may be closed afterwards */
   uint64_t bytes;          /* OTP_BLACKBOX_LEAST at least */
@@ -285,7 +336,11 @@ typedef struct {
   uint32_t chunks_damaged; /* of them, those that could not be read to their end */
   uint32_t names_left_out; /* since they did not fit */
   uint64_t dropped;        /* events that found no chunk */
-  uint32_t info_size;      /* 0: none, or it was being written */
+  otp_blackbox_group* groups;
+  uint32_t group_count;
+  uint32_t collective_count;
+  otp_blackbox_collective* collectives; /* in the order of their tickets; `enqueued` and `completed` are Unix ns here */
+  uint32_t info_size;                   /* 0: none, or it was being written */
   char info[8192];
 } otp_blackbox_contents;
 
@@ -440,6 +495,13 @@ typedef struct {
   /* Id of the innermost open event of the calling thread, as in the column, and the running sessions that have it; 0
    * where there is none or nobody has it. For what a source finds out of an event after its begin. */
   uint64_t (*innermost)(uint32_t* consumers);
+
+  /* Whether a black box is open: 0 or not. Read relaxed. */
+  const volatile uint32_t* box_is_open;
+  /* Notes in the open black box that a collective is enqueued on the calling thread; a ticket for its end, 0 where none
+   * is open. Takes the registry's lock for a fraction of a microsecond, as its end does, from any thread. */
+  uint64_t (*collective_enqueued)(const otp_blackbox_call* call);
+  void (*collective_completed)(uint64_t ticket, int failed);
 
   /* For begin and end without a call. */
   otp_hot hot;

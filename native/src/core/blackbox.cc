@@ -184,6 +184,53 @@ void BlackBox::add_late_end(const LateEnd& end) {
   store(&d_header->late_end_count, count + 1);
 }
 
+// The slot of the call's group; the groups that come when all are taken are known by their collectives alone.
+otp_blackbox_group* BlackBox::group_of(const otp_blackbox_call& call) {
+  auto* groups = reinterpret_cast<otp_blackbox_group*>(at(OTP_BLACKBOX_GROUPS_AT));
+  uint32_t kind = call.flags & OTP_BLACKBOX_TRANSFER;
+  for (uint32_t i = 0; i < OTP_BLACKBOX_GROUPS; ++i) {
+    otp_blackbox_group& slot = groups[i];
+    bool is_it = slot.group == call.group && slot.ranks == call.ranks && (slot.flags & OTP_BLACKBOX_TRANSFER) == kind;
+    if (is_it && slot.group != 0) return &slot;
+    if (slot.group != 0) continue;
+    uint32_t flags = call.flags & (OTP_BLACKBOX_TRANSFER | OTP_BLACKBOX_UNTRACKED);
+    slot = {0, call.ranks, call.backend, call.group_size, call.rank, flags, 0, 0, -1, -1};
+    store(&slot.group, call.group);
+    return &slot;
+  }
+  return nullptr;
+}
+
+uint64_t BlackBox::add_collective(const otp_blackbox_call& call, uint32_t os_tid) {
+  uint64_t ticket = d_header->collective_count + 1;
+  otp_blackbox_collective& entry = collective(ticket);
+  store(&entry.ticket, uint64_t{0});
+  full_fence();
+  entry.enqueued = ticks_now();
+  entry.completed = 0;
+  entry.os_tid = os_tid;
+  entry.call = call;
+  store(&entry.ticket, ticket);
+  store(&d_header->collective_count, ticket);
+  if (otp_blackbox_group* group = group_of(call)) {
+    store(&group->last_enqueued, call.sequence_nr);
+    store(&group->enqueued, group->enqueued + 1);
+  }
+  return ticket;
+}
+
+// One that others have taken the place of is counted by its group no more; nor is one of another box.
+void BlackBox::complete_collective(uint64_t ticket, bool failed) {
+  otp_blackbox_collective& entry = collective(ticket);
+  if (entry.ticket != ticket || entry.completed != 0) return;
+  if (failed) entry.call.flags |= OTP_BLACKBOX_FAILED;
+  store(&entry.completed, ticks_now());
+  if (otp_blackbox_group* group = group_of(entry.call)) {
+    store(&group->last_completed, std::max(group->last_completed, entry.call.sequence_nr));
+    store(&group->completed, group->completed + 1);
+  }
+}
+
 void BlackBox::set_info(std::string_view json) {
   uint32_t sequence = d_header->info_sequence;
   store(&d_header->info_sequence, sequence + 1);

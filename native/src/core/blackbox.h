@@ -52,6 +52,8 @@ class BlackBox {
   void add_name(uint32_t id, std::string_view name, otp_name_kind kind);
   void add_point(ClockPoint point);
   void add_late_end(const LateEnd& end);
+  uint64_t add_collective(const otp_blackbox_call& call, uint32_t os_tid);  // its ticket
+  void complete_collective(uint64_t ticket, bool failed);
   void set_info(std::string_view json);
   void set_dropped(uint64_t events);
 
@@ -65,6 +67,11 @@ class BlackBox {
 
  private:
   uint8_t* at(uint64_t offset) { return d_memory + offset; }
+  otp_blackbox_group* group_of(const otp_blackbox_call& call);
+  otp_blackbox_collective& collective(uint64_t ticket) {
+    auto* entries = reinterpret_cast<otp_blackbox_collective*>(at(OTP_BLACKBOX_COLLECTIVES_AT));
+    return entries[ticket % OTP_BLACKBOX_COLLECTIVES];
+  }
 
   uint8_t* d_memory;
   std::atomic<BlackBox*> d_next{nullptr};  // of all that are mapped

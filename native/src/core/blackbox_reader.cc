@@ -70,6 +70,11 @@ class Image {
   void read_late_ends();
   otp_batch* decode();
   void rename(otp_batch* batch);
+  void read_groups(otp_blackbox_contents* out);
+  void read_collectives(otp_blackbox_contents* out);
+  uint64_t time_of(uint64_t ticks) const {
+    return ticks == 0 ? 0 : static_cast<uint64_t>(ClockReader(d_points).unix_ns(ticks));
+  }
   uint32_t own_name(uint32_t id);
   void copy_info(otp_blackbox_contents* out) const;
 
@@ -266,6 +271,41 @@ void Image::rename(otp_batch* batch) {
   }
 }
 
+void Image::read_groups(otp_blackbox_contents* out) {
+  std::vector<otp_blackbox_group> found;
+  for (uint32_t i = 0; i < OTP_BLACKBOX_GROUPS; ++i) {
+    otp_blackbox_group group;
+    if (!copy(OTP_BLACKBOX_GROUPS_AT + i * sizeof group, &group)) break;
+    if (group.group == 0) continue;
+    for (uint32_t* name : {&group.group, &group.ranks, &group.backend}) *name = own_name(*name);
+    found.push_back(group);
+  }
+  out->groups = new otp_blackbox_group[found.size()];
+  out->group_count = static_cast<uint32_t>(found.size());
+  std::copy(found.begin(), found.end(), out->groups);
+}
+
+void Image::read_collectives(otp_blackbox_contents* out) {
+  std::vector<otp_blackbox_collective> found;
+  uint64_t latest = d_points.back().ticks + kYounger;
+  for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i) {
+    otp_blackbox_collective entry;
+    if (!copy(OTP_BLACKBOX_COLLECTIVES_AT + i * sizeof entry, &entry)) break;
+    if (entry.ticket == 0 || entry.enqueued > latest || entry.completed > latest) continue;
+    otp_blackbox_call& call = entry.call;
+    for (uint32_t* name : {&call.name, &call.group, &call.ranks, &call.backend, &call.dtype, &call.reduce_op})
+      *name = own_name(*name);
+    d_last = std::max({d_last, entry.enqueued, entry.completed});
+    entry.enqueued = time_of(entry.enqueued);
+    entry.completed = time_of(entry.completed);
+    found.push_back(entry);
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.ticket < b.ticket; });
+  out->collectives = new otp_blackbox_collective[found.size()];
+  out->collective_count = static_cast<uint32_t>(found.size());
+  std::copy(found.begin(), found.end(), out->collectives);
+}
+
 void Image::copy_info(otp_blackbox_contents* out) const {
   uint32_t size = std::min<uint32_t>(d_header.info_bytes, OTP_BLACKBOX_INFO_BYTES);
   otp_blackbox_header again;
@@ -276,10 +316,13 @@ void Image::copy_info(otp_blackbox_contents* out) const {
 }
 
 otp_blackbox_contents* Image::contents() {
-  auto out = std::make_unique<otp_blackbox_contents>();
+  std::unique_ptr<otp_blackbox_contents, decltype(&otp_blackbox_contents_free)> out(new otp_blackbox_contents{},
+                                                                                    otp_blackbox_contents_free);
   read_points();
   read_chunks();
   read_late_ends();
+  read_groups(out.get());
+  read_collectives(out.get());
   out->batch = decode();
   out->pid = d_header.pid;
   out->is_closed = d_header.state == OTP_BLACKBOX_CLOSED ? 1 : 0;
@@ -309,6 +352,8 @@ int otp_blackbox_read(const uint8_t* data, uint64_t size, otp_blackbox_contents*
 void otp_blackbox_contents_free(otp_blackbox_contents* contents) {
   if (contents == nullptr) return;
   otp_batch_free(contents->batch);
+  delete[] contents->groups;
+  delete[] contents->collectives;
   delete contents;
 }
 

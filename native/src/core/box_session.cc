@@ -33,7 +33,24 @@ otp_session_options session_options_of(const otp_blackbox_options& options) {
 
 }  // namespace
 
+std::atomic<uint32_t> g_box_is_open{0};
+
+uint64_t collective_enqueued(const otp_blackbox_call* call) {
+  ThreadBuffer* thread = t_buffer != nullptr ? t_buffer : this_thread_slowpath();
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (all.box == nullptr) return 0;
+  return all.box->add_collective(*call, thread == nullptr ? 0 : thread->info.os_tid);
+}
+
+void collective_completed(uint64_t ticket, int failed) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (all.box != nullptr && ticket != 0) all.box->complete_collective(ticket, failed != 0);
+}
+
 void open_box_locked(Registry& all, otp_session* session) {
+  g_box_is_open.store(1, std::memory_order_relaxed);
   session->box->publish(session->mask());
   all.interner.set_box(session->box.get());
   all.clock.set_box(session->box.get());
@@ -42,6 +59,7 @@ void open_box_locked(Registry& all, otp_session* session) {
 }
 
 void close_box_locked(Registry& all) {
+  g_box_is_open.store(0, std::memory_order_relaxed);
   BlackBox* box = all.box;
   otp_session* session = all.box_session;
   all.interner.set_box(nullptr);

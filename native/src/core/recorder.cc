@@ -363,6 +363,9 @@ extern "C" const otp_api* otp_get_api(void) {
       otp::set_device_source,
       otp::unix_ns,
       otp::innermost,
+      otp::as_word(otp::g_box_is_open),
+      otp::collective_enqueued,
+      otp::collective_completed,
       {otp::hot::kLayout, &otp::g_shared, otp::buffer_at(), otp::buffer, otp::g_clock_is_tsc ? 1u : 0u}};
   return &api;
 }

@@ -64,6 +64,7 @@ void after_fork_in_child() {
   g_shared.epoch.fetch_add(1, std::memory_order_relaxed);
   g_generation.fetch_add(1, std::memory_order_relaxed);
   t_buffer = nullptr;
+  g_box_is_open.store(0, std::memory_order_relaxed);
   BlackBox::abandon_all_in_child();
   g_registry.store(new Registry, std::memory_order_release);
 }

@@ -23,6 +23,8 @@ extern std::atomic<const otp_context_carrier*> g_context_carrier;
 extern std::atomic<uint32_t> g_requests_devices;
 extern std::atomic<const otp_device_source*> g_device_source;
 
+extern std::atomic<uint32_t> g_box_is_open;
+
 extern std::atomic<uint32_t> g_generation;  // raised in a forked child
 
 // Lives as long as the process. A forked child gets a new, empty one and never touches the old (whose lock may be held
@@ -74,6 +76,10 @@ struct Registry {
 // then, for others: they come back one by one.
 void open_box_locked(Registry& all, otp_session* session);
 void close_box_locked(Registry& all);
+
+// As otp_api has them.
+uint64_t collective_enqueued(const otp_blackbox_call* call);
+void collective_completed(uint64_t ticket, int failed);
 
 // Ends the process where there is no memory for it at its first use, or in a forked child: some 80 KB.
 Registry& registry() noexcept;

@@ -147,10 +147,23 @@ otp_collective entry_of(Known& known, const Call& call, int64_t before) {
   return entry;
 }
 
-void tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t consumers) {
+// As the black box has it. Gloo completes the future of its work when that is done; others do so when it is enqueued on
+// a device, or never.
+otp_blackbox_call boxed(const otp_collective& entry, uint32_t name, bool is_tracked) {
+  uint32_t flags = entry.flags | (is_tracked ? 0 : OTP_BLACKBOX_UNTRACKED);
+  return {entry.event, entry.sequence_nr, entry.bytes_in,   entry.bytes_out,
+          name,        entry.group,       entry.ranks,      entry.backend,
+          entry.dtype, entry.reduce_op,   entry.group_size, entry.rank,
+          entry.root,  entry.peer,        entry.tag,        flags};
+}
+static_assert(static_cast<int>(OTP_COLLECTIVE_TRANSFER) == OTP_BLACKBOX_TRANSFER, "the same bits");
+static_assert(static_cast<int>(OTP_COLLECTIVE_ASYNC) == OTP_BLACKBOX_ASYNC, "the same bits");
+
+otp_collective tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t consumers) {
   uint32_t dtype = interned(call.dtype), reduce_op = interned(call.reduce_op);
+  otp_collective told{};
   with_known(s, call, [&](Known& known) {
-    otp_collective entry = entry_of(known, call, before);
+    otp_collective& entry = told = entry_of(known, call, before);
     entry.event = event;
     entry.dtype = dtype;
     entry.reduce_op = reduce_op;
@@ -163,6 +176,7 @@ void tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t c
       }
     }
   });
+  return told;
 }
 
 // What a call that does not raise the backend's number by one has done to it, once it has run. As many as the
@@ -187,28 +201,68 @@ class Skew {
   int64_t d_before;
 };
 
+// What is to be done once a call has run.
+struct After {
+  std::optional<Skew> skew;
+  uint64_t ticket = 0;  // in the black box, where its end will be known
+};
+
 // Reports a call that is about to run. Never throws: a collective runs whatever becomes of the report.
-void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::optional<Skew>* skew) try {
+void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, After* after) try {
   State* state = g_state;
   uint32_t consumers = 0;
   uint64_t event = g_collectives_api->innermost(&consumers);
   bool may_skew = op.schema().name().find("send") != std::string::npos ||
                   op.schema().name().find("recv") != std::string::npos ||
                   op.schema().name().find("monitored") != std::string::npos;
-  if (state == nullptr || (event == 0 && !may_skew)) return;
+  bool is_boxed = *g_collectives_api->box_is_open != 0;
+  if (state == nullptr || (event == 0 && !may_skew && !is_boxed)) return;
   Call call = call_of(op, stack);
   if (!call.group) return;
   int64_t before = number_before(*state, call);
-  if (event != 0) tell(*state, call, before, event, consumers);
-  if (call.counts_otherwise) skew->emplace(*state, std::move(call), before);
+  if (event != 0 || is_boxed) {
+    otp_collective told = tell(*state, call, before, event, consumers);
+    bool is_tracked = call.backend->getBackendName() == "gloo";
+    otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
+    uint64_t ticket = is_boxed ? g_collectives_api->collective_enqueued(&noted) : 0;
+    if (is_tracked) after->ticket = ticket;
+  }
+  if (call.counts_otherwise) after->skew.emplace(*state, std::move(call), before);
 } catch (...) {
 }
 
+// The work that a call has returned; null where it returned none, and so is complete.
+c10::intrusive_ptr<c10d::Work> work_in(const torch::jit::Stack& stack) {
+  if (stack.empty()) return {};
+  const c10::IValue& last = stack.back();
+  if (last.isTuple() && !last.toTupleRef().elements().empty() && last.toTupleRef().elements().back().isCustomClass())
+    return last.toTupleRef().elements().back().toCustomClass<c10d::Work>();
+  return last.isCustomClass() ? last.toCustomClass<c10d::Work>() : c10::intrusive_ptr<c10d::Work>{};
+}
+
+// Has the black box hear of the end of a call that has returned. Never throws.
+void await_end(const torch::jit::Stack& stack, uint64_t ticket) try {
+  if (ticket == 0) return;
+  c10::intrusive_ptr<c10d::Work> work = work_in(stack);
+  c10::intrusive_ptr<c10::ivalue::Future> future = work ? work->getFuture() : nullptr;
+  if (!future) return g_collectives_api->collective_completed(ticket, 0);
+  future->addCallback([ticket](c10::ivalue::Future& done) {
+    g_collectives_api->collective_completed(ticket, done.hasError() ? 1 : 0);
+  });
+} catch (...) {  // it stays without an end
+}
+
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  std::optional<Skew> skew;
-  before_call(op, *stack, &skew);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect),
-                     stack);
+  After after;
+  before_call(op, *stack, &after);
+  try {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect),
+                       stack);
+  } catch (...) {
+    if (after.ticket != 0) g_collectives_api->collective_completed(after.ticket, 1);
+    throw;
+  }
+  await_end(*stack, after.ticket);
 }
 
 bool takes_a_group(const c10::OperatorHandle& op) {

@@ -38,6 +38,8 @@ typedef struct {
   uint32_t flags;
 } otp_collective;
 
+/* The black box has them all, while one is open and anything listens: see otp_api. */
+
 /* Gives this part the recorder, which otp_torch_attach has accepted. Once. */
 void otp_torch_attach_collectives(const otp_api* api);
 
