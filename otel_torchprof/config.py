@@ -304,8 +304,8 @@ OTLP_FILE = Setting(
 BLACK_BOX = Setting(
     "OTEL_TORCHPROF_BLACKBOX",
     "none",
-    "`steps` or `ops`: what the black box records, which outlives the process; after a comma a folder (`ops,/scratch/boxes`), a size "
-    "(`ops,32M`), or both",
+    "`steps` or `ops`: what the black box records, which outlives the process; after commas a folder (`ops,/scratch/boxes`), a size "
+    "(`ops,32M`), and after how many seconds without an event a thread of the loop hangs (`ops,hang=60`)",
     parse=parsers.black_box,
 )
 BLACK_BOX_LABELS = Setting(

@@ -158,10 +158,12 @@ class BlackBoxOptions(NamedTuple):
     """Empty: a folder of the user's under the shared memory file system."""
     size: int | None = None
     """Bytes; None: 16 MiB, or less where there is no room."""
+    hang: float | None = None
+    """Seconds without an event from which on a thread of the loop hangs; None: nobody watches."""
 
 
 def black_box(value: object) -> BlackBoxOptions:
-    """What a black box records, then in any order a folder and a size: ``ops,/scratch/boxes,32M``.
+    """What a black box records, then in any order a folder, a size, and when a thread hangs: ``ops,/scratch/boxes,32M,hang=60``.
 
     Raises:
         ValueError: it is nothing like that.
@@ -170,17 +172,24 @@ def black_box(value: object) -> BlackBoxOptions:
         return value
     detail, *others = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
     found = BlackBoxOptions("ops" if detail.lower() == "ops" else "steps")
-    allowed = "allowed is steps or ops, and after a comma a folder with a slash in it, a size such as 32M, or both"
+    allowed = "allowed is steps or ops, and after commas a folder with a slash in it, a size such as 32M, hang=60"
     if detail.lower() not in {"steps", "ops"}:
         raise ValueError(allowed)
     for part in others:
         if "/" in part and not found.directory:
             found = found._replace(directory=part)
             continue
+        if part.lower().startswith("hang=") and found.hang is None:
+            found = found._replace(
+                hang=_number(part[5:], float, lambda n: 0 < n < math.inf, "hang= with seconds above 0")
+            )
+            continue
         try:
             size = byte_size(part)
         except ValueError:
             raise ValueError(allowed) from None
+        if found.size is not None:
+            raise ValueError(allowed)
         if not _LEAST_BOX <= size <= _LARGEST_BOX:
             raise ValueError("allowed is a size from 1M to 1G")
         found = found._replace(size=size)

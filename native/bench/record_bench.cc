@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "otel_torchprof/blackbox.h"
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/recorder.h"
 

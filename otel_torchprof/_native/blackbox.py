@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"OTPBOX\n\x1a"
 """What an image begins with (``blackbox_format.h``)."""
+STACKS_BYTES: int = lib.OTP_BLACKBOX_STACKS_BYTES
+"""Of Python's stacks, that an image keeps."""
 _MOST_NUMBER = 1 << 63
 
 
@@ -164,6 +166,11 @@ class Contents(NamedTuple):
     """The last, of all groups, in the order in which they were enqueued."""
     info: Mapping[str, str | int | None]
     """What the process said of itself; empty where that cannot be read, None for what is neither text nor number."""
+    hang_since_ns: int = 0
+    """Unix ns from which on a thread was seen to hang; 0: none was."""
+    hang_os_tid: int = 0
+    stacks: str = ""
+    """Python's stacks of all threads then; empty where nobody could write them."""
 
 
 def read_image(image: bytes | memoryview) -> Contents:
@@ -189,6 +196,9 @@ def read_image(image: bytes | memoryview) -> Contents:
             [_group(raw.groups[i], batch.names) for i in range(raw.group_count)],
             [_collective(raw.collectives[i], batch.names) for i in range(raw.collective_count)],
             _info(bytes(ffi.buffer(raw.info, raw.info_size))),
+            int(raw.hang_since),
+            int(raw.hang_os_tid),
+            bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
         )
     finally:
         lib.otp_blackbox_contents_free(raw)

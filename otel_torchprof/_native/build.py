@@ -25,7 +25,9 @@ HEADERS = (
     "device_slices.h",
     "record_format.h",
     "recorder.h",
+    "blackbox.h",
     "sigterm.h",
+    "hang_watch.h",
 )
 TORCH = ROOT / "native" / "src" / "sources" / "torch"
 TORCH_HEADERS = ("ops.h", "memory.h", "devices.h", "collectives.h", "ranges.h", "record_function_fast.h")

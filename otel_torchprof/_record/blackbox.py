@@ -24,6 +24,7 @@ from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
 from .box_file import BoxFile, named_file
+from .hang_watch import HangWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
 """What each detail records; phases and modules as far as an instrumentation finds them."""
+_CODE = frozenset(("code.file.path", "code.function.name", "code.stacktrace"))
+"""Attributes that stacks would show."""
 _NOT_STARTED = "off: not started"
 
 
@@ -102,6 +105,11 @@ class BlackBox:
             raise
         fork.watch(self)
         set_info(self._info())
+        if options.hang is not None:
+            hidden = config.HIDDEN_ATTRIBUTES.read()
+            watch = HangWatch(options.hang, hides_code=bool(hidden & _CODE))
+            self._cleanup.push(watch.stop)
+            watch.start()
 
     def _info(self) -> dict[str, Any]:
         return {

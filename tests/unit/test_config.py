@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof import config
+from otel_torchprof.parsers import BlackBoxOptions
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +93,56 @@ def test_a_variable_with_parts(monkeypatch, text, path, most):
     monkeypatch.setenv("OTEL_TORCHPROF_CHROME_TRACE", text)
     assert config.CHROME_TRACE.read() == path
     assert config.CHROME_MAX_FILES.read() == most
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("ops", BlackBoxOptions("ops")),
+        (" Steps ", BlackBoxOptions("steps")),
+        ("ops,/scratch/boxes", BlackBoxOptions("ops", "/scratch/boxes")),
+        ("ops, 32m", BlackBoxOptions("ops", size=32 << 20)),
+        ("steps,1M,~/my boxes", BlackBoxOptions("steps", "~/my boxes", 1 << 20)),
+        ("ops,./boxes,1G", BlackBoxOptions("ops", "./boxes", 1 << 30)),
+        ("ops,hang=1.5,2M", BlackBoxOptions("ops", size=2 << 20, hang=1.5)),
+    ],
+)
+def test_a_black_box(monkeypatch, text, expected):
+    """What it records, then in any order a folder, which has a slash, a size, and after how many seconds a thread hangs."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BLACKBOX", text)
+    assert config.BLACK_BOX.read() == expected
+    assert config.BLACK_BOX.given("blackbox", expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("on", "allowed is steps or ops,"),
+        ("/scratch/boxes", "allowed is steps or ops,"),
+        ("ops,boxes", "allowed is steps or ops,"),
+        ("ops,", "allowed is steps or ops,"),
+        ("ops,/a,/b", "allowed is steps or ops,"),
+        ("ops,16M,32M", "allowed is steps or ops,"),
+        ("ops,hang=1,hang=2", "allowed is steps or ops,"),
+        ("ops,hang=0", "allowed is hang= with seconds above 0"),
+        ("ops,1023K", "allowed is a size from 1M to 1G"),
+        ("ops,2G", "allowed is a size from 1M to 1G"),
+    ],
+)
+def test_a_bad_black_box_is_warned_of(monkeypatch, caplog, text, allowed):
+    """It is ignored with one warning that names variable, value and what is allowed; the same text as a keyword raises."""
+    monkeypatch.setenv("OTEL_TORCHPROF_BLACKBOX", text)
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        assert [config.BLACK_BOX.read() for _ in range(2)] == [None, None]
+    (record,) = caplog.records
+    assert all(part in record.getMessage() for part in ("OTEL_TORCHPROF_BLACKBOX", repr(text), allowed))
+    with pytest.raises(ValueError, match=f"^blackbox is {text!r}; {allowed}"):
+        config.BLACK_BOX.given("blackbox", text)
+
+
+def test_labels_in_a_black_box(monkeypatch):
+    """Nothing set shows all labels, a list of patterns those alone."""
+    assert config.BLACK_BOX_LABELS.read() is None
+    monkeypatch.setenv("OTEL_TORCHPROF_BLACKBOX_LABELS", "forward*, load")
+    assert config.BLACK_BOX_LABELS.read() == {"forward*", "load"}

@@ -1,7 +1,7 @@
 /* The image of a black box: a file of a fixed size, all of it allocated, that a process maps and writes, and that tells
  * what the process did when it is no more. Another process may read it at any time.
  *
- *   header | info | late ends | groups | collectives | ends of names | texts of names | chunks ...
+ *   header | info | late ends | groups | stacks | collectives | ends of names | texts of names | chunks ...
  *
  * Times are ticks of the recorder; `points` say what they are in Unix ns. A chunk is OTP_CHUNK_BYTES with a
  * hot::ChunkHead at its beginning and records (record_format.h) OTP_BLACKBOX_CHUNK_HEADER bytes behind that. A name's
@@ -9,8 +9,9 @@
  * more did not fit.
  *
  * What may change under a reader is written so that it can be noticed: a chunk's `sequence` is 0 while its head is
- * written, a point's `ticks`, a late end's `sequence` and a collective's `ticket` likewise, `info_sequence` is odd.
- * Counts are raised after what they count. A process that dies leaves each as it was between two stores.
+ * written, a point's `ticks`, a late end's `sequence` and a collective's `ticket` likewise, `info_sequence` and
+ * `stacks_sequence` are odd. Counts are raised after what they count. A process that dies leaves each as it was between
+ * two stores.
  *
  * Little-endian, as written by the machine; a reader trusts none of it.
  */
@@ -19,8 +20,8 @@
 
 #include <stdint.h>
 
+#include "otel_torchprof/blackbox.h"
 #include "otel_torchprof/record_format.h"
-#include "otel_torchprof/recorder.h"
 
 /* Raised whenever the layout or the meaning of the image changes. */
 #define OTP_BLACKBOX_VERSION 1
@@ -76,6 +77,11 @@ typedef struct {
   uint64_t late_end_count;   /* ever written */
   uint64_t collective_count; /* ever written */
   uint64_t dropped;          /* events that found no chunk */
+  uint64_t hang_since;       /* ticks of the last thing that the thread did; 0: no thread was seen to hang */
+  uint32_t hang_os_tid;
+  uint32_t stacks_bytes; /* of the stacks of all threads then, as text */
+  uint32_t stacks_sequence;
+  uint32_t padding;
   otp_blackbox_point points[OTP_BLACKBOX_POINTS];
 } otp_blackbox_header;
 
@@ -83,6 +89,7 @@ typedef struct {
 #define OTP_BLACKBOX_INFO_AT 4096
 #define OTP_BLACKBOX_LATE_ENDS_AT (OTP_BLACKBOX_INFO_AT + OTP_BLACKBOX_INFO_BYTES)
 #define OTP_BLACKBOX_GROUPS_AT 40960
+#define OTP_BLACKBOX_STACKS_AT 49152
 #define OTP_BLACKBOX_COLLECTIVES_AT 65536
 #define OTP_BLACKBOX_NAME_ENDS_AT 131072
 
@@ -90,9 +97,10 @@ OTP_STATIC_ASSERT(sizeof(otp_blackbox_header) <= OTP_BLACKBOX_INFO_AT, "the head
 OTP_STATIC_ASSERT(OTP_BLACKBOX_LATE_ENDS_AT + OTP_BLACKBOX_LATE_ENDS * sizeof(otp_blackbox_late_end) <=
                       OTP_BLACKBOX_GROUPS_AT,
                   "the late ends end before the groups");
-OTP_STATIC_ASSERT(OTP_BLACKBOX_GROUPS_AT + OTP_BLACKBOX_GROUPS * sizeof(otp_blackbox_group) <=
-                      OTP_BLACKBOX_COLLECTIVES_AT,
-                  "the groups end before the collectives");
+OTP_STATIC_ASSERT(OTP_BLACKBOX_GROUPS_AT + OTP_BLACKBOX_GROUPS * sizeof(otp_blackbox_group) <= OTP_BLACKBOX_STACKS_AT,
+                  "the groups end before the stacks");
+OTP_STATIC_ASSERT(OTP_BLACKBOX_STACKS_AT + OTP_BLACKBOX_STACKS_BYTES <= OTP_BLACKBOX_COLLECTIVES_AT,
+                  "the stacks end before the collectives");
 OTP_STATIC_ASSERT(OTP_BLACKBOX_COLLECTIVES_AT + OTP_BLACKBOX_COLLECTIVES * sizeof(otp_blackbox_collective) <=
                       OTP_BLACKBOX_NAME_ENDS_AT,
                   "the collectives end before the names");

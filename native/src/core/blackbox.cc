@@ -108,8 +108,10 @@ namespace {
 // where neither is this one.
 bool find_open_record(const Chunk& chunk, const OpenEvent& event, otp_record_open* found) {
   uint64_t index = event.index.get();
+  uint32_t place = event.place.get() * hot::kPlaceUnit;
   if (index >= chunk.next_index) {
-    std::memcpy(&found->begin, chunk.data() + event.place.get() * hot::kPlaceUnit, sizeof found->begin);
+    if (place + sizeof found->begin > chunk.readable_bytes()) return false;  // another thread asks, a little early
+    std::memcpy(&found->begin, chunk.data() + place, sizeof found->begin);
     found->begin.head.kind = OTP_RECORD_OPEN;
     return true;
   }
@@ -238,6 +240,39 @@ void BlackBox::set_info(std::string_view json) {
   d_header->info_bytes = static_cast<uint32_t>(std::min<size_t>(json.size(), OTP_BLACKBOX_INFO_BYTES));
   std::memcpy(at(OTP_BLACKBOX_INFO_AT), json.data(), d_header->info_bytes);
   store(&d_header->info_sequence, sequence + 2);
+}
+
+void BlackBox::set_hang(uint32_t os_tid, uint64_t for_ns, std::string_view stacks) {
+  ClockPoint first{0, 0}, last{0, 0};  // of the points there are: the rate of the clock
+  for (const otp_blackbox_point& point : d_header->points) {
+    if (point.ticks == 0) continue;
+    if (first.ticks == 0 || point.ticks < first.ticks) first = {point.ticks, point.unix_ns};
+    if (point.ticks > last.ticks) last = {point.ticks, point.unix_ns};
+  }
+  double rate = last.unix_ns == first.unix_ns
+                    ? 1.0
+                    : static_cast<double>(last.ticks - first.ticks) / static_cast<double>(last.unix_ns - first.unix_ns);
+  d_header->hang_os_tid = os_tid;
+  store(&d_header->hang_since, ticks_now() - static_cast<uint64_t>(static_cast<double>(for_ns) * rate));
+  if (!stacks.empty()) set_stacks(stacks);
+}
+
+void BlackBox::set_stacks(std::string_view text) {
+  uint32_t sequence = d_header->stacks_sequence;
+  store(&d_header->stacks_sequence, sequence + 1);
+  full_fence();
+  d_header->stacks_bytes = static_cast<uint32_t>(std::min<size_t>(text.size(), OTP_BLACKBOX_STACKS_BYTES));
+  std::memcpy(at(OTP_BLACKBOX_STACKS_AT), text.data(), d_header->stacks_bytes);
+  store(&d_header->stacks_sequence, sequence + 2);
+}
+
+bool BlackBox::has_pending(uint32_t os_tid) const {
+  const auto* entries = reinterpret_cast<const otp_blackbox_collective*>(d_memory + OTP_BLACKBOX_COLLECTIVES_AT);
+  for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i)
+    if (entries[i].ticket != 0 && entries[i].completed == 0 && entries[i].os_tid == os_tid &&
+        (entries[i].call.flags & OTP_BLACKBOX_UNTRACKED) == 0)
+      return true;
+  return false;
 }
 
 void BlackBox::set_dropped(uint64_t events) { store(&d_header->dropped, events); }

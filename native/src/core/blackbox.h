@@ -46,6 +46,9 @@ class BlackBox {
   // chunk is there that the thread leaves. At most as many bytes.
   uint32_t list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes);
   void append_open(ThreadBuffer& thread, uint32_t count);
+  const otp_record_open& listed(uint32_t i) const { return d_open[i]; }
+  // Whether a collective that the thread has enqueued is not complete.
+  bool has_pending(uint32_t os_tid) const;
 
   uint64_t chunk_bytes() const { return uint64_t{d_header->chunk_count} * OTP_CHUNK_BYTES; }
 
@@ -56,6 +59,9 @@ class BlackBox {
   void complete_collective(uint64_t ticket, bool failed);
   void set_info(std::string_view json);
   void set_dropped(uint64_t events);
+  // A thread has done nothing for so long. What its threads' stacks are comes later, or never.
+  void set_hang(uint32_t os_tid, uint64_t for_ns, std::string_view stacks);
+  void set_stacks(std::string_view text);
 
   // Nothing more will be recorded for it. True: no chunk of it is in use, and it can go; else once the last comes back.
   bool close();

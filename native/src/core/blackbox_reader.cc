@@ -77,6 +77,7 @@ class Image {
   }
   uint32_t own_name(uint32_t id);
   void copy_info(otp_blackbox_contents* out) const;
+  void copy_hang(otp_blackbox_contents* out) const;
 
   const uint8_t* d_data;
   uint64_t d_size;
@@ -315,6 +316,17 @@ void Image::copy_info(otp_blackbox_contents* out) const {
   if (copy(0, &again) && again.info_sequence == d_header.info_sequence) out->info_size = size;
 }
 
+void Image::copy_hang(otp_blackbox_contents* out) const {
+  if (d_header.hang_since == 0 || d_header.hang_since > d_last) return;
+  out->hang_since = ClockReader(d_points).unix_ns(d_header.hang_since);
+  out->hang_os_tid = d_header.hang_os_tid;
+  uint32_t size = std::min<uint32_t>(d_header.stacks_bytes, OTP_BLACKBOX_STACKS_BYTES);
+  if (d_size < OTP_BLACKBOX_STACKS_AT + OTP_BLACKBOX_STACKS_BYTES || d_header.stacks_sequence % 2 != 0) return;
+  otp_blackbox_header again;
+  std::memcpy(out->stacks, d_data + OTP_BLACKBOX_STACKS_AT, size);
+  if (copy(0, &again) && again.stacks_sequence == d_header.stacks_sequence) out->stacks_size = size;
+}
+
 otp_blackbox_contents* Image::contents() {
   std::unique_ptr<otp_blackbox_contents, decltype(&otp_blackbox_contents_free)> out(new otp_blackbox_contents{},
                                                                                     otp_blackbox_contents_free);
@@ -332,6 +344,7 @@ otp_blackbox_contents* Image::contents() {
   out->names_left_out = d_header.names_left_out;
   out->dropped = d_header.dropped;
   copy_info(out.get());
+  copy_hang(out.get());
   return out.release();
 }
 

@@ -7,6 +7,7 @@
 #include "core/registry.h"
 #include "otel_torchprof/blackbox_format.h"
 
+static_assert(sizeof(otp_blackbox_contents::stacks) == OTP_BLACKBOX_STACKS_BYTES, "the same limit");
 static_assert(sizeof(otp_blackbox_contents::info) == OTP_BLACKBOX_INFO_BYTES, "the same limit");
 static_assert(otp::Chunk::kHeader == OTP_BLACKBOX_CHUNK_HEADER, "as a reader knows it");
 

@@ -92,6 +92,12 @@ void Interner::set_box(BlackBox* box) {
   }
 }
 
+std::string_view Interner::text(uint32_t id) const {
+  std::lock_guard<std::mutex> hold(d_mutex);
+  InternedName name = at(id < d_count ? id : 0);
+  return {name.text, name.size};
+}
+
 otp_names Interner::view() const {
   std::lock_guard<std::mutex> hold(d_mutex);
   return {reinterpret_cast<const uint8_t*>(d_data), d_ends, d_count, nullptr, nullptr};

@@ -43,6 +43,7 @@ class Interner {
   Interner& operator=(const Interner&) = delete;
 
   InternedName intern(std::string_view name, otp_name_kind kind);
+  std::string_view text(uint32_t id) const;
   // Valid as long as the interner.
   otp_names view() const;
   // The box gets all names, those from before too, in the order of their ids; null: no longer.

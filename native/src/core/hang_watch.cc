@@ -1,0 +1,229 @@
+#include "otel_torchprof/hang_watch.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "core/registry.h"
+
+namespace otp {
+
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kLongestLook = kSecond;
+constexpr uint64_t kReportTime = 5 * kSecond;
+constexpr uint64_t kPatience = 10;                      // times the longest pause
+constexpr uint64_t kWithCollective = 8 * 60 * kSecond;  // NCCL gives up after ten minutes, gloo after thirty
+
+using Dump = const char* (*)(int fd, void* interpreter, void* thread);
+
+// What a thread had published when it was last seen to do anything.
+struct Progress {
+  uint64_t chunk = 0, published = 0, depth = 0;
+  uint64_t since_ns = 0, longest_ns = 0;
+  bool reported = false;
+};
+
+// Never destroyed: its threads may wait until the process has ended.
+struct Watch {
+  std::mutex control;
+  std::atomic<bool> watching{false};
+  std::atomic<bool> reported{false};
+  std::atomic<uint32_t> hanging{0};  // a thread, until somebody has waited for it
+  uint64_t limit_ns = 0, long_limit_ns = 0;
+  Dump dump = nullptr;
+  pthread_t thread{};
+  sem_t wake;  // the watching thread
+  sem_t seen;  // who waits
+  std::map<uint32_t, Progress> progress;
+
+  Watch() {
+    sem_init(&wake, 0, 0);
+    sem_init(&seen, 0, 0);
+  }
+};
+Watch* g_watch = new Watch;
+
+uint64_t now_ns() { return clock_gettime_ns(CLOCK_MONOTONIC); }
+
+// False where it was woken. By the wall clock, which may be set: a look then comes sooner or later.
+bool rest(sem_t* wake, uint64_t ns) {
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  uint64_t sum = static_cast<uint64_t>(until.tv_nsec) + ns;
+  until.tv_sec += static_cast<time_t>(sum / kSecond);
+  until.tv_nsec = static_cast<long>(sum % kSecond);
+  while (sem_timedwait(wake, &until) != 0)
+    if (errno != EINTR) return true;
+  return false;
+}
+
+struct Hang {
+  uint32_t os_tid = 0;
+  uint64_t for_ns = 0;
+};
+
+// Whether the names of what is open say that it may take long.
+bool takes_long(std::string_view name) {
+  for (std::string_view word : {"compil", "checkpoint", "save", "setup"})
+    if (name.find(word) != std::string_view::npos) return true;
+  return false;
+}
+
+// How long the thread may do nothing; 0: as long as it likes.
+uint64_t limit_locked(Registry& all, const Watch& watch, ThreadBuffer& thread, const Progress& progress) {
+  bool is_loop = thread.info.os_tid == static_cast<uint32_t>(getpid()), is_long = false;
+  uint32_t count = all.box->list_open(thread, all.box_session->mask(), Chunk::kCapacity);
+  if (count == 0) return 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const otp_record& head = all.box->listed(i).begin.head;
+    is_loop = is_loop || head.detail >> 4 == OTP_EVENT_PHASE;
+    is_long = is_long || takes_long(all.interner.text(head.value));
+  }
+  bool has_collective = all.box->has_pending(thread.info.os_tid);
+  if (!is_loop && !has_collective) return 0;
+  uint64_t limit = std::max(watch.limit_ns, std::min(kPatience * progress.longest_ns, watch.long_limit_ns));
+  if (is_long) limit = std::max(limit, watch.long_limit_ns);
+  return has_collective ? std::min(limit, std::max(watch.limit_ns, kWithCollective)) : limit;
+}
+
+// The first thread that has come to its limit.
+Hang look(Watch& watch) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (all.box == nullptr) return {};
+  uint64_t now = now_ns();
+  for (ThreadBuffer* thread : all.threads) {
+    Progress& progress = watch.progress[thread->id];
+    const Chunk* chunk = thread->chunk;
+    uint64_t sequence = chunk == nullptr ? 0 : chunk->sequence.load(std::memory_order_relaxed);
+    uint64_t published = chunk == nullptr ? 0 : chunk->readable_bytes();
+    uint64_t depth = thread->depth.get();
+    bool same = sequence == progress.chunk && published == progress.published && depth == progress.depth;
+    if (!same || progress.since_ns == 0) {
+      if (progress.since_ns != 0) progress.longest_ns = std::max(progress.longest_ns, now - progress.since_ns);
+      progress = {sequence, published, depth, now, progress.longest_ns, false};
+      continue;
+    }
+    uint64_t for_ns = now - progress.since_ns;
+    if (progress.reported || for_ns < watch.limit_ns) continue;
+    uint64_t limit = limit_locked(all, watch, *thread, progress);
+    if (limit == 0 || for_ns < limit) continue;
+    progress.reported = true;
+    return {thread->info.os_tid, for_ns};
+  }
+  return {};
+}
+
+void keep(uint32_t os_tid, uint64_t for_ns, std::string_view text) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  all.clock.calibrate();  // until now the process has lived, whatever its last event was
+  if (all.box != nullptr) all.box->set_hang(os_tid, for_ns, text);
+}
+
+void dump_stacks(const Watch& watch, const Hang& hang) {
+  int file = memfd_create("otel-torchprof-stacks", MFD_CLOEXEC);
+  if (file < 0) return;
+  watch.dump(file, nullptr, nullptr);
+  std::string text(OTP_BLACKBOX_STACKS_BYTES, '\0');
+  ssize_t size = pread(file, &text[0], text.size(), 0);
+  close(file);
+  if (size > 0) keep(hang.os_tid, hang.for_ns, {text.data(), static_cast<size_t>(size)});
+}
+
+void* watch_over(void* argument) {
+  auto& watch = *static_cast<Watch*>(argument);
+  uint64_t between = std::clamp(watch.limit_ns / 8, uint64_t{1'000'000}, kLongestLook);
+  while (watch.watching.load()) {
+    rest(&watch.wake, between);
+    Hang hang = look(watch);
+    if (hang.os_tid == 0 || !watch.watching.load()) continue;
+    keep(hang.os_tid, hang.for_ns, {});
+    watch.reported.store(false);
+    watch.hanging.store(hang.os_tid);
+    sem_post(&watch.seen);
+    uint64_t until = now_ns() + kReportTime;
+    while (watch.watching.load() && !watch.reported.load() && now_ns() < until) rest(&watch.wake, between);
+    if (watch.watching.load() && !watch.reported.load() && watch.dump != nullptr) dump_stacks(watch, hang);
+  }
+  return nullptr;
+}
+
+// With all signals blocked: handlers of the program are for its own threads.
+bool start_thread(Watch& watch) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = pthread_create(&watch.thread, nullptr, watch_over, &watch) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+void after_fork_in_child() { g_watch = new (std::nothrow) Watch; }
+
+}  // namespace
+}  // namespace otp
+
+extern "C" {
+
+int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dump) {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, otp::after_fork_in_child); });
+  otp::registry();  // its own handler of forks comes first
+  otp::Watch& watch = *otp::g_watch;
+  std::lock_guard<std::mutex> hold(watch.control);
+  if (watch.watching.load()) return OTP_E_STATE;
+  watch.limit_ns = limit_ns;
+  watch.long_limit_ns = long_limit_ns;
+  watch.dump = reinterpret_cast<otp::Dump>(static_cast<uintptr_t>(dump));
+  watch.progress.clear();
+  watch.watching.store(true);
+  if (otp::start_thread(watch)) return OTP_OK;
+  watch.watching.store(false);
+  return OTP_E_NO_MEMORY;
+}
+
+uint32_t otp_hang_watch_wait(void) {
+  otp::Watch& watch = *otp::g_watch;
+  while (watch.watching.load()) {
+    while (sem_wait(&watch.seen) != 0) {
+    }
+    uint32_t hanging = watch.hanging.exchange(0);
+    if (hanging != 0) return hanging;
+  }
+  return 0;
+}
+
+void otp_hang_watch_report(const char* text, uint32_t size) {
+  otp::Watch& watch = *otp::g_watch;
+  otp::Registry& all = otp::registry();
+  {
+    std::lock_guard<std::mutex> hold(all.mutex);
+    if (all.box != nullptr) all.box->set_stacks({text, size});
+  }
+  watch.reported.store(true);
+  sem_post(&watch.wake);
+}
+
+void otp_hang_watch_stop(void) {
+  otp::Watch& watch = *otp::g_watch;
+  std::lock_guard<std::mutex> hold(watch.control);
+  if (!watch.watching.exchange(false)) return;
+  sem_post(&watch.wake);
+  sem_post(&watch.seen);
+  pthread_join(watch.thread, nullptr);
+}
+
+}  // extern "C"

@@ -1,0 +1,129 @@
+// The hang watch: which threads it takes for hanging, and what the black box has of it.
+#include "otel_torchprof/hang_watch.h"
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "child.h"
+#include "core_blackbox_support.h"
+
+namespace {
+
+constexpr uint64_t kLimit = 50'000'000 * kSlowdown, kLong = 900'000'000'000;
+
+class Watching {
+ public:
+  explicit Watching(uint64_t dump = 0) { CHECK_EQ(otp_hang_watch_start(kLimit, kLong, dump), OTP_OK); }
+  ~Watching() { otp_hang_watch_stop(); }
+};
+
+void begin_phase(const char* name) {
+  otp_begin_args phase = event(name, name);
+  phase.kind = OTP_EVENT_PHASE;
+  api().begin(&phase);
+}
+
+void a_phase_in_which_nothing_happens_is_a_hang_and_its_stacks_are_kept() {
+  BoxFile file;
+  OpenBox box(file);
+  Watching watching;
+  std::atomic<uint32_t> os_tid{0};
+  std::atomic<bool> may_end{false};
+  std::thread loop([&] {
+    os_tid = static_cast<uint32_t>(gettid());
+    begin_phase("torch.phase.data");
+    while (!may_end) std::this_thread::yield();
+    end("torch.phase.data");
+  });
+  uint32_t hanging = otp_hang_watch_wait();
+  CHECK_EQ(hanging, os_tid);
+  std::string stacks = "Thread 1 main (most recent call first):\n";
+  otp_hang_watch_report(stacks.data(), static_cast<uint32_t>(stacks.size()));
+  Contents contents(file);
+  CHECK_EQ(contents->hang_os_tid, hanging);
+  CHECK(std::string(contents->stacks, contents->stacks_size) == stacks);
+  int64_t begun = contents.batch()->start[contents.batch().row("torch.phase.data")];
+  CHECK(contents->hang_since >= begun - 2'000'000 && contents->hang_since < begun + static_cast<int64_t>(kLimit));
+  may_end = true;
+  loop.join();
+}
+
+void an_own_thread_that_waits_inside_a_label_is_none() {
+  BoxFile file;
+  OpenBox box(file);
+  Watching watching;
+  std::atomic<bool> may_end{false};
+  std::thread server([&] {
+    begin("waits for work");
+    while (!may_end) std::this_thread::yield();
+    end("waits for work");
+  });
+  std::thread loop([] {  // hangs later than the server began to wait
+    begin_phase("torch.phase.forward");
+    CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(gettid()));
+    end("torch.phase.forward");
+  });
+  loop.join();
+  may_end = true;
+  server.join();
+}
+
+void what_may_take_long_is_waited_for() {
+  BoxFile file;
+  OpenBox box(file);
+  Watching watching;
+  std::thread saving([] {
+    begin_phase("torch.phase.checkpoint");
+    std::thread other([] {
+      begin_phase("torch.phase.backward");
+      CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(gettid()));
+      end("torch.phase.backward");
+    });
+    other.join();
+    end("torch.phase.checkpoint");
+  });
+  saving.join();
+}
+
+void where_nobody_reports_the_stacks_are_dumped() {
+  BoxFile file;
+  OpenBox box(file);
+  auto dump = [](int fd, void*, void*) -> const char* {
+    CHECK_EQ(write(fd, "Thread 0x1\n", 11), 11);
+    return nullptr;
+  };
+  const char* (*function)(int, void*, void*) = dump;
+  Watching watching(reinterpret_cast<uint64_t>(function));
+  begin_phase("torch.phase.optimizer");  // on the main thread
+  CHECK(otp_hang_watch_wait() == static_cast<uint32_t>(getpid()));
+  while (Contents(file)->stacks_size == 0) std::this_thread::yield();
+  CHECK(std::string(Contents(file)->stacks, 10) == "Thread 0x1");
+  end("torch.phase.optimizer");
+}
+
+void it_ends_for_those_who_wait_and_in_a_forked_child() {
+  BoxFile file;
+  OpenBox box(file);
+  CHECK_EQ(otp_hang_watch_start(kLimit, kLong, 0), OTP_OK);
+  CHECK_EQ(otp_hang_watch_start(kLimit, kLong, 0), OTP_E_STATE);
+  std::thread waiting([] { CHECK_EQ(otp_hang_watch_wait(), 0u); });
+  in_child([] {
+    CHECK_EQ(otp_hang_watch_wait(), 0u);
+    otp_hang_watch_stop();
+  });
+  otp_hang_watch_stop();
+  waiting.join();
+  otp_hang_watch_stop();
+}
+
+}  // namespace
+
+int main() {
+  RUN_CLEAN(a_phase_in_which_nothing_happens_is_a_hang_and_its_stacks_are_kept);
+  RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
+  RUN_CLEAN(what_may_take_long_is_waited_for);
+  RUN_CLEAN(where_nobody_reports_the_stacks_are_dumped);
+  RUN_CLEAN(it_ends_for_those_who_wait_and_in_a_forked_child);
+}

@@ -1,0 +1,96 @@
+"""A thread that hangs: where it is stands in the black box, and whoever has an exporter for logs is told."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+from otel_torchprof._native.blackbox import read_image
+from otel_torchprof._record import hang_watch
+from otel_torchprof._record.box_file import SUFFIX
+from otel_torchprof._record.last_moments import python_line
+
+HANG = """\
+import ctypes, sys, threading
+from otel_torchprof._record.blackbox import BlackBox
+from otel_torchprof.parsers import black_box
+from otel_torchprof import record_function
+
+box = BlackBox(black_box(f"ops,{sys.argv[1]},2M,hang=0.3"))
+box.start()
+
+def load_batch():
+    with record_function("load"):
+        BLOCK
+
+print(box.state, flush=True)
+load_batch()
+"""
+
+
+def hanging(tmp_path, block, **environment):
+    """What the box of a program has once somebody has written the stacks of its threads."""
+    program = tmp_path / "loop.py"
+    program.write_text(textwrap.dedent(HANG).replace("BLOCK", block))
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "on\n"
+        (path,) = tmp_path.glob(f"*{SUFFIX}")
+        deadline = time.monotonic() + 60
+        while not (contents := read_image(path.read_bytes())).hang_since_ns or not (contents.stacks or environment):
+            assert time.monotonic() < deadline
+        return process.pid, contents
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_line_that_waits_stands_in_the_box(tmp_path):
+    """Of a loop that waits for an event that never comes, the box has the file, the line and the function."""
+    pid, contents = hanging(tmp_path, "threading.Event().wait()")
+    assert contents.hang_os_tid == pid
+    assert python_line(contents, pid) == "loop.py:11 load_batch"
+
+
+def test_the_line_is_known_though_pythons_lock_is_held(tmp_path):
+    """Of a thread that holds the interpreter's lock in C for ever, the stacks are written without that lock."""
+    pid, contents = hanging(tmp_path, "ctypes.PyDLL(None).sleep(3600)")
+    assert contents.stacks.startswith("Thread 0x")
+    assert python_line(contents, pid) == "loop.py:11 load_batch"
+
+
+def test_hidden_code_is_not_in_the_box(tmp_path):
+    """Where spans are not to have files of code, a hang is noted and no stack is."""
+    pid, contents = hanging(tmp_path, "threading.Event().wait()", OTEL_TORCHPROF_HIDDEN_ATTRIBUTES="code.file.path")
+    assert contents.hang_os_tid == pid
+    assert "load_batch" not in contents.stacks
+
+
+def test_stacks_are_cut_to_what_a_box_keeps(monkeypatch):
+    """However deep the stacks of however many threads, their text fits, and begins with a thread's name."""
+    monkeypatch.setattr(hang_watch, "STACKS_BYTES", 100)
+    text = hang_watch.stacks_text([threading.current_thread()])
+    assert text.startswith(f"Thread {threading.get_native_id()} MainThread (most recent call first):\n")
+    assert len(text.encode()) <= 100
+
+
+def test_a_log_record_says_it(monkeypatch):
+    """Whoever set a LoggerProvider gets one record with the event's name and the thread."""
+    records = []
+
+    class Logger:
+        emit = staticmethod(records.append)
+
+    monkeypatch.setattr("opentelemetry._logs.get_logger", lambda *_arguments: Logger())
+    hang_watch._emit("thread 7 hangs", 7)
+    assert [(record.event_name, record.body, dict(record.attributes)) for record in records] == [
+        ("torch.hang", "thread 7 hangs", {"thread.id": 7})
+    ]
