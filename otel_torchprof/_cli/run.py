@@ -20,6 +20,7 @@ from otel_torchprof.health import ON
 from .interpreter_state import InterpreterState
 from .launchers import explanation, launched
 from .progress import Progress, duration, size
+from .run_box import RunBox
 from .run_outputs import exporters_of, file_names, pattern_of_ranks, place_among_ranks, policy_of
 from .run_program import NoProgramError, Program
 from .terminal import OwnStderr, say
@@ -48,6 +49,7 @@ examples:
   otel-torchprof run --endpoint http://localhost:4317 -m package.train
   otel-torchprof run --schedule wait=10,active=2,repeat=3 train.py
   otel-torchprof run --nproc 4 --explain train.py
+  otel-torchprof run --blackbox train.py
   otel-torchprof run torchrun --nproc-per-node 4 train.py"""
 
 
@@ -105,6 +107,11 @@ def add_parser(commands: Any) -> None:
     )
     add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
     add("--explain", action="store_true", help="say at the end why it is slow, from the file that was written")
+    add(
+        "--blackbox",
+        action="store_true",
+        help="keep the latest events in memory that outlives the script, and save them if it dies: SCRIPT.otpbox, for recover",
+    )
     add("-q", "--quiet", action="store_true", help="say nothing but what is wrong")
     add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script, or module, and its arguments")
 
@@ -156,10 +163,11 @@ class _Recorded:
     """
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
-        from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
-
         self.options = options
         self.program, self.arguments = Program(words[0], options.is_module), words[1:]
+        self._box = RunBox(options, self.program)  # forks: before what follows is imported
+        from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
+
         self._pid = os.getpid()
         self._place = place_among_ranks(os.environ)
         self._speaks = self._place is None or self._place.rank == 0
@@ -180,6 +188,7 @@ class _Recorded:
     def begin(self) -> None:
         """From now on."""
         self._begin = time.monotonic()
+        self._box.start()
         self._stream.start()
         self._state = InterpreterState()
         if self._speaks and not self.options.quiet:
@@ -226,6 +235,7 @@ class _Recorded:
             is_whole = False
         finally:
             self._progress.stop()
+            self._box.stop()
         if self._speaks:
             self._say_results()
         if not self.options.quiet:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from otel_torchprof._distributed.rank_environment import place_in, restart_in, role_in
 from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
+from otel_torchprof._record.box_file import SUFFIX
 from otel_torchprof._sampling.span_policy import policy_of_texts, policy_without_code
 from otel_torchprof.errors import TorchProfError
 
@@ -143,5 +144,5 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
 def _split(name: str) -> tuple[str, str]:
     """The name of a file without its suffix, and that."""
-    suffix = max((each for each in (*CHROME_SUFFIXES, *OTLP_SUFFIXES) if name.endswith(each)), key=len)
+    suffix = max((each for each in (*CHROME_SUFFIXES, *OTLP_SUFFIXES, SUFFIX) if name.endswith(each)), key=len)
     return name.removesuffix(suffix), suffix

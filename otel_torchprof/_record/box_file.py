@@ -9,9 +9,12 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from otel_torchprof.errors import TorchProfError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SUFFIX = ".otpbox"
 """Of the names of all of them."""
@@ -20,32 +23,47 @@ _SIZE, _SMALL = 16 << 20, 4 << 20
 _SHARE_OF_FREE = 8
 """The ranks of a machine take no more than one part of so many of what is free: a loader that finds no room there dies."""
 _KEPT_SECONDS = 7 * 86_400.0
+"""Counted from when somebody has first seen that the process has died: a mapping in shared memory does not change a file's times."""
 _KEPT_BYTES = 1 << 30
+"""Or the same share of the whole file system, where that is less: a process that dies again and again must not fill it."""
+_MFD_CLOEXEC = 1
+_HIGH = 200
+_MODE, _MODE_SEEN = 0o600, 0o400
+"""Of a file, and of one whose process has been seen to have died."""
 
 
 class BoxFileError(TorchProfError):
     """There is no file for a black box; the text says why."""
 
 
-class BoxFile(NamedTuple):
-    """A file that has all of its blocks, open. As long as it is, others can tell that its process lives."""
+class BoxFile:
+    """A file that has all of its blocks, open. As long as it is, others can tell that its process lives.
 
-    descriptor: int
-    size: int
-    path: Path | None
-    """None: it has no name, and goes with the last process that has it open."""
+    Args:
+        descriptor: of the file.
+        size: in bytes.
+        path: None: it has no name, and goes with the last process that has it open.
+    """
+
+    def __init__(self, descriptor: int, size: int, path: Path | None) -> None:
+        self.descriptor = descriptor
+        """-1 once it is closed."""
+        self.size = size
+        self.path = path
 
     def remove(self) -> None:
-        """Closes it, and takes its name away."""
+        """Takes its name away, and closes it; again without effect."""
         if self.path is not None:
             with suppress(OSError):  # somebody was faster
                 self.path.unlink()
         self.close()
 
     def close(self) -> None:
-        """Closes it, and leaves it where it is."""
-        with suppress(OSError):
-            os.close(self.descriptor)
+        """Closes it, and leaves it where it is; again without effect: the number may be another file's by then."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 def memory_file(size: int | None) -> BoxFile:
@@ -54,8 +72,29 @@ def memory_file(size: int | None) -> BoxFile:
     Raises:
         BoxFileError: there is no memory.
     """
-    descriptor = os.memfd_create("otel-torchprof-blackbox", os.MFD_CLOEXEC)
-    return BoxFile(descriptor, _allocated(descriptor, size or _SIZE, "memory"), None)
+    try:
+        descriptor = _memory()
+    except OSError as error:
+        raise BoxFileError(f"there is no memory with a descriptor: {error.strerror}") from error
+    try:
+        return BoxFile(descriptor, _allocated(descriptor, size or _SIZE, "memory"), None)
+    except BoxFileError:
+        os.close(descriptor)
+        raise
+
+
+def _memory() -> int:
+    name = "otel-torchprof-blackbox"
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    import ctypes  # only for interpreters that were built for an older system, as uv's are
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = int(libc.memfd_create(name.encode(), _MFD_CLOEXEC)) if hasattr(libc, "memfd_create") else -1
+    if found < 0:
+        number = ctypes.get_errno() or errno.ENOSYS
+        raise OSError(number, os.strerror(number))
+    return found
 
 
 def named_file(name: str, directory: str, size: int | None, processes: int) -> BoxFile:
@@ -71,22 +110,32 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
         BoxFileError: it cannot be made, or there is no room.
     """
     folder = _folder(directory)
-    _prune(folder)
     path = folder / f"{name}{SUFFIX}"
     try:
+        _prune(folder)
         size = _fitting(size, folder, processes)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = _moved_up(os.open(path, flags, _MODE))
     except OSError as error:
         raise BoxFileError(f"{path} cannot be made: {error.strerror}") from error
     file = BoxFile(descriptor, size, path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _lock(descriptor, folder)
         _allocated(descriptor, size, str(folder))
     except BaseException:
         file.remove()
         raise
     return file
+
+
+def _moved_up(descriptor: int) -> int:
+    """The same file under a high number: programs close low ones that they do not know, and get them for files of their own."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:  # the limit of the process is lower
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def is_of_the_living(path: Path) -> bool:
@@ -106,7 +155,10 @@ def default_folder() -> Path:
 
 def _folder(directory: str) -> Path:
     """Raises BoxFileError for one that others can write to, or that is a link: it would lead elsewhere."""
-    folder = Path(directory).expanduser() if directory else default_folder()
+    try:
+        folder = Path(directory).expanduser() if directory else default_folder()
+    except RuntimeError as error:  # there is no such user
+        raise BoxFileError(f"{directory} cannot be made: {error}; name another folder") from error
     try:
         if directory:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,8 +179,8 @@ def _folder(directory: str) -> Path:
 def _fitting(size: int | None, folder: Path, processes: int) -> int:
     free = os.statvfs(folder)
     available = free.f_bavail * free.f_frsize
-    most: int = available // _SHARE_OF_FREE // max(processes, 1)
-    for each in (size or _SIZE, *(() if size else (_SMALL,))):
+    most = available // _SHARE_OF_FREE // max(processes, 1)
+    for each in (size,) if size else (_SIZE, _SMALL):
         if each <= most:
             return each
     needed = size or _SMALL
@@ -136,6 +188,16 @@ def _fitting(size: int | None, folder: Path, processes: int) -> int:
         f"{folder} has {available >> 20} MiB free, and a box of {needed >> 20} MiB for each of {processes} processes would be more than an "
         "eighth of that; name another folder, or a smaller size"
     )
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Shows others that the process lives, as long as it does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for who is looking right now whether it does: microseconds
+    except OSError as error:  # Lustre without the mount option flock
+        raise BoxFileError(f"{folder} cannot lock files: {error.strerror}; name another folder") from error
+    with suppress(OSError):
+        os.fchmod(descriptor, _MODE)  # who looked before that has taken it for one of the dead
 
 
 def _allocated(descriptor: int, size: int, where: str) -> int:
@@ -152,16 +214,24 @@ def _allocated(descriptor: int, size: int, where: str) -> int:
 
 
 def _prune(folder: Path) -> None:
-    """Removes what processes that have died left: what is older than seven days, and the oldest of more than 1 GiB."""
-    found = []
+    """Removes what processes that have died left: after seven days, and the oldest of more than 1 GiB."""
+    system, now, left = os.statvfs(folder), time.time(), 0
+    most = min(_KEPT_BYTES, system.f_blocks * system.f_frsize // _SHARE_OF_FREE)
+    for seen, _, size, path in sorted(_left_behind(folder, now), reverse=True):
+        left += size
+        if left > most or seen < now - _KEPT_SECONDS:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _left_behind(folder: Path, now: float) -> Iterator[tuple[float, float, int, Path]]:
+    """Files of processes that have died: since when that is known, when each was written last, its size and its path."""
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             info = path.lstat()
-            if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not is_of_the_living(path):
-                found.append((info.st_mtime, info.st_size, path))
-    left = 0
-    for changed, size, path in sorted(found, reverse=True):
-        left += size
-        if left > _KEPT_BYTES or changed < time.time() - _KEPT_SECONDS:
-            with suppress(OSError):
-                path.unlink()
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or is_of_the_living(path):
+                continue
+            is_new = bool(info.st_mode & stat.S_IWUSR)
+            if is_new:
+                path.chmod(_MODE_SEEN)
+            yield now if is_new else info.st_ctime, info.st_mtime, info.st_size, path

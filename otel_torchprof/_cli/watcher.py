@@ -1,0 +1,198 @@
+"""The watcher: a small process that outlives a program and saves the black box of one that dies.
+
+It is forked from the program, is not its child, and then runs this file in a fresh interpreter without the package: so it holds 4 MB
+of its own instead of the 18 MB of pages that a fork keeps alive, and ``pkill -f train.py`` does not hit it. For that reason this
+module imports nothing of the package, and as little as it can of the library.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False  # typing's would take 1 MB
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import NoReturn
+
+_STDERR = 2
+_IMAGE, _PROGRAM = 3, 4
+"""The descriptors that the watcher has beside the standard ones: the image of the box, and the process it waits for."""
+_FREE = 5
+"""From here on it has none."""
+_PIDFD_OPEN = 434
+"""The number of the system call, the same on every architecture that torch has."""
+_MAGIC = b"OTPBOX\n\x1a"
+_PID_AT, _STATE_AT, _HEADER, _OPEN = 24, 28, 32, 1
+"""Of the header of an image (``blackbox_format.h``): two fields, the bytes up to their end, and the state of an open box."""
+
+
+def start_watcher(image: int, path: str) -> None:
+    """Starts a watcher of this process. It saves the image when the process ends without having closed its box.
+
+    The process has no child afterwards. Call it before there are threads. Costs 10 ms.
+
+    Args:
+        image: descriptor of the box's memory.
+        path: where the image is saved, relative to the working directory of now.
+
+    Raises:
+        OSError: no watcher can be had, or none would outlive the process.
+    """
+    if os.getpid() == 1:  # orphans become its children, and the system kills all of them when it ends
+        raise OSError(errno.ENOTSUP, "no process outlives the first one of a container")
+    import signal
+
+    program = _own_pidfd()
+    ignored = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)  # the watcher leaves them blocked
+    try:
+        child = _forked()
+        if child == 0:
+            _become_watcher(image, program, path)
+        with suppress(ChildProcessError):  # the process ignores SIGCHLD: its children leave no status
+            if os.waitpid(child, 0)[1]:
+                raise OSError(errno.EAGAIN, "the system gives no process")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(program)
+
+
+def watch(path: str) -> None:
+    """Waits for the end of the program, saves the image where the box is still open, and says so on stderr."""
+    program = select.poll()
+    program.register(_PROGRAM, select.POLLIN)
+    program.poll()
+    header = os.pread(_IMAGE, _HEADER, 0)
+    if header.startswith(_MAGIC) and _number(header, _STATE_AT) == _OPEN:
+        said = _saved(path, _number(header, _PID_AT))
+        text = f"otel-torchprof: the program died without ending its recording; what it did last {said}\n"
+        with suppress(OSError):
+            os.write(_STDERR, os.fsencode(text))
+
+
+def _own_pidfd() -> int:
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(os.getpid())
+    import ctypes  # only for interpreters that were built for older systems, as uv's and conda's are
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = int(libc.syscall(_PIDFD_OPEN, os.getpid(), 0))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
+
+
+def _forked() -> int:
+    import warnings
+
+    with warnings.catch_warnings():  # of threads, where an agent has started some before us: this child takes no locks
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _become_watcher(image: int, program: int, path: str) -> NoReturn:
+    """Continues in a second fork, which belongs to nobody once this first one has ended."""
+    status = 1
+    try:
+        os.setsid()
+        if _forked() == 0:
+            _take_descriptors(image, program)
+            _execute(path)
+            watch(path)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _take_descriptors(image: int, program: int) -> None:
+    """Leaves the watcher stderr and its own two: a reader of one of the program's pipes waits for all that have it open."""
+    has_stderr = _STDERR not in {image, program} and _is_open(_STDERR)
+    kept = [fcntl.fcntl(each, fcntl.F_DUPFD, _FREE) for each in (image, program)]
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(_STDERR if has_stderr else _STDERR + 1):
+        os.dup2(null, number)
+    for number, each in zip((_IMAGE, _PROGRAM), kept, strict=True):
+        os.dup2(each, number)
+    for each in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - a fork imports nothing
+        if each >= _FREE:
+            with suppress(OSError):  # the descriptor of the listing itself
+                os.close(each)
+
+
+def _is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        os.fstat(descriptor)
+        return True
+    return False
+
+
+def _execute(path: str) -> None:
+    """Runs this file in a fresh interpreter; returns where there is none that is sure to find its library."""
+    if sys.executable and not getattr(sys, "frozen", False) and "PYTHONHOME" not in os.environ:
+        with suppress(OSError):
+            os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, path])  # noqa: S606 - its own
+
+
+def _number(header: bytes, at: int) -> int:
+    return int.from_bytes(header[at : at + 4], "little")
+
+
+def _saved(path: str, pid: int) -> str:
+    """Saves the image; what there is to say of it."""
+    from pathlib import Path  # only where a program has died: 2 MB and some milliseconds
+    from shlex import quote
+
+    target = Path(path)
+    if _is_of_the_living(path):
+        target = target.with_name(f"{target.stem}.{pid}{target.suffix}")
+    try:
+        _write(target, target.with_name(f"{target.name}.{pid}.part"))
+    except OSError as error:
+        with suppress(OSError):  # the working directory may be gone
+            target = Path.cwd() / target
+        return f"could not be saved as {_printable(str(target))}: {error.strerror}"
+    return f"is in {_printable(str(target))}: otel-torchprof recover {_printable(quote(str(target)))}"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
+
+
+def _is_of_the_living(path: str) -> bool:
+    """Whether the file is a box that its process still writes: it holds a lock then (``box_file.py``)."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(file)
+    return False
+
+
+def _write(target: Path, part: Path) -> None:
+    """Writes the file under another name first, so that nobody reads half of it."""
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        at, size = 0, os.fstat(_IMAGE).st_size
+        while sent := os.sendfile(file, _IMAGE, at, size - at):
+            at += sent
+        part.replace(target)
+    except OSError:
+        part.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+if __name__ == "__main__":
+    watch(sys.argv[1])
+    os._exit(0)
