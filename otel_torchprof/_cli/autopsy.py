@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._process.printable import printable
 from otel_torchprof._record.box_file import SUFFIX, default_folder, is_of_the_living
 from otel_torchprof.errors import TorchProfError
 
@@ -15,9 +16,13 @@ from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from otel_torchprof._record.autopsy import Autopsy, Mismatch, RankState, Wait
+    from otel_torchprof._record.autopsy import Autopsy, Mismatch, Transfer, Wait
+    from otel_torchprof._record.rank_state import RankState
+
+_MOST_LINES = 16
+"""Of one kind."""
 
 
 def add_parser(commands: Any) -> None:
@@ -25,8 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "autopsy",
         help="say which rank hung or died, and where, from the black boxes of all ranks",
-        description="Reads the black boxes of the ranks of a run, of those that have died and of those that still run, and says which "
-        "ranks wait in which collective, for whom, and where those are. Exit status: 0 when every box was read, else 1.",
+        description="Reads the black boxes of the ranks of a run, dead or still running, and says which ranks wait in which collective, "
+        "for which ranks, and where those are. Exit status: 0 when every box was read, else 1.",
     )
     parser.add_argument(
         "paths",
@@ -43,50 +48,60 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: there is none that can be read.
     """
-    from otel_torchprof._record.autopsy import autopsy, state_of
+    from otel_torchprof._record.autopsy import autopsy
+    from otel_torchprof._record.rank_state import of_one_run, state_of
 
-    files = _files(options.paths or [str(default_folder())])
-    states, problems = [], []
-    for number, path in enumerate(files):
+    states, problems, paths = [], [], {}
+    for number, path in enumerate(_files(options.paths or [str(default_folder())])):
         try:
-            contents = read(str(path))
-            states.append(
-                state_of(contents, is_alive=is_of_the_living(path), now_ns=time.time_ns(), number=-1 - number)
-            )
+            contents, is_alive = read(str(path)), is_of_the_living(path)
         except (TorchProfError, OSError) as error:
             problems.append(str(error))
+            continue
+        states.append(state_of(contents, is_alive=is_alive, now_ns=time.time_ns(), number=-1 - number))
+        paths[id(states[-1])] = path
     if not states:
         raise TorchProfError(
             "; ".join(problems) or f"there is no {SUFFIX} in {', '.join(options.paths) or default_folder()}"
         )
-    found = autopsy(states)
+    chosen, others = of_one_run(states)
+    found = autopsy(chosen)
     show(json.dumps(as_json(found), indent=1) + "\n" if options.json else as_text(found))
+    if others:
+        say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(each)] for each in others])}")
     for problem in problems:
         say(problem)
     return 1 if problems else 0
 
 
 def as_text(found: Autopsy) -> str:
-    """What happened first, then who is where."""
-    return "\n".join((*_headlines(found), "", *_roll_call(found), ""))
+    """What happened first, then where each rank is."""
+    return "\n".join(map(printable, (*_headlines(found), "", *_roll_call(found), "")))
 
 
 def as_json(found: Autopsy) -> dict[str, Any]:
     """All that is known, with ranks as numbers and times as Unix ns."""
     return {
         "waits": [_plain(wait) for wait in found.waits],
+        "transfers": [
+            {"rank": each.rank, "peer": each.peer, "more": each.more, **each.call._asdict()} for each in found.transfers
+        ],
         "mismatches": [_plain(each) for each in found.mismatches],
         "cycle": list(found.cycle),
         "culprits": list(found.culprits),
         "missing": list(found.missing),
+        "ambiguous": list(found.ambiguous),
         "ranks": [
             {
-                "rank": state.rank,
+                "rank": state.rank if state.rank >= 0 else None,
                 "pid": state.pid,
                 "host": state.host,
                 "alive": state.is_alive,
+                "closed": state.is_closed,
                 "last": state.last_ns,
                 "place": state.place,
+                "last_ended": state.last_ended,
+                "since": state.since_ns,
                 "groups": [group._asdict() for group in state.groups.values()],
             }
             for state in found.ranks
@@ -102,48 +117,169 @@ def _files(paths: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         found += sorted(path.glob(f"**/*{SUFFIX}")) if path.is_dir() else [path]
-    return found
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return ", ".join([*map(str, paths[:_MOST_LINES]), *(["..."] if len(paths) > _MOST_LINES else [])])
 
 
 def _headlines(found: Autopsy) -> Iterator[str]:
-    from otel_torchprof._record.autopsy import ranks_text, spelled
-
-    by_rank = {state.rank: state for state in found.ranks}
-    for mismatch in found.mismatches:
-        calls = "; ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in mismatch.calls)
-        yield f"{mismatch.kind}: collective #{mismatch.sequence_nr} of {mismatch.group.text}: {calls}"
+    if found.ambiguous:
+        yield f"several living processes say that they are {ranks_text(found.ambiguous)}: name the boxes of one run"
+    yield from map(_of_mismatch, found.mismatches)
     if found.cycle:
-        yield f"cycle: {' waits for '.join(f'rank {rank}' for rank in (*found.cycle, found.cycle[0]))}"
-    for wait in found.waits:
-        absent = f", for {ranks_text(wait.absent)}" if wait.absent else ""
-        since = f" since {_clock(wait.since_ns)}" if wait.since_ns else ""
-        verb = "waits" if len(wait.waiting) == 1 else "wait"
-        where = f"{wait.call} #{wait.sequence_nr} of {wait.group.text}"
-        yield f"{ranks_text(wait.waiting)} {verb} in {where}{since}{absent}"
-    for state in found.ranks:
-        for call in state.transfers:
-            yield f"rank {state.rank} waits in {spelled(call)} (tag {call.tag}) with rank {call.peer} of group {call.group} since {_clock(call.enqueued_ns)}"
-    for rank in sorted({*found.culprits, *(state.rank for state in found.dead)}):
-        if rank in by_rank:
-            yield f"{ranks_text([rank])} {_is_where(by_rank[rank])}"
+        yield _of_cycle(found.cycle)
+    yield from _few(_of_wait(wait) for wait in found.waits)
+    yield from _few(map(_of_transfer, found.transfers))
+    yield from _places_of(found)
     if found.missing:
         yield f"there is no box of {ranks_text(found.missing)}"
-    if not (found.waits or found.mismatches or found.cycle or found.culprits or found.dead):
+    if not (found.waits or found.transfers or found.mismatches):
         yield "no rank is known to wait for another"
 
 
-def _is_where(state: RankState) -> str:
-    seconds = (state.last_ns - state.since_ns) / 1e9
-    if state.is_alive:
-        return f"is in {state.place}, for {seconds:.1f} s"
-    return f"does not run any more; last seen at {_clock(state.last_ns)} in {state.place}"
+def _few(lines: Iterable[str]) -> Iterator[str]:
+    """The first of many lines, and how many others there are."""
+    every = list(lines)
+    yield from every[:_MOST_LINES]
+    if len(every) > _MOST_LINES:
+        yield f"... and {len(every) - _MOST_LINES:,} more like that: see --json"
+
+
+def _of_mismatch(mismatch: Mismatch) -> str:
+    calls = "; ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in mismatch.calls)
+    return f"{mismatch.kind}: collective #{mismatch.sequence_nr} of {mismatch.group.text}: {calls}"
+
+
+def _of_cycle(cycle: Sequence[int]) -> str:
+    ranks = [*cycle[1:_MOST_LINES], *((cycle[0],) if len(cycle) <= _MOST_LINES else ())]
+    text = ", which waits for ".join(f"rank {rank}" for rank in ranks)
+    more = "" if len(cycle) <= _MOST_LINES else f", and so on over {len(cycle):,} ranks"
+    return f"cycle: rank {cycle[0]} waits for {text}{more}"
+
+
+def _of_wait(wait: Wait) -> str:
+    where = f"{wait.call} #{wait.sequence_nr} of {wait.group.text}"
+    who, absent = ranks_text(wait.waiting), ranks_text(wait.absent) if wait.absent else ""
+    since = f" since {_clock(wait.since_ns)}" if wait.since_ns else ""
+    if wait.status == "pending":
+        return f"{who} {_verb(wait.waiting, 'wait')} in {where}{since}{absent and f', for {absent}'}"
+    has_not = "has not" if len(wait.absent) == 1 else "have not"
+    if wait.status == "failed":
+        return f"{where} failed on {who}{absent and f'; {absent} {has_not} come to it'}"
+    at = f" at {_clock(wait.since_ns)}" if wait.since_ns else ""
+    return f"{absent} {has_not} come to {where}, which {who} enqueued{at}"
+
+
+def _of_transfer(transfer: Transfer) -> str:
+    more = f", and {transfer.more:,} more" if transfer.more else ""
+    if transfer.call.has_failed:
+        return f"{transfer_text(transfer)} failed on rank {transfer.rank}{more}"
+    return f"rank {transfer.rank} waits in {transfer_text(transfer)}{more} since {_clock(transfer.call.enqueued_ns)}"
+
+
+def _places_of(found: Autopsy) -> Iterator[str]:
+    """Where the ranks are that others wait for, and those that died; where all have died, these only if nobody is known to wait."""
+    shown = {rank for rank in found.culprits if rank >= 0}
+    is_post_mortem = not any(state.is_alive and not state.is_closed for state in found.ranks)
+    if not is_post_mortem or not (found.waits or found.transfers or found.mismatches):
+        shown |= {state.rank for state in found.dead}
+    together: dict[tuple[bool, bool, str], list[RankState]] = {}
+    for state in found.ranks:
+        if state.rank in shown:
+            together.setdefault((state.is_alive, state.is_closed, place_text(state)), []).append(state)
+    yield from _few(_is_where(states) for states in together.values())
+
+
+def _is_where(states: Sequence[RankState]) -> str:
+    """Of ranks in the same place."""
+    first = states[0]
+    is_one = len(states) == 1
+    if first.is_alive and not first.is_closed:
+        seconds = min((state.last_ns - state.since_ns) / 1e9 if state.since_ns else 0 for state in states)
+        lasts = f" for {'' if is_one else 'at least '}{seconds:,.1f} s" if seconds else ""
+        return f"{_who(states)} {'is' if is_one else 'are'} {place_text(first, lasts)}"
+    seen = sorted(state.last_ns for state in states)
+    when = _clock(seen[0]) if _clock(seen[0]) == _clock(seen[-1]) else f"{_clock(seen[0])} to {_clock(seen[-1])}"
+    ended = (
+        f"{'has' if is_one else 'have'} ended the box" if first.is_closed else f"{_verb(states, 'do')} not run any more"
+    )
+    return f"{_who(states)} {ended}; last seen at {when} {place_text(first)}"
 
 
 def _roll_call(found: Autopsy) -> Iterator[str]:
-    from otel_torchprof._record.autopsy import places, ranks_text
+    """What every rank does, those in the same place together, most first."""
+    transfers = {transfer.rank: transfer for transfer in found.transfers}
+    together: dict[str, list[RankState]] = {}
+    for state in found.ranks:
+        text = _doing(state, transfers.get(state.rank))
+        ended = "box ended" if state.is_closed else "not running any more"
+        together.setdefault(f"{ended}, last {text}" if state.is_closed or state.is_dead else text, []).append(state)
+    for text, states in sorted(together.items(), key=lambda item: -len(item[1])):
+        yield f"{_who(states)}: {text}"
 
-    for text, states in places(found):
-        yield f"{ranks_text([state.rank for state in states])}: {text}"
+
+def _doing(state: RankState, transfer: Transfer | None) -> str:
+    from otel_torchprof._record.autopsy import described
+
+    pending = [(key, call) for key in state.calls if (call := state.pending(key)) is not None]
+    if pending:
+        key, first = min(pending, key=lambda item: item[1].enqueued_ns)
+        return f"in {described(first)} #{first.sequence_nr} of {key.text}, not complete"
+    if transfer is not None and transfer.call.is_pending:
+        return f"in {transfer_text(transfer)}, not complete"
+    failed = [(key, call) for key in state.calls if (call := state.failed(key)) is not None]
+    texts = [f"{described(call)} #{call.sequence_nr} of {key.text}" for key, call in failed]
+    texts += [transfer_text(transfer)] if transfer is not None else []
+    return "; ".join([place_text(state), *(f"{text} failed" for text in texts)])
+
+
+def place_text(state: RankState, lasts: str = "") -> str:
+    """``in forward > load_batch for 5.0 s; the last to end was backward``."""
+    last = f"; the last to end was {state.last_ended}" if state.last_ended else ""
+    return f"in {state.place or 'no recorded event'}{lasts}{last}"
+
+
+def transfer_text(transfer: Transfer) -> str:
+    """``recv from rank 1 (tag 0) of the default group``."""
+    from otel_torchprof._record.autopsy import spelled
+    from otel_torchprof._record.rank_state import GroupKey
+
+    call = transfer.call
+    name, preposition = ("send", "to") if spelled(call) == "send" else ("recv", "from")
+    peer = "any rank" if transfer.peer < 0 else f"rank {transfer.peer}"
+    tag = f" (tag {call.tag})" if call.tag >= 0 else ""
+    return f"{name} {preposition} {peer}{tag} of {GroupKey(call.group, call.ranks).text}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 1``, or ``ranks 0, 2-7``."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]  # noqa: PLR2004
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(texts)}"
+
+
+def _who(states: Sequence[RankState]) -> str:
+    """Ranks, and processes of which the rank is not known."""
+    ranks = [state.rank for state in states if state.rank >= 0]
+    processes = [f"process {state.pid}" for state in states if state.rank < 0]
+    return ", ".join(
+        [
+            *([ranks_text(ranks)] if ranks else []),
+            *processes[:_MOST_LINES],
+            *(["..."] if len(processes) > _MOST_LINES else []),
+        ]
+    )
+
+
+def _verb(subjects: Sequence[object], plural: str) -> str:
+    return plural if len(subjects) != 1 else {"do": "does"}.get(plural, f"{plural}s")
 
 
 def _clock(unix_ns: int) -> str:

@@ -1,316 +1,314 @@
-"""Which rank hung, and where: a roll call over the black boxes of a run, of the dead and of the living.
+"""Which rank hung, and where: compares the black boxes of all ranks of a run, living and dead.
 
-Collectives of a group come in one order on all ranks, and have the same number there. So the first that is not complete says who
-waits, and who has not come; what the others called by that number says whether they mean the same. What a box does not know is not
-guessed: backends other than gloo do not say what is complete.
+Collectives of a group come in the same order on all its ranks and have the same numbers there. So the first one that is not complete
+tells which ranks wait and which have not come, and a difference between calls of the same number tells that a rank skipped or
+swapped one. Nothing is guessed: only gloo says which collectives are complete.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .last_moments import last_moments
+from .rank_state import GroupKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from otel_torchprof._native.blackbox import Collective, Contents, Group
+    from otel_torchprof._native.blackbox import Collective
 
-    from .last_moments import LastMoment
+    from .rank_state import RankState
 
 _OF_SAME_SIZE = frozenset(("all_reduce", "broadcast", "reduce", "all_gather_base", "reduce_scatter_base"))
 """Collectives to which every rank brings as many bytes."""
 _SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
-
-
-class GroupKey(NamedTuple):
-    """A process group, the same on all of its ranks."""
-
-    name: str
-    ranks: str
-
-    @property
-    def text(self) -> str:
-        """What to call it."""
-        return f"group {self.name}" if self.ranks else "the default group"
-
-    def members(self, size: int) -> tuple[int, ...]:
-        """Global ranks."""
-        texts = self.ranks.split(",") if self.ranks else []
-        return tuple(int(text) for text in texts if text.isdecimal()) or tuple(range(size))
-
-
-class RankState(NamedTuple):
-    """What the box of one rank says, without its events."""
-
-    rank: int
-    pid: int
-    host: str
-    is_alive: bool
-    last_ns: int
-    """Unix ns: now for the living, else the last that is known."""
-    place: str
-    """What its busiest thread was doing."""
-    since_ns: int
-    """Unix ns from which on it did; 0: unknown."""
-    groups: Mapping[GroupKey, Group]
-    calls: Mapping[GroupKey, Mapping[int, Collective]]
-    """The last collectives, by their numbers."""
-    transfers: Sequence[Collective]
-    """Sends and receives that are not complete."""
+_MOST_RANKS = 1 << 17
+"""A larger group is a sign of a damaged box."""
 
 
 class Wait(NamedTuple):
-    """Ranks that wait in one collective for others."""
+    """A collective that some ranks of its group have come to, and others have not."""
 
     group: GroupKey
     sequence_nr: int
     call: str
+    status: Literal["pending", "failed", "enqueued"]
+    """On the ranks that have come; ``enqueued``: the backend does not say more."""
     waiting: tuple[int, ...]
+    """Ranks that have come."""
     absent: tuple[int, ...]
-    """Ranks of the group that have not come to it."""
+    """Ranks that have not, as far as there are boxes of them."""
     since_ns: int
+    """Unix ns at which the first rank came; 0: not known."""
+
+
+class Transfer(NamedTuple):
+    """The oldest send or receive of a rank that is not complete, or that failed."""
+
+    rank: int
+    peer: int
+    """Global rank; -1: any, or not known."""
+    call: Collective
+    more: int
+    """How many other transfers of the rank are like that."""
 
 
 class Mismatch(NamedTuple):
-    """Ranks that called something else by the same number."""
+    """Different collectives that ranks of a group called by the same number."""
 
     group: GroupKey
     sequence_nr: int
     calls: Sequence[tuple[str, tuple[int, ...]]]
-    """What was called, and by which ranks; most first."""
+    """Each call, and its ranks; the most frequent first."""
     kind: str
-    """``mismatched``, ``skipped`` or ``reordered``."""
+    """What the ranks of the second call did: ``skipped`` or ``added`` a collective, ``reordered`` two; else ``mismatched``."""
 
 
 class Autopsy(NamedTuple):
-    """What the boxes of a run say."""
+    """What the boxes of a run tell."""
 
     ranks: Sequence[RankState]
     waits: Sequence[Wait]
+    transfers: Sequence[Transfer]
     mismatches: Sequence[Mismatch]
     cycle: Sequence[int]
-    """Ranks each of which waits for the next, and the last for the first; none where there is no cycle."""
+    """Ranks that wait each for the next one, and the last for the first; empty where there is no cycle."""
     culprits: Sequence[int]
-    """Ranks that others wait for, and that wait for nobody."""
+    """Ranks that others wait for, and that wait for no rank themselves."""
     missing: Sequence[int]
-    """Ranks of groups of which there is no box."""
+    """Ranks of the run without a box."""
+    ambiguous: Sequence[int]
+    """Ranks with several living processes: the boxes are of several runs."""
 
     @property
     def dead(self) -> list[RankState]:
         """Ranks that do not run any more and have not ended their box."""
-        return [state for state in self.ranks if not state.is_alive]
-
-
-def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) -> RankState:
-    """What an image says of its rank; ``number`` stands for a rank that it does not tell."""
-    rank = contents.info.get("rank")
-    host = contents.info.get("host")
-    until = now_ns if is_alive else contents.last_ns
-    moments = [moment for moment in last_moments(contents) if moment.open or moment.last_ended]
-    busiest = max(moments, key=_importance, default=None)
-    calls: dict[GroupKey, dict[int, Collective]] = defaultdict(dict)
-    for call in contents.collectives:
-        if not call.is_transfer and call.sequence_nr >= 0:
-            calls[GroupKey(call.group, call.ranks)][call.sequence_nr] = call
-    return RankState(
-        rank if isinstance(rank, int) and rank >= 0 else number,
-        contents.pid,
-        host if isinstance(host, str) else "",
-        is_alive,
-        until,
-        "nothing recorded" if busiest is None else _place(busiest),
-        0 if busiest is None else contents.last_ns - round(_open_seconds(busiest) * 1e9),
-        {GroupKey(group.name, group.ranks): group for group in contents.groups if not group.is_transfers},
-        dict(calls),
-        [call for call in contents.collectives if call.is_transfer and call.is_pending],
-    )
+        return [state for state in self.ranks if state.is_dead]
 
 
 def autopsy(states: Iterable[RankState]) -> Autopsy:
-    """Compares the ranks; of several boxes of one rank the latest counts."""
-    latest: dict[int, RankState] = {}
-    for state in sorted(states, key=lambda each: each.last_ns):
-        latest[state.rank] = state
+    """Compares the ranks of a run. Of several boxes of one rank the latest counts, unless it is a child process's."""
+    latest, ambiguous = _latest(states)
     ranks = [latest[rank] for rank in sorted(latest)]
-    keys = {key: group.size for state in ranks for key, group in state.groups.items()}
-    waits = [wait for key, size in sorted(keys.items()) for wait in _waits(key, key.members(size), latest)]
-    mismatches = [found for key in sorted(keys) for found in _mismatches(key, ranks)]
-    odd = {(each.group, each.sequence_nr) for each in mismatches}
-    waits = [wait for wait in waits if wait.absent or (wait.group, wait.sequence_nr) not in odd]
-    edges = _edges(waits, ranks)
-    waiting = {rank for rank, others in edges.items() if others}
+    members = _members(ranks)
+    transfers = [found for state in ranks if (found := _transfer(state, members)) is not None]
+    callers: dict[GroupKey, list[RankState]] = defaultdict(list)
+    for state in ranks:
+        for key in state.calls:
+            callers[key].append(state)
+    mismatches = [found for key in sorted(callers) for found in _mismatches(key, callers[key])]
+    different = {(each.group, each.sequence_nr) for each in mismatches}
+    waits = [wait for key in sorted(members) for wait in _waits(key, sorted(members[key].values()), latest)]
+    waits = [wait for wait in waits if wait.absent or (wait.group, wait.sequence_nr) not in different]
+    edges = _edges(waits, transfers)
+    blocked = _edges([wait for wait in waits if wait.status == "pending"], [t for t in transfers if t.call.is_pending])
     awaited = {other for others in edges.values() for other in others}
-    missing = {rank for key, size in keys.items() for rank in key.members(size)} - latest.keys()
     return Autopsy(
         ranks,
         sorted(waits, key=lambda wait: -len(wait.waiting)),
+        transfers,
         mismatches,
-        _cycle(edges),
-        sorted(awaited - waiting),
-        sorted(missing),
+        _cycle(blocked),
+        sorted((awaited - edges.keys()) & latest.keys()),
+        sorted(_all_ranks(ranks, members) - latest.keys()),
+        sorted(ambiguous),
     )
 
 
 def spelled(call: Collective) -> str:
-    """The name of a collective as torch.distributed has it: ``all_reduce`` for ``c10d::allreduce_``."""
-    name = call.name.rpartition("::")[2].strip("_")
+    """The name of a collective in torch.distributed: ``all_reduce`` for ``c10d::allreduce_``."""
+    return _spelled(call.name)
+
+
+def described(call: Collective) -> str:
+    """The name with type and size, as far as all ranks have to agree on them."""
+    return _described(call.name, call.reduce_op, call.dtype, call.bytes_in, call.root)
+
+
+@functools.lru_cache(4096)
+def _spelled(operator: str) -> str:
+    name = operator.rpartition("::")[2].strip("_")
     for short, long in _SPELLED.items():
         name = name.replace(short, long)
     return name
 
 
-def described(call: Collective) -> str:
-    """With its type and size, as far as all ranks have to agree on them."""
-    name = spelled(call)
-    details = [call.reduce_op] if call.reduce_op else []
-    details += [call.dtype] if call.dtype else []
-    details += [f"{call.bytes_in:,} bytes"] if name in _OF_SAME_SIZE and call.bytes_in else []
-    details += [f"root {call.root}"] if call.root >= 0 else []
+@functools.lru_cache(4096)  # boxes of 2,000 ranks have a million collectives, few of them different
+def _described(operator: str, reduce_op: str, dtype: str, bytes_in: int, root: int) -> str:
+    name = _spelled(operator)
+    details = [detail for detail in (reduce_op, dtype) if detail]
+    details += [f"{bytes_in:,} bytes"] if name in _OF_SAME_SIZE and bytes_in else []
+    details += [f"root {root}"] if root >= 0 else []
     return f"{name}({', '.join(details)})" if details else name
 
 
-def _waits(key: GroupKey, members: Sequence[int], states: Mapping[int, RankState]) -> list[Wait]:
-    """One, of the first number that somebody waits in; none where all is complete or nothing is known of it."""
-    pending = {
-        rank: min((number for number, call in state.calls.get(key, {}).items() if call.is_pending), default=None)
-        for rank, state in states.items()
-        if rank in members
-    }
-    numbers = [number for number in pending.values() if number is not None]
-    if not numbers:
-        return _behind(key, members, states)
-    first = min(numbers)
-    waiting = tuple(sorted(rank for rank, number in pending.items() if number == first))
-    calls = [states[rank].calls[key][first] for rank in waiting]
-    absent = tuple(
-        rank
-        for rank in members
-        if rank in states and (key not in states[rank].groups or states[rank].groups[key].last_enqueued < first)
+def _latest(states: Iterable[RankState]) -> tuple[dict[int, RankState], set[int]]:
+    """The box of each rank, and ranks of which several processes run that communicate."""
+    latest: dict[int, RankState] = {}
+    ambiguous = set()
+    for state in sorted(states, key=lambda each: each.begin_ns):
+        before = latest.setdefault(state.rank, state)
+        if before is state:
+            continue
+        is_next = state.begin_ns > before.last_ns
+        is_child = not state.has_groups
+        if is_next or (not is_child and (not before.has_groups or (state.is_alive and not before.is_alive))):
+            latest[state.rank] = state
+        elif not is_child and state.is_alive:
+            ambiguous.add(state.rank)
+    return latest, ambiguous
+
+
+def _members(ranks: Sequence[RankState]) -> dict[GroupKey, dict[int, int]]:
+    """Of each group the global rank by the rank in the group, as far as they are known."""
+    sizes: dict[GroupKey, int] = {}
+    own: dict[GroupKey, dict[int, int]] = defaultdict(dict)
+    for state in ranks:
+        sizes.update(dict.fromkeys(state.calls.keys() - sizes.keys(), 0))
+        for key, group in (*state.groups.items(), *state.transfer_groups.items()):
+            sizes[key] = group.size
+            own[key][group.rank] = state.rank
+    world = max((*sizes.values(), *(state.run.world_size for state in ranks)), default=0)
+    found = {}
+    for key, size in sizes.items():
+        listed = key.listed
+        if not listed and size == world <= _MOST_RANKS:
+            listed = list(range(world))
+        found[key] = dict(enumerate(listed)) if listed else own[key]
+    return found
+
+
+def _all_ranks(ranks: Sequence[RankState], members: Mapping[GroupKey, Mapping[int, int]]) -> set[int]:
+    world = max((state.run.world_size for state in ranks), default=0)
+    return {rank for group in members.values() for rank in group.values()}.union(
+        range(world if world <= _MOST_RANKS else 0)
     )
-    return [Wait(key, first, described(calls[0]), waiting, absent, min(call.enqueued_ns for call in calls))]
 
 
-def _behind(key: GroupKey, members: Sequence[int], states: Mapping[int, RankState]) -> list[Wait]:
-    """Where nobody knows what is complete: those who have enqueued more than others, who are late at least."""
-    last = {rank: states[rank].groups[key].last_enqueued for rank in members if key in states.get(rank, _NOBODY).groups}
-    if not last or min(last.values()) == max(last.values()) or states[next(iter(last))].groups[key].is_tracked:
+def _waits(key: GroupKey, members: Sequence[int], states: Mapping[int, RankState]) -> list[Wait]:
+    """In the group's first pending collective, and in its first that failed; none where all are complete."""
+    present = [states[rank] for rank in members if rank in states]
+    pending = _wait(key, "pending", {state.rank: state.pending(key) for state in present}, present)
+    failed = _wait(key, "failed", {state.rank: state.failed(key) for state in present}, present)
+    return [*pending, *failed] or _behind(key, present)
+
+
+def _wait(
+    key: GroupKey,
+    status: Literal["pending", "failed"],
+    calls: Mapping[int, Collective | None],
+    present: Sequence[RankState],
+) -> list[Wait]:
+    """In the lowest number of these calls; none where there are no calls."""
+    found = {rank: call for rank, call in calls.items() if call is not None}
+    first = min((call.sequence_nr for call in found.values()), default=-1)
+    found = {rank: call for rank, call in found.items() if call.sequence_nr == first}
+    if not found:
         return []
-    first = min(last.values()) + 1
-    ahead = tuple(rank for rank, number in last.items() if number >= first)
-    calls = [call for rank in ahead if (call := states[rank].calls.get(key, {}).get(first)) is not None]
+    call = min(found.values(), key=lambda each: each.enqueued_ns)
+    absent = tuple(state.rank for state in present if state.last_number(key) < first)
+    return [Wait(key, first, described(call), status, tuple(found), absent, call.enqueued_ns)]
+
+
+def _behind(key: GroupKey, present: Sequence[RankState]) -> list[Wait]:
+    """Ranks that enqueued less than others, where the backend does not say what is complete: they may be late, no more is known."""
+    if all(state.groups[key].is_tracked for state in present if key in state.groups):
+        return []
+    last = {state.rank: state.last_number(key) for state in present}
+    lowest = min(last.values())
+    ahead = [state for state in present if last[state.rank] > lowest]
+    if not ahead:
+        return []
+    first = max(lowest, 0) + 1
+    calls = [call for state in ahead if (call := state.calls.get(key, {}).get(first)) is not None]
+    name = described(calls[0]) if calls else "a collective"
     since = min((call.enqueued_ns for call in calls), default=0)
-    return [
-        Wait(key, first, described(calls[0]) if calls else "a collective", ahead, tuple(set(last) - set(ahead)), since)
-    ]
+    absent = tuple(rank for rank, number in last.items() if number == lowest)
+    return [Wait(key, first, name, "enqueued", tuple(state.rank for state in ahead), absent, since)]
 
 
-def _mismatches(key: GroupKey, ranks: Sequence[RankState]) -> list[Mismatch]:
-    """The first number by which ranks called different things."""
-    called = {state.rank: state.calls[key] for state in ranks if key in state.calls}
-    for number in sorted({number for calls in called.values() for number in calls}):
-        by_call: dict[str, list[int]] = defaultdict(list)
-        for rank, calls in called.items():
-            if number in calls:
-                by_call[described(calls[number])].append(rank)
-        if len(by_call) > 1:
-            found = sorted(((call, tuple(who)) for call, who in by_call.items()), key=lambda each: -len(each[1]))
-            return [Mismatch(key, number, found, _kind(found, number, called))]
-    return []
+def _mismatches(key: GroupKey, callers: Sequence[RankState]) -> list[Mismatch]:
+    """The first number by which ranks called different collectives."""
+    called = {state.rank: state.calls[key] for state in callers}
+    repeated = {number for state in callers for number in state.repeated.get(key, ())}
+    by_number: dict[int, dict[str, list[int]]] = defaultdict(dict)
+    for rank, calls in called.items():
+        for number, call in calls.items():
+            by_number[number].setdefault(described(call), []).append(rank)
+    different = (number for number, calls in by_number.items() if len(calls) > 1 and number not in repeated)
+    number = min(different, default=-1)
+    if number < 0:
+        return []
+    found = sorted(((call, tuple(who)) for call, who in by_number[number].items()), key=lambda each: -len(each[1]))
+    return [Mismatch(key, number, found, _kind(found, number, called))]
 
 
 def _kind(
     found: Sequence[tuple[str, tuple[int, ...]]], number: int, called: Mapping[int, Mapping[int, Collective]]
 ) -> str:
-    """Of a mismatch: by what the ranks called next, as far as they came to it."""
-    (usual, many), (other, few) = found[0], found[1]
-    next_of_few = {described(called[rank][number + 1]) for rank in few if number + 1 in called[rank]}
-    next_of_many = {described(called[rank][number + 1]) for rank in many if number + 1 in called[rank]}
-    if usual in next_of_few:
-        return "reordered"
-    return "skipped" if other in next_of_many else "mismatched"
+    """What explains all that the ranks of the two most frequent calls called from there on."""
+    many, few = (_calls_from(number, [called[rank] for rank in who]) for _, who in found[:2])
+    agreeing = {
+        "skipped": _agreeing(few, many, lambda each: each + 1),
+        "added": _agreeing(many, few, lambda each: each + 1),
+        "reordered": _agreeing(few, many, lambda each: 2 * number + 1 - each if each <= number + 1 else each),
+    }
+    best = max(agreeing, key=lambda kind: agreeing[kind])
+    if not agreeing[best]:
+        return "mismatched"
+    is_even = len(found[0][1]) == len(found[1][1])  # who is right then, nobody knows
+    return "skipped" if best == "added" and is_even else best
 
 
-def _edges(waits: Iterable[Wait], ranks: Sequence[RankState]) -> dict[int, set[int]]:
-    """Which ranks each rank waits for."""
+def _calls_from(number: int, calls: Sequence[Mapping[int, Collective]]) -> dict[int, str]:
+    return {each: described(call) for own in calls for each, call in own.items() if each >= number}
+
+
+def _agreeing(calls: Mapping[int, str], others: Mapping[int, str], place: Callable[[int], int]) -> int:
+    """How many calls the others have at another place; 0 where they have a different one at any of these."""
+    pairs = [(call, others[place(number)]) for number, call in calls.items() if place(number) in others]
+    return len(pairs) if all(call == other for call, other in pairs) else 0
+
+
+def _transfer(state: RankState, members: Mapping[GroupKey, Mapping[int, int]]) -> Transfer | None:
+    if not state.transfers:
+        return None
+    call = min(state.transfers, key=lambda each: (not each.is_pending, each.enqueued_ns))
+    peer = members.get(GroupKey(call.group, call.ranks), {}).get(call.peer, -1)
+    return Transfer(state.rank, peer, call, len(state.transfers) - 1)
+
+
+def _edges(waits: Iterable[Wait], transfers: Iterable[Transfer]) -> dict[int, set[int]]:
+    """The ranks that each rank waits for; only of ranks that wait for any."""
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
-        for rank in wait.waiting:
-            edges[rank] |= set(wait.absent)
-    for state in ranks:
-        for call in state.transfers:
-            size = max((group.size for group in state.groups.values()), default=0)
-            members = GroupKey(call.group, call.ranks).members(size)
-            if 0 <= call.peer < len(members):
-                edges[state.rank].add(members[call.peer])
+        for rank in wait.waiting if wait.absent else ():
+            edges[rank].update(wait.absent)
+    for transfer in transfers:
+        if transfer.peer >= 0:
+            edges[transfer.rank].add(transfer.peer)
     return edges
 
 
 def _cycle(edges: Mapping[int, set[int]]) -> list[int]:
-    """The first cycle that is found, from its lowest rank on."""
+    """The first cycle that a depth-first search finds, from its lowest rank on."""
     done: set[int] = set()
     for begin in sorted(edges):
-        path: list[int] = []
-        stack = [iter([begin])]
+        path: dict[int, None] = {}
+        stack = [iter([begin])]  # the rest of the neighbours: of the path's ranks, behind this first one
         while stack:
             rank = next(stack[-1], None)
             if rank is None:
                 stack.pop()
-                done.update(path[len(stack) :])
-                del path[max(len(stack) - 1, 0) :]
+                if path:
+                    done.add(path.popitem()[0])
             elif rank in path:
-                found = path[path.index(rank) :]
+                ranks = list(path)
+                found = ranks[ranks.index(rank) :]
                 lowest = found.index(min(found))
                 return found[lowest:] + found[:lowest]
             elif rank not in done:
-                path.append(rank)
+                path[rank] = None
                 stack.append(iter(sorted(edges.get(rank, ()))))
     return []
-
-
-def places(found: Autopsy) -> list[tuple[str, list[RankState]]]:
-    """What the ranks do, those in the same place together, most first."""
-    together: dict[str, list[RankState]] = defaultdict(list)
-    for state in found.ranks:
-        pending = [(key, call) for key, calls in state.calls.items() for call in calls.values() if call.is_pending]
-        text = f"in {state.place}"
-        if pending:
-            key, first = min(pending, key=lambda item: item[1].enqueued_ns)
-            text = f"in {described(first)} #{first.sequence_nr} of {key.text}, not complete"
-        elif state.transfers:
-            call = state.transfers[0]
-            text = f"in {spelled(call)} with rank {call.peer} of group {call.group}, tag {call.tag}, not complete"
-        together[text if state.is_alive else f"not running any more, last {text}"].append(state)
-    return sorted(together.items(), key=lambda item: -len(item[1]))
-
-
-def _importance(moment: LastMoment) -> tuple[bool, int, float]:
-    """The main thread first; of others the one that has most open, and did anything last."""
-    return moment.name == "main", len(moment.open), -moment.idle_seconds
-
-
-def _open_seconds(moment: LastMoment) -> float:
-    return moment.open[-1].seconds if moment.open else moment.idle_seconds
-
-
-def _place(moment: LastMoment) -> str:
-    """The innermost events, and the last that ended."""
-    names = [event.name for event in moment.open[-3:]]
-    last = f", the last to end was {moment.last_ended}" if moment.last_ended else ""
-    return f"{' > '.join(names)}{last}" if names else f"no recorded event{last}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 0, 2-7``."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]  # noqa: PLR2004
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(texts)}"
-
-
-_NOBODY = RankState(-1, 0, "", False, 0, "", 0, {}, {}, ())

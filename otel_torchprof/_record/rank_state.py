@@ -1,0 +1,250 @@
+"""What the black box of one rank says of its collectives, and of where the rank is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from .last_moments import last_moments, python_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from otel_torchprof._native.blackbox import Collective, Contents, Group
+
+    from .last_moments import LastMoment
+
+_DEFAULT_NAME = "0"
+"""Of the group of all ranks: torch counts groups from there."""
+_MOST_DIGITS = 10
+_JITTER_NS = 10**7
+"""Between two clocks."""
+_SLACK_NS = 60 * 10**9
+"""Ranks of one run start within a minute of one another."""
+
+
+class GroupKey(NamedTuple):
+    """A process group, the same on all of its ranks."""
+
+    name: str
+    ranks: str
+    """Global ranks, separated by commas; empty in the group of all ranks, and in every group with torch releases that do not say."""
+
+    @property
+    def text(self) -> str:
+        """The group's name in messages."""
+        return "the default group" if self.is_default else f"group {self.name}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is known to be the group of all ranks."""
+        return self.name == _DEFAULT_NAME and not self.ranks
+
+    @property
+    def listed(self) -> list[int]:
+        """The global ranks, in the group's order; none where the text does not have them."""
+        texts = self.ranks.split(",")
+        is_sound = all(text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS for text in texts)
+        return [int(text) for text in texts] if is_sound else []
+
+
+class RunKey(NamedTuple):
+    """Tells runs apart whose boxes lie in one folder."""
+
+    run_id: str
+    restart: int
+    world_size: int
+    """0: not known."""
+
+
+class RankState(NamedTuple):
+    """What the box of one rank says, without its events."""
+
+    rank: int
+    """Negative: not known."""
+    pid: int
+    host: str
+    run: RunKey
+    is_alive: bool
+    is_closed: bool
+    """Whether the process has ended its box."""
+    opened_ns: int
+    """Unix ns; 0: not known."""
+    last_ns: int
+    """Unix ns: now for a living process, else the last that is known of it."""
+    place: str
+    """What the thread of its training loop was in; empty where that is not known."""
+    last_ended: str
+    """The last event that ended there; empty where none did."""
+    since_ns: int
+    """Unix ns from which on it was there; 0: not known."""
+    groups: Mapping[GroupKey, Group]
+    transfer_groups: Mapping[GroupKey, Group]
+    """Groups of which only the sends and receives are counted."""
+    calls: Mapping[GroupKey, Mapping[int, Collective]]
+    """The last collectives, by their numbers."""
+    repeated: Mapping[GroupKey, frozenset[int]]
+    """Numbers that several collectives share, as coalesced ones do."""
+    transfers: Sequence[Collective]
+    """Sends and receives that are not complete, and those that failed after the last complete one."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process does not run any more and has not ended its box."""
+        return not self.is_alive and not self.is_closed
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether it communicates; child processes of a rank do not."""
+        return bool(self.groups or self.transfer_groups)
+
+    @property
+    def begin_ns(self) -> int:
+        """Where its life begins, as far as that is known."""
+        return self.opened_ns or self.last_ns
+
+    def last_number(self, key: GroupKey) -> int:
+        """Of the group's collectives that were enqueued; -1 for none."""
+        group = self.groups.get(key)
+        last = -1 if group is None else group.last_enqueued
+        numbers = self.calls.get(key, {})
+        return max(last, *numbers, -1)
+
+    def pending(self, key: GroupKey) -> Collective | None:
+        """The group's first collective that is known not to be complete."""
+        pending = [call for call in self.calls.get(key, {}).values() if call.is_pending]
+        return min(pending, key=lambda call: call.sequence_nr, default=None)
+
+    def failed(self, key: GroupKey) -> Collective | None:
+        """The group's first collective that failed after its last complete one: a program may survive a failure."""
+        calls = self.calls.get(key, {}).values()
+        complete = max((call.sequence_nr for call in calls if _is_complete(call)), default=-1)
+        failed = [call for call in calls if call.has_failed and call.sequence_nr > complete]
+        return min(failed, key=lambda call: call.sequence_nr, default=None)
+
+
+def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) -> RankState:
+    """What an image says of its rank; ``number``, a negative one, stands for a rank that it does not tell."""
+    info, rank = contents.info, _rank_of(contents)
+    moment = _moment_of_loop(contents)
+    calls, repeated = _by_number(contents.collectives)
+    keys = [GroupKey(group.name, group.ranks) for group in contents.groups]
+    return RankState(
+        number if rank is None else rank,
+        contents.pid,
+        _text(info.get("host")),
+        RunKey(_text(info.get("run_id")), _count(info.get("restart")), _count(info.get("world_size"))),
+        is_alive,
+        contents.is_closed,
+        _count(info.get("opened")),
+        now_ns if is_alive else contents.last_ns,
+        "" if moment is None else _place(moment, _line(contents, moment)),
+        "" if moment is None else moment.last_ended,
+        0 if moment is None else contents.last_ns - round(_open_seconds(moment) * 1e9),
+        {key: group for key, group in zip(keys, contents.groups, strict=True) if not group.is_transfers},
+        {key: group for key, group in zip(keys, contents.groups, strict=True) if group.is_transfers},
+        calls,
+        repeated,
+        _open_transfers([call for call in contents.collectives if call.is_transfer]),
+    )
+
+
+def of_one_run(states: Sequence[RankState]) -> tuple[list[RankState], list[RankState]]:
+    """Splits states into those of the run that lives, or else was seen last, and those of other runs.
+
+    Boxes of dead processes stay for days in the folder of the next run.
+    """
+    runs: dict[RunKey, list[RankState]] = defaultdict(list)
+    for state in states:
+        runs[state.run].append(state)
+    best = max(runs.values(), key=lambda run: max(map(_relevance, run)), default=[])
+    living = [state.opened_ns for state in best if state.is_alive]
+    begin = min(living) if living else max(best, key=_relevance).opened_ns if best else 0
+    chosen = {id(state) for state in best if state.last_ns >= begin - _SLACK_NS}
+    return [state for state in states if id(state) in chosen], [state for state in states if id(state) not in chosen]
+
+
+def _relevance(state: RankState) -> tuple[bool, bool, int]:
+    return state.is_alive, state.has_groups or state.run.world_size > 1, state.last_ns
+
+
+def _rank_of(contents: Contents) -> int | None:
+    """As the launcher told it, else as a group does: a program that starts its ranks itself may set no variables."""
+    rank = contents.info.get("rank")
+    if isinstance(rank, int) and rank >= 0:
+        return rank
+    for group in contents.groups:
+        key = GroupKey(group.name, group.ranks)
+        if group.rank >= 0 and key.is_default:
+            return group.rank
+        if 0 <= group.rank < len(key.listed):
+            return key.listed[group.rank]
+    return None
+
+
+def _by_number(
+    collectives: Iterable[Collective],
+) -> tuple[dict[GroupKey, dict[int, Collective]], dict[GroupKey, frozenset[int]]]:
+    """Numbered collectives, and the numbers that several share: of those the first that is not complete, else the first."""
+    calls: dict[GroupKey, dict[int, Collective]] = defaultdict(dict)
+    repeated: dict[GroupKey, set[int]] = defaultdict(set)
+    for call in collectives:
+        if call.is_transfer or call.sequence_nr < 0:
+            continue
+        key = GroupKey(call.group, call.ranks)
+        before = calls[key].setdefault(call.sequence_nr, call)
+        if before is not call:
+            repeated[key].add(call.sequence_nr)
+            if call.is_pending and not before.is_pending:
+                calls[key][call.sequence_nr] = call
+    return dict(calls), {key: frozenset(numbers) for key, numbers in repeated.items()}
+
+
+def _open_transfers(transfers: Sequence[Collective]) -> list[Collective]:
+    complete = max((at for at, call in enumerate(transfers) if _is_complete(call)), default=-1)
+    return [call for at, call in enumerate(transfers) if call.is_pending or (call.has_failed and at > complete)]
+
+
+def _is_complete(call: Collective) -> bool:
+    return bool(call.completed_ns) and not call.has_failed
+
+
+def _moment_of_loop(contents: Contents) -> LastMoment | None:
+    """The moment of the main thread, of one that was seen to hang or of that of the last collective, whichever is in an event.
+
+    Others, such as those that prefetch, count only where none of these recorded anything.
+    """
+    loop = {contents.pid, contents.hang_os_tid, *(call.os_tid for call in contents.collectives[-1:])}
+
+    def importance(moment: LastMoment) -> tuple[bool, bool, bool, int, float]:
+        is_open = bool(moment.open)
+        is_main = is_open and moment.os_tid == contents.pid
+        return moment.os_tid in loop, is_open, is_main, len(moment.open), -moment.idle_seconds
+
+    moments = [moment for moment in last_moments(contents) if moment.open or moment.last_ended]
+    return max(moments, key=importance, default=None)
+
+
+def _open_seconds(moment: LastMoment) -> float:
+    return moment.open[-1].seconds if moment.open else moment.idle_seconds
+
+
+def _line(contents: Contents, moment: LastMoment) -> str:
+    """Where Python is on the thread, if it has not moved since its stack was written."""
+    last_active = contents.last_ns - round(moment.idle_seconds * 1e9)
+    is_there = last_active <= contents.hang_since_ns + _JITTER_NS
+    return python_line(contents, moment.os_tid) if is_there else ""
+
+
+def _place(moment: LastMoment, line: str) -> str:
+    """Where Python is, and the innermost events."""
+    inside = " > ".join(event.name for event in moment.open[-3:])
+    return f"{line}, in {inside}" if line and inside else line or inside
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
