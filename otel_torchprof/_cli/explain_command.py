@@ -6,8 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof.errors import TorchProfError
+
 from .progress import reading
-from .recover import as_traces
+from .recover import Traces
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -45,12 +47,16 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._explain.verdicts import explain
 
-    with as_traces(options.files) as files, reading(files, quiet=options.quiet) as watch:
-        found = explain(*files, watch=watch)
-    show(text_of(found, options))
-    for problem in found.problems:
+    with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+        try:
+            found = explain(*traces.paths, watch=watch)
+        except TorchProfError as error:
+            raise TorchProfError(traces.named(str(error))) from error
+    show(traces.named(text_of(found, options)))
+    problems = [*traces.problems, *map(traces.named, found.problems)]
+    for problem in problems:
         say(problem)
-    return 1 if found.problems else 0
+    return 1 if problems else 0
 
 
 def text_of(found: Explanation, options: argparse.Namespace) -> str:

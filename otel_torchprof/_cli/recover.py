@@ -13,6 +13,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._process.printable import printable
 from otel_torchprof._record.box_file import SUFFIX
 from otel_torchprof.errors import NativeError, TorchProfError
 
@@ -22,6 +23,8 @@ from .terminal import say, show
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Self
 
     from otel_torchprof._native.blackbox import Contents
     from otel_torchprof._record.last_moments import LastMoment
@@ -47,7 +50,9 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help=f"{', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp for {SUFFIX})",
     )
-    parser.add_argument("--redact", action="store_true", help="leave out labels, and what the process is called")
+    parser.add_argument(
+        "--redact", action="store_true", help="leave out labels, and what the process and its threads are called"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,14 +61,16 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: it is no black box, or the output has a name that says nothing.
     """
+    output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
+    if output != "none":
+        _check_name(output)
     contents = read(options.file)
     if options.redact:
         contents = redacted(contents)
-    output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
     show(text_of(contents))
     if output != "none":
-        write(contents, output)
-        say(f"wrote {output}")
+        has_spans = write(contents, output)
+        say(f"wrote {output}" if has_spans else f"{options.file!r} has no events: nothing was written")
     problems = problems_of(contents)
     for problem in problems:
         say(f"{options.file!r}: {problem}")
@@ -76,11 +83,11 @@ def read(path: str) -> Contents:
     Raises:
         TorchProfError: it cannot be read, or is no black box.
     """
-    from otel_torchprof._native.blackbox import read_image
+    from otel_torchprof._native.blackbox import MAGIC, read_image
 
     try:
         with Path(path).open("rb") as file:
-            return read_image(file.read(_LARGEST))
+            return read_image(file.read(_LARGEST) if file.peek().startswith(MAGIC) else b"")
     except OSError as error:
         raise TorchProfError(f"cannot read {path!r}: {error.strerror}") from error
     except NativeError as error:
@@ -96,23 +103,57 @@ def is_box(path: str) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def as_traces(paths: Sequence[str]) -> Iterator[list[str]]:
-    """The files with a trace in the place of each black box, as long as the context."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for path in paths:
-            if Path(path).is_file() and is_box(path):
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-torchprof-"))
-                trace = str(Path(folder) / f"{Path(path).name}.otlp")
-                write(read(path), trace)
-                path = trace  # noqa: PLW2901 - what is read instead
-            found.append(path)
-        yield found
+class Traces:
+    """Files to be read, with a trace in the place of each black box, as long as the context.
+
+    Args:
+        paths: of the files.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+        self.problems: list[str] = []
+        """What is missing of the boxes, a sentence each."""
+        self._boxes: dict[str, str] = {}
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Writes the traces.
+
+        Raises:
+            TorchProfError: a box cannot be read, or has no events.
+        """
+        with contextlib.ExitStack() as exits:
+            self.paths = [self._trace_of(path, exits) if _is_box_file(path) else path for path in self.paths]
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    def _trace_of(self, path: str, exits: contextlib.ExitStack) -> str:
+        contents = read(path)
+        self.problems += (f"{path!r}: {problem}" for problem in problems_of(contents))
+        folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="otel-torchprof-"))
+        trace = str(Path(folder) / f"{Path(path).name}.otlp")
+        if not write(contents, trace):
+            raise TorchProfError(f"{path!r} has no events")
+        self._boxes[trace] = path
+        return trace
+
+    def named(self, text: str) -> str:
+        """A text about the traces, with the names of the boxes: the traces will be gone."""
+        for trace, path in self._boxes.items():
+            text = text.replace(trace, path)
+        return text
 
 
-def write(contents: Contents, output: str) -> None:
-    """Writes the spans.
+def _is_box_file(path: str) -> bool:
+    return Path(path).is_file() and is_box(path)
+
+
+def write(contents: Contents, output: str) -> bool:
+    """Writes the spans; False: there are none, and no file.
 
     Raises:
         TorchProfError: the name says nothing, or the file cannot be written.
@@ -121,24 +162,33 @@ def write(contents: Contents, output: str) -> None:
     from otel_torchprof._export.otlp_file import OTLPFileExporter
     from otel_torchprof._instrument.recovered import recovered_spans
 
-    if not output.endswith((*OTLP_SUFFIXES, *CHROME_SUFFIXES)):
-        allowed = ", ".join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))
-        raise TorchProfError(f"--output is {output!r}; its name must end in {allowed}, or be none")
+    _check_name(output)
     exporter: Any = (ChromeTraceExporter if output.endswith(CHROME_SUFFIXES) else OTLPFileExporter)(output)
+    has_spans = False
     try:
         for spans in recovered_spans(contents):
+            has_spans = True
             exporter.export(spans)
     finally:
         exporter.shutdown()
+    return has_spans
+
+
+def _check_name(output: str) -> None:
+    if not output.endswith((*OTLP_SUFFIXES, *CHROME_SUFFIXES)):
+        allowed = ", ".join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))
+        raise TorchProfError(f"--output is {output!r}; its name must end in {allowed}, or be none")
 
 
 def redacted(contents: Contents) -> Contents:
-    """Without labels, and without what the process is called and where it ran."""
+    """Without labels, and without what the process and its threads are called and where it ran."""
     batch = contents.batch
     names = batch.names.followed_by(Names.of([_REDACTED]))
     hidden = np.where(batch["kind"] == Kind.LABEL, len(names) - 1, batch["name"]).astype(batch["name"].dtype)
     info = {key: value for key, value in contents.info.items() if key not in {"host", "program", "run_id", "role"}}
-    return contents._replace(batch=replace(batch, names=names, columns={**batch.columns, "name": hidden}), info=info)
+    threads = [thread._replace(name=_REDACTED) for thread in batch.threads]
+    columns = {**batch.columns, "name": hidden}
+    return contents._replace(batch=replace(batch, names=names, threads=threads, columns=columns), info=info)
 
 
 def problems_of(contents: Contents) -> list[str]:
@@ -161,7 +211,8 @@ def text_of(contents: Contents) -> str:
 
     info = contents.info
     rank = f"rank {info['rank']}, " if isinstance(info.get("rank"), int) else ""
-    where = "".join(f" {word} {info[key]}" for word, key in (("of", "program"), ("on", "host")) if info.get(key))
+    named = (("of", info.get("program")), ("on", info.get("host")))
+    where = "".join(f" {word} {printable(str(value))}" for word, value in named if value)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contents.last_ns / 1e9))
     ended = "ended its box" if contents.is_closed else "was last seen"
     moments = last_moments(contents)
@@ -173,10 +224,11 @@ def text_of(contents: Contents) -> str:
 
 
 def _lines(moment: LastMoment) -> Iterator[str]:
+    thread, ended = f"thread {printable(moment.name)} ({moment.os_tid})", printable(moment.last_ended)
     if not moment.open:
-        yield f"thread {moment.name} ({moment.os_tid}): nothing open; the last was {moment.last_ended}, {moment.idle_seconds:.3f} s before"
+        yield f"{thread}: nothing open; the last was {ended}, {moment.idle_seconds:.3f} s before"
         return
-    last = f"; the last to end was {moment.last_ended}" if moment.last_ended else ""
-    yield f"thread {moment.name} ({moment.os_tid}): in {moment.open[-1].name} for {moment.open[-1].seconds:.3f} s{last}"
+    last = f"; the last to end was {ended}" if ended else ""
+    yield f"{thread}: in {printable(moment.open[-1].name)} for {moment.open[-1].seconds:.3f} s{last}"
     for event in moment.open[:-1][-_DEEPEST_SHOWN:]:
-        yield f"    {event.seconds:10.3f} s  {event.name}"
+        yield f"    {event.seconds:10.3f} s  {printable(event.name)}"

@@ -10,7 +10,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof.errors import TorchProfError
 
 from .progress import reading
-from .recover import as_traces
+from .recover import Traces
 from .terminal import say, show
 from .trace_sums import read
 
@@ -46,8 +46,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: nothing of it can be read, or it has no steps.
     """
-    with as_traces([options.file]) as (path,), reading([path], quiet=options.quiet, times=1) as watch:
-        sums, problems = read(path, partial(watch, path))
+    with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet, times=1) as watch:
+        sums, problems = read(traces.paths[0], partial(watch, traces.paths[0]))
+    problems = [*traces.problems, *map(traces.named, problems)]
     notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
     try:
         if options.steps:

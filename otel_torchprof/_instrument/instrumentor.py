@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import threading
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from otel_torchprof._distributed.ranks import Ranks
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._metrics import operator_metrics
-from otel_torchprof._metrics.gpu_pass import NOT_OPENED
 from otel_torchprof._metrics.gpu_polling import GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
@@ -27,8 +25,9 @@ from otel_torchprof._process import fork
 from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.blackbox import BlackBox
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof.health import ON, ProcessorHealth
+from otel_torchprof.health import ProcessorHealth
 
+from .combined_health import combined
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, checked_options, takes_arguments_of
@@ -38,8 +37,6 @@ from .unused_processor import unused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-    from otel_torchprof.health import GpuHealth
 
     from .processor import TorchSpanProcessor
 
@@ -192,22 +189,14 @@ class TorchInstrumentor(BaseInstrumentor):
         With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics are read, ``gpus`` among
         the sources says of them what :attr:`GpuMetrics.health` does.
         """
-        found = self._health_without_box()
-        if self._box is None:
-            return found
-        return replace(found, sources={**found.sources, "black box": self._box.state})
-
-    def _health_without_box(self) -> ProcessorHealth:
-        gpus = self._gpus
+        found = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
         if isinstance(self._running, MetricsInstrumentation):
             found = self._running.health
         elif self._processor is not None:
             found = self._processor.health
-        else:
-            return ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
-        if gpus is None or (state := gpus.health).sources["nvml"] == NOT_OPENED:  # nobody has read them yet
+        elif self._box is None:
             return found
-        return _with_gpus(found, state)
+        return combined(found, self._gpus, self._box)
 
     def _instrument(self, **given: Any) -> None:
         options = checked_options(given)
@@ -426,14 +415,6 @@ class TorchInstrumentor(BaseInstrumentor):
                 _logger.exception("torch is not instrumented in this forked process")
         elif self._waiting is not None:
             self._wait_for_provider(self._awaiting)
-
-
-def _with_gpus(health: ProcessorHealth, gpus: GpuHealth) -> ProcessorHealth:
-    """With the state of the GPU metrics: ``gpus`` in a word, and a note where a GPU lacks one."""
-    states = {name: state for name, state in gpus.sources.items() if state != ON and name != "nvml"}
-    notes = () if gpus.sources["nvml"] != ON else tuple(f"{name} {state}" for name, state in states.items())
-    sources = {**health.sources, "gpus": gpus.sources["nvml"]}
-    return replace(health, sources=sources, notes=(*health.notes, *notes, *gpus.notes))
 
 
 @functools.cache

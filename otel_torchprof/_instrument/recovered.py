@@ -16,8 +16,10 @@ from otel_torchprof._export.provider import Provider
 from otel_torchprof._native.recorder import Session, SessionStats
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._sources.contexts import ContextTable
+from otel_torchprof._spans.step_cycle import StepCycle
 
 from .live_recording import LiveRecording
+from .step_segments import StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._native.blackbox import Contents
+    from otel_torchprof._spans.step_cycle import Boundary
 
 
 def recovered_spans(contents: Contents) -> Iterator[SpanList]:
@@ -63,6 +66,18 @@ class _ReadSession(Session):
         """It does not run."""
 
 
+class _UnendedCycle(StepCycle):
+    """Of a process that died: nobody knows that its loop had ended, so what it did last is in a step that had not."""
+
+    def finish(self, end: int) -> list[Boundary]:  # noqa: ARG002 - it is no end
+        return self.settle()
+
+
+class _UnendedRule(StepRule):
+    def cycle(self) -> StepCycle:
+        return _UnendedCycle()
+
+
 class _Recovered(LiveRecording):
     def __init__(self, contents: Contents) -> None:
         self._last_ns = contents.last_ns
@@ -78,6 +93,7 @@ class _Recovered(LiveRecording):
             budget_bytes=0,
             inputs=False,
             session=_ReadSession(contents.batch),
+            step_rule=_UnendedRule(),
         )
 
     def now(self) -> int:
