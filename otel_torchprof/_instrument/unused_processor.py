@@ -53,9 +53,13 @@ class UnusedProcessors:
 
     def warn(self) -> None:
         """Warns where a processor was made and no recording was asked for, unless that may be intended."""
+        if (
+            not self._has_processor or self._has_recording
+        ):  # first: at the exit a program may have taken away what the rest needs
+            return
         uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
         is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
-        if self._has_processor and not self._has_recording and uses_torch and not is_off:
+        if uses_torch and not is_off:
             config.warn_once(
                 "a TorchSpanProcessor was made to which nothing was ever given, since torch was not instrumented: call "
                 "TorchInstrumentor().instrument(), or start the program with opentelemetry-instrument"
