@@ -87,6 +87,17 @@ void what_may_take_long_is_waited_for() {
   saving.join();
 }
 
+void the_main_thread_of_a_rank_hangs_with_nothing_open_too() {
+  BoxFile file;
+  OpenBox box(file);
+  leaf("before");
+  Watching watching;
+  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
+  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0};
+  api().collective_completed(api().collective_enqueued(&call), 0);
+  CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(getpid()));
+}
+
 void where_nobody_reports_the_stacks_are_dumped() {
   BoxFile file;
   OpenBox box(file);
@@ -124,6 +135,7 @@ int main() {
   RUN_CLEAN(a_phase_in_which_nothing_happens_is_a_hang_and_its_stacks_are_kept);
   RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
   RUN_CLEAN(what_may_take_long_is_waited_for);
+  RUN_CLEAN(the_main_thread_of_a_rank_hangs_with_nothing_open_too);
   RUN_CLEAN(where_nobody_reports_the_stacks_are_dumped);
   RUN_CLEAN(it_ends_for_those_who_wait_and_in_a_forked_child);
 }

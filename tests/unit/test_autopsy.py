@@ -107,7 +107,9 @@ def test_a_group_of_which_a_rank_does_not_know():
     )
     assert [(wait.group, wait.waiting, wait.absent) for wait in found.waits] == [(pair, (0,), (2,))]
     assert found.culprits == [2]
-    assert autopsy([state(0, call(1, PENDING), size=2), state(1)]).culprits == [1]
+    states = [state(0, call(1, PENDING), size=2), state(1)]
+    assert autopsy(states).culprits == [1]
+    assert lines(*states)[1] == "rank 1 is in no recorded event"
 
 
 def test_a_group_for_which_the_box_has_no_slot():
@@ -256,6 +258,8 @@ def test_coalesced_collectives_are_not_compared():
     both = [call(6, name=BROADCAST), call(6, PENDING)]
     found = autopsy([state(0, *both, size=2), state(1, call(6, PENDING), size=2)])
     assert (found.mismatches, [wait.waiting for wait in found.waits]) == ([], [(0, 1)])
+    complete = [call(6, name=BROADCAST), call(6)]
+    assert autopsy([state(0, *complete, size=2), state(1, *complete[1:], size=2)]).mismatches == []
 
 
 def test_a_mismatch_and_a_rank_that_is_not_there():

@@ -168,6 +168,8 @@ def test_of_several_boxes_of_a_rank_the_latest_counts():
         assert [(rank.rank, rank.is_alive) for rank in found.ranks] == [(0, True), (1, True)]
         assert [wait.waiting for wait in found.waits] == [(0, 1)]
         assert found.ambiguous == []
+    before_its_first = state(1, info={"opened": NOW - 60 * SECOND})
+    assert [rank.is_alive for rank in autopsy([old, before_its_first]).ranks] == [True]
 
 
 def test_a_child_process_has_the_rank_of_its_parent():

@@ -113,6 +113,9 @@ def test_the_command(box, tmp_path, capsys):
         assert capsys.readouterr().out == (
             "there is no box of ranks 0-2\nno rank is known to wait for another\n\nrank 3: in load_batch\n"
         )
+        set_info({})
+        assert cli.main(["autopsy", str(box.path.parent), str(box.path)]) == 0
+        assert capsys.readouterr().out.endswith(f"\nprocess {os.getpid()}: in load_batch\n")
         assert cli.main(["autopsy", str(tmp_path / "copy.otpbox")]) == 0
         assert "rank 3 does not run any more; last seen at " in capsys.readouterr().out
         assert cli.main(["autopsy", "--json", str(tmp_path)]) == 0

@@ -2,9 +2,10 @@
  *
  * A thread of its own looks at what the recording threads have published, and needs neither Python's lock nor anybody
  * else's for long. A thread hangs where something is open on it (a phase of the loop, a collective that it enqueued, or
- * anything on the main thread) and nothing has begun or ended for a limit: the given one, ten times the longest pause
- * that the thread has come out of, or the long limit, whichever is most. Longer where it compiles or saves; with a
- * collective that is not complete at most eight minutes, before its group gives up.
+ * anything on the main thread; in a process that has enqueued collectives that may be nothing) and nothing has begun or
+ * ended for a limit: the given one, ten times the longest pause that the thread has come out of, or the long limit,
+ * whichever is most. Longer where it compiles or saves; with a collective that is not complete at most eight minutes,
+ * before its group gives up.
  *
  * Any thread may call these. In a forked child nothing is watched.
  */

@@ -47,6 +47,8 @@ class BlackBox {
   uint32_t list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes);
   void append_open(ThreadBuffer& thread, uint32_t count);
   const otp_record_open& listed(uint32_t i) const { return d_open[i]; }
+  // Whether any was ever enqueued.
+  bool has_collectives() const { return d_header->collective_count != 0; }
   // Whether a collective that the thread has enqueued is not complete.
   bool has_pending(uint32_t os_tid) const;
 

@@ -83,9 +83,10 @@ bool takes_long(std::string_view name) {
 
 // How long the thread may do nothing; 0: as long as it likes.
 uint64_t limit_locked(Registry& all, const Watch& watch, ThreadBuffer& thread, const Progress& progress) {
-  bool is_loop = thread.info.os_tid == static_cast<uint32_t>(getpid()), is_long = false;
+  bool is_main = thread.info.os_tid == static_cast<uint32_t>(getpid()), is_loop = is_main, is_long = false;
   uint32_t count = all.box->list_open(thread, all.box_session->mask(), Chunk::kCapacity);
-  if (count == 0) return 0;
+  // Between two steps of a rank nothing is open; a program without ranks may have come to its end, and idle.
+  if (count == 0 && !(is_main && all.box->has_collectives())) return 0;
   for (uint32_t i = 0; i < count; ++i) {
     const otp_record& head = all.box->listed(i).begin.head;
     is_loop = is_loop || head.detail >> 4 == OTP_EVENT_PHASE;
