@@ -98,6 +98,20 @@ void the_main_thread_of_a_rank_hangs_with_nothing_open_too() {
   CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(getpid()));
 }
 
+void a_pause_before_the_loop_says_nothing_of_pauses_in_it() {
+  BoxFile file;
+  OpenBox box(file);
+  leaf("before");
+  Watching watching;
+  uint64_t begun = static_cast<uint64_t>(otp_now_ns());
+  while (static_cast<uint64_t>(otp_now_ns()) - begun < 6 * kLimit) std::this_thread::yield();
+  begin_phase("torch.phase.data");
+  begun = static_cast<uint64_t>(otp_now_ns());
+  CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(getpid()));
+  CHECK(static_cast<uint64_t>(otp_now_ns()) - begun < 30 * kLimit);  // half of ten times that pause
+  end("torch.phase.data");
+}
+
 void where_nobody_reports_the_stacks_are_dumped() {
   BoxFile file;
   OpenBox box(file);
@@ -136,6 +150,7 @@ int main() {
   RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
   RUN_CLEAN(what_may_take_long_is_waited_for);
   RUN_CLEAN(the_main_thread_of_a_rank_hangs_with_nothing_open_too);
+  RUN_CLEAN(a_pause_before_the_loop_says_nothing_of_pauses_in_it);
   RUN_CLEAN(where_nobody_reports_the_stacks_are_dumped);
   RUN_CLEAN(it_ends_for_those_who_wait_and_in_a_forked_child);
 }

@@ -32,6 +32,7 @@ using Dump = const char* (*)(int fd, void* interpreter, void* thread);
 struct Progress {
   uint64_t chunk = 0, published = 0, depth = 0;
   uint64_t since_ns = 0, longest_ns = 0;
+  bool in_loop = false;  // it was in the loop when it was looked at: what imports and builds take says nothing of that
   bool reported = false;
 };
 
@@ -113,14 +114,13 @@ Hang look(Watch& watch) {
     uint64_t depth = thread->depth.get();
     bool same = sequence == progress.chunk && published == progress.published && depth == progress.depth;
     if (!same || progress.since_ns == 0) {
-      if (progress.since_ns != 0) progress.longest_ns = std::max(progress.longest_ns, now - progress.since_ns);
-      progress = {sequence, published, depth, now, progress.longest_ns, false};
+      if (progress.in_loop) progress.longest_ns = std::max(progress.longest_ns, now - progress.since_ns);
+      progress = {sequence, published, depth, now, progress.longest_ns, false, false};
       continue;
     }
-    uint64_t for_ns = now - progress.since_ns;
-    if (progress.reported || for_ns < watch.limit_ns) continue;
-    uint64_t limit = limit_locked(all, watch, *thread, progress);
-    if (limit == 0 || for_ns < limit) continue;
+    uint64_t for_ns = now - progress.since_ns, limit = limit_locked(all, watch, *thread, progress);
+    progress.in_loop = progress.in_loop || limit != 0;
+    if (progress.reported || limit == 0 || for_ns < limit) continue;
     progress.reported = true;
     return {thread->info.os_tid, for_ns};
   }
