@@ -128,7 +128,8 @@ bool Image::copy_head(uint64_t at, hot::ChunkHead* out) const {
 bool Image::is_sound(const hot::ChunkHead& head, const otp_record& record, uint64_t before) const {
   if (record.kind == OTP_RECORD_INPUTS) return true;
   if (record.consumers == 0) return false;
-  if (!has_time(record)) return true;
+  bool is_ours = (record.consumers & d_header.consumer) != 0;  // calls, which are others', may have begun at any time
+  if (!has_time(record) || !is_ours) return true;
   bool begins_here = record.kind == OTP_RECORD_BEGIN || record.kind == OTP_RECORD_MEMORY;
   uint64_t earliest = record.kind == OTP_RECORD_OPEN ? before : std::max(before, head.taken_ticks);
   if (record.ticks + (begins_here ? 0 : kOlder) < earliest) return false;
@@ -152,7 +153,7 @@ uint32_t Image::sound_bytes(const hot::ChunkHead& head, const std::vector<uint8_
     lists = lists && record.kind == OTP_RECORD_OPEN;
     bool is_misplaced = record.kind == OTP_RECORD_OPEN && !lists;
     if (step == 0 || is_misplaced || !is_sound(head, record, time)) break;
-    if (has_time(record)) time = std::max(time, record.ticks);
+    if (has_time(record) && (record.consumers & d_header.consumer) != 0) time = std::max(time, record.ticks);
     *events += record.kind == OTP_RECORD_BEGIN;
     at += step;
   }

@@ -1,6 +1,5 @@
 // Begin and end of the calls of functions: what recorder.cc does, without what calls have no need of. Where calls are
 // recorded there may be more of them than of all else, and one of them is over sooner than an operator.
-#include <algorithm>
 #include <vector>
 
 #include "core/drain.h"
@@ -85,7 +84,6 @@ OTP_COLD uint32_t end_marked_frames(uint64_t mark, uint32_t thread_id) try {
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {
   if (thread.next_index == 0) return ticks;
   if (thread.at == 0) return ticks_now();  // the last one is in another chunk
-  ticks = std::max(ticks, thread.chunk->taken_ticks);
   for (uint32_t at = 0, size = 0; at < thread.at; at += size) {
     otp_record record;
     std::memcpy(&record, thread.chunk->data() + at, sizeof record);
