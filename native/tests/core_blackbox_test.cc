@@ -177,6 +177,7 @@ void where_all_chunks_are_written_to_what_finds_none_is_counted() {
   while (ready < 40) std::this_thread::yield();
   Contents contents(file);
   CHECK(contents.count("one of many") < 40 && contents.count("one of many") > 15);
+  CHECK(contents->dropped > 0);  // of a process that dies, too
   delete box;
   CHECK(Contents(file)->dropped >= 40 - contents.count("one of many"));
   may_end = true;
@@ -212,6 +213,49 @@ void names_can_be_hidden_but_for_labels_that_are_listed() {
   Contents contents(image);
   CHECK_EQ(contents.count("(hidden label)"), 2u);
   CHECK(contents.batch().has("step 1") && contents.batch().has("step 2") && contents.batch().has("aten::add"));
+}
+
+void names_that_do_not_fit_are_counted_and_the_events_stay() {
+  in_child([] {  // whose table of names is its own
+    BoxFile file(OTP_BLACKBOX_LEAST);
+    OpenBox box(box_options(file, OTP_BLACKBOX_LEAST));
+    constexpr int kNames = 30000;  // the image has room for 2,048
+    for (int i = 0; i < kNames; ++i) {
+      std::string name = "label " + std::to_string(i);
+      otp_begin_args args = event("key", name.c_str());
+      args.kind = OTP_EVENT_LABEL;
+      api().begin(&args);
+      end("key");
+    }
+    Contents contents(file);
+    CHECK(contents->names_left_out > kNames - 2048);
+    CHECK(contents.count("(name not kept)") == contents.batch()->rows && contents.batch()->rows > 10000);
+  });
+}
+
+void a_late_end_of_a_collective_of_an_earlier_box_ends_none() {
+  BoxFile first, second;
+  otp_blackbox_call call{0, 1, 4, 4, 0, api().intern("group", 5, OTP_NAME_CODE), 0, 0, 0, 0, 2, 0, -1, -1, -1, 0};
+  uint64_t early;
+  {
+    OpenBox box(first);
+    early = api().collective_enqueued(&call);
+  }
+  OpenBox box(second);
+  api().collective_enqueued(&call);
+  api().collective_completed(early, 0);
+  Contents contents(second);
+  CHECK(contents->collective_count == 1 && contents->collectives[0].completed == 0);
+  CHECK_EQ(contents->groups[0].completed, 0u);
+}
+
+void what_an_image_lacks_is_said() {
+  BoxFile file;
+  OpenBox box(file);
+  std::vector<uint8_t> image = file.image();
+  CHECK_EQ(Contents(image)->chunks_damaged, 0u);
+  image.resize(image.size() / 2);
+  CHECK(Contents(image)->chunks_damaged > 10);
 }
 
 void there_is_one_box_and_after_it_another() {
@@ -299,6 +343,9 @@ int main() {
   RUN_CLEAN(threads_that_have_ended_stay_until_they_are_evicted);
   RUN_CLEAN(where_all_chunks_are_written_to_what_finds_none_is_counted);
   RUN_CLEAN(names_can_be_hidden_but_for_labels_that_are_listed);
+  RUN_CLEAN(names_that_do_not_fit_are_counted_and_the_events_stay);
+  RUN_CLEAN(a_late_end_of_a_collective_of_an_earlier_box_ends_none);
+  RUN_CLEAN(what_an_image_lacks_is_said);
   RUN_CLEAN(there_is_one_box_and_after_it_another);
   RUN_CLEAN(a_forked_child_writes_nothing_into_it);
   RUN_CLEAN(it_can_be_read_while_it_is_written);

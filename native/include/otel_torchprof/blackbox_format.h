@@ -65,7 +65,6 @@ typedef struct {
   uint32_t pid;
   uint32_t state;    /* otp_blackbox_state */
   uint32_t consumer; /* the bit of the records that are meant for it; a chunk has others too */
-  uint32_t clock_is_tsc;
   uint32_t name_capacity;
   uint32_t name_text_capacity;
   uint32_t name_count;

@@ -22,8 +22,8 @@ struct Chunk;  // begins with a hot::ChunkHead; records lie kChunkHeader behind 
 
 namespace hot {
 
-// What a chunk says of itself, in its own cache line: all that a reader needs who has nothing else of the process, as
-// one of a black box has. All but `published` is written before the chunk's first record.
+// What a chunk says of itself, in its own cache line: everything that a reader of a black box needs, without the
+// process. All but `published` is written before the chunk's first record.
 struct alignas(64) ChunkHead {
   std::atomic<uint64_t> sequence{0};   // later chunks have higher ones; 0: it has no records, or is being changed
   std::atomic<uint32_t> published{0};  // bytes of records that readers may see

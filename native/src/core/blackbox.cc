@@ -19,6 +19,7 @@ namespace {
 constexpr uint64_t kChunksAlignment = OTP_CHUNK_BYTES;
 constexpr uint64_t kNamesShare = 8;  // the names have an eighth of the image
 constexpr uint64_t kBytesPerName = 64;
+constexpr size_t kLongestShown = 255;  // a longer label matches no pattern
 
 constexpr std::string_view kHidden[OTP_NAME_KINDS] = {"(hidden operator)", "(hidden function)", "(hidden label)",
                                                       "(hidden text)"};
@@ -32,13 +33,15 @@ void store(T* place, T value) {
 
 }  // namespace
 
+// Allocates nothing: the interner calls it in the middle of an addition.
 std::string_view NamePolicy::shown(std::string_view name, otp_name_kind kind) const {
   if ((hidden >> kind & 1) == 0 || name.empty()) return name;
-  if (kind == OTP_NAME_LABEL) {
-    std::string terminated(name);
-    for (const std::string& pattern : shown_labels)
-      if (fnmatch(pattern.c_str(), terminated.c_str(), 0) == 0) return name;
-  }
+  char terminated[kLongestShown + 1];
+  if (kind != OTP_NAME_LABEL || name.size() > kLongestShown) return kHidden[kind];
+  std::memcpy(terminated, name.data(), name.size());
+  terminated[name.size()] = 0;
+  for (const std::string& pattern : shown_labels)
+    if (fnmatch(pattern.c_str(), terminated, 0) == 0) return name;
   return kHidden[kind];
 }
 
@@ -66,7 +69,6 @@ BlackBox::BlackBox(int fd, uint64_t bytes, NamePolicy policy) : d_bytes(bytes), 
   d_header->record_format_version = OTP_RECORD_FORMAT_VERSION;
   d_header->bytes = bytes;
   d_header->pid = static_cast<uint32_t>(getpid());
-  d_header->clock_is_tsc = g_clock_is_tsc ? 1 : 0;
   d_header->name_capacity = capacity;
   d_header->name_text_capacity = static_cast<uint32_t>(chunks_at - texts_at);
   d_header->chunk_count = chunks;
@@ -96,10 +98,10 @@ Chunk* BlackBox::take() {
   return chunk;
 }
 
-// What is in it stays until it is taken again: of a process that dies it tells then what was drained long ago.
+// Its records stay until it is taken again: a reader still finds them.
 void BlackBox::give_back(Chunk* chunk) {
   d_free.push_back(reinterpret_cast<uint8_t*>(chunk));
-  if (d_is_closed) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);  // nobody will take it: the system has it back
+  if (d_is_closed) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);  // it is not taken again: frees its memory
 }
 
 namespace {
@@ -151,12 +153,13 @@ void BlackBox::append_open(ThreadBuffer& thread, uint32_t count) {
 }
 
 void BlackBox::add_name(uint32_t id, std::string_view name, otp_name_kind kind) {
+  if (id >= d_header->name_capacity) return store(&d_header->names_left_out, d_header->names_left_out + 1);
   name = d_policy.shown(name, kind);
   uint32_t begin = id == 0 ? 0 : d_name_ends[id - 1];
-  bool has_place = id < d_header->name_capacity, fits = name.size() <= d_header->name_text_capacity - begin;
-  if (!has_place || !fits) store(&d_header->names_left_out, d_header->names_left_out + 1);
-  if (!has_place) return;
-  if (!fits) name = {};  // those after it have ids and texts as ever
+  if (name.size() > d_header->name_text_capacity - begin) {
+    store(&d_header->names_left_out, d_header->names_left_out + 1);
+    name = {};  // the names after it keep their ids and texts
+  }
   std::memcpy(d_name_texts + begin, name.data(), name.size());
   d_name_ends[id] = begin + static_cast<uint32_t>(name.size());
   store(&d_header->name_count, id + 1);
@@ -186,7 +189,7 @@ void BlackBox::add_late_end(const LateEnd& end) {
   store(&d_header->late_end_count, count + 1);
 }
 
-// The slot of the call's group; the groups that come when all are taken are known by their collectives alone.
+// The slot of the call's group; null where all slots are taken: such groups are known by their collectives alone.
 otp_blackbox_group* BlackBox::group_of(const otp_blackbox_call& call) {
   auto* groups = reinterpret_cast<otp_blackbox_group*>(at(OTP_BLACKBOX_GROUPS_AT));
   uint32_t kind = call.flags & OTP_BLACKBOX_TRANSFER;
@@ -203,8 +206,7 @@ otp_blackbox_group* BlackBox::group_of(const otp_blackbox_call& call) {
   return nullptr;
 }
 
-uint64_t BlackBox::add_collective(const otp_blackbox_call& call, uint32_t os_tid) {
-  uint64_t ticket = d_header->collective_count + 1;
+void BlackBox::add_collective(uint64_t ticket, const otp_blackbox_call& call, uint32_t os_tid) {
   otp_blackbox_collective& entry = collective(ticket);
   store(&entry.ticket, uint64_t{0});
   full_fence();
@@ -213,15 +215,14 @@ uint64_t BlackBox::add_collective(const otp_blackbox_call& call, uint32_t os_tid
   entry.os_tid = os_tid;
   entry.call = call;
   store(&entry.ticket, ticket);
-  store(&d_header->collective_count, ticket);
+  store(&d_header->collective_count, d_header->collective_count + 1);
   if (otp_blackbox_group* group = group_of(call)) {
     store(&group->last_enqueued, call.sequence_nr);
     store(&group->enqueued, group->enqueued + 1);
   }
-  return ticket;
 }
 
-// One that others have taken the place of is counted by its group no more; nor is one of another box.
+// Without effect where a later collective has taken its place, or where it was of an earlier box.
 void BlackBox::complete_collective(uint64_t ticket, bool failed) {
   otp_blackbox_collective& entry = collective(ticket);
   if (entry.ticket != ticket || entry.completed != 0) return;
@@ -242,19 +243,9 @@ void BlackBox::set_info(std::string_view json) {
   store(&d_header->info_sequence, sequence + 2);
 }
 
-void BlackBox::set_hang(uint32_t os_tid, uint64_t for_ns, std::string_view stacks) {
-  ClockPoint first{0, 0}, last{0, 0};  // of the points there are: the rate of the clock
-  for (const otp_blackbox_point& point : d_header->points) {
-    if (point.ticks == 0) continue;
-    if (first.ticks == 0 || point.ticks < first.ticks) first = {point.ticks, point.unix_ns};
-    if (point.ticks > last.ticks) last = {point.ticks, point.unix_ns};
-  }
-  double rate = last.unix_ns == first.unix_ns
-                    ? 1.0
-                    : static_cast<double>(last.ticks - first.ticks) / static_cast<double>(last.unix_ns - first.unix_ns);
+void BlackBox::set_hang(uint32_t os_tid, uint64_t since_ticks) {
   d_header->hang_os_tid = os_tid;
-  store(&d_header->hang_since, ticks_now() - static_cast<uint64_t>(static_cast<double>(for_ns) * rate));
-  if (!stacks.empty()) set_stacks(stacks);
+  store(&d_header->hang_since, since_ticks);
 }
 
 void BlackBox::set_stacks(std::string_view text) {

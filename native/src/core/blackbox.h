@@ -17,18 +17,18 @@ struct Chunk;
 struct LateEnd;
 struct ThreadBuffer;
 
-// What of names may stand in the clear.
+// Which names are written in clear.
 struct NamePolicy {
   uint32_t hidden = 0;                    // bits 1 << otp_name_kind
-  std::vector<std::string> shown_labels;  // patterns of fnmatch(3) for labels that may though all are hidden
+  std::vector<std::string> shown_labels;  // patterns of fnmatch(3) for labels that are written all the same
 
   std::string_view shown(std::string_view name, otp_name_kind kind) const;
 };
 
-// Maps the whole of a file that has all of its blocks: to run out of them here would be a SIGBUS in the program.
+// Maps a file that has all of its blocks: a missing block would be a SIGBUS in the program.
 //
-// Each part has one lock that its callers hold: the registry's for chunks and late ends, the interner's for names, the
-// clock's for points. What a reader may look at meanwhile is stored so that it can tell: see blackbox_format.h.
+// Callers hold one lock for each part: the interner's for names, the clock's for points, the registry's for all else.
+// A reader in another process can tell what is being changed: see blackbox_format.h.
 class BlackBox {
  public:
   // Throws std::bad_alloc where it cannot be mapped. `bytes` is at least OTP_BLACKBOX_LEAST.
@@ -52,24 +52,23 @@ class BlackBox {
   // Whether a collective that the thread has enqueued is not complete.
   bool has_pending(uint32_t os_tid) const;
 
-  uint64_t chunk_bytes() const { return uint64_t{d_header->chunk_count} * OTP_CHUNK_BYTES; }
-
   void add_name(uint32_t id, std::string_view name, otp_name_kind kind);
   void add_point(ClockPoint point);
   void add_late_end(const LateEnd& end);
-  uint64_t add_collective(const otp_blackbox_call& call, uint32_t os_tid);  // its ticket
+  // `ticket` is above 0, and no other collective of the process has it.
+  void add_collective(uint64_t ticket, const otp_blackbox_call& call, uint32_t os_tid);
   void complete_collective(uint64_t ticket, bool failed);
   void set_info(std::string_view json);
   void set_dropped(uint64_t events);
-  // A thread has done nothing for so long. What its threads' stacks are comes later, or never.
-  void set_hang(uint32_t os_tid, uint64_t for_ns, std::string_view stacks);
+  // A thread has begun and ended nothing since then. The stacks of all threads come later, or never.
+  void set_hang(uint32_t os_tid, uint64_t since_ticks);
   void set_stacks(std::string_view text);
 
-  // Nothing more will be recorded for it. True: no chunk of it is in use, and it can go; else once the last comes back.
+  // Ends it. True: no chunk of it is in use, and it can be destroyed; else once the last chunk is given back.
   bool close();
   bool can_go() const { return d_is_closed && d_free.size() == d_header->chunk_count; }
 
-  // In a forked child, whose memory they are not: there, what is written to any box from now on is nobody's. Takes no
+  // In a forked child: maps private memory over all boxes, so that nothing the child writes is in the files. Takes no
   // lock.
   static void abandon_all_in_child();
 

@@ -1,4 +1,4 @@
-// The black box as others read it, who have only its image: any bytes are safe.
+// Reads the image of a black box: any bytes are safe.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -25,7 +25,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 32;
 constexpr uint32_t kMostThreads = 1u << (64 - OTP_INDEX_BITS);
 constexpr uint64_t kMostIndex = uint64_t{1} << (OTP_INDEX_BITS - 1);
 
-// A chunk's records as far as they make sense, out of the reach of who writes it.
+// A copy of a chunk's records, as far as they make sense.
 struct FoundChunk {
   uint64_t sequence, next_index, events;
   uint32_t thread;
@@ -114,8 +114,8 @@ void Image::read_points() {
   d_last = d_points.back().ticks;
 }
 
-// Fences on both sides, since its process may be writing: who asks twice and gets the same sequence has what was
-// between.
+// Fences on both sides, since the process may be writing: the same sequence before and after means that what was read
+// in between belongs together.
 bool Image::copy_head(uint64_t at, hot::ChunkHead* out) const {
   if (at > d_size || d_size - at < OTP_BLACKBOX_CHUNK_HEADER) return false;
   full_fence();
@@ -140,7 +140,7 @@ bool Image::is_sound(const hot::ChunkHead& head, const otp_record& record, uint6
   return kind != 0 && kind < OTP_EVENT_KINDS && has_name;
 }
 
-// Up to the first record that cannot be one: what follows it may be older than the chunk, or anything.
+// Bytes up to the first record that makes no sense: what follows may be of the chunk's former life, or anything.
 uint32_t Image::sound_bytes(const hot::ChunkHead& head, const std::vector<uint8_t>& records, uint64_t* events) {
   auto size = static_cast<uint32_t>(records.size());
   uint64_t time = 0;
@@ -161,10 +161,16 @@ uint32_t Image::sound_bytes(const hot::ChunkHead& head, const std::vector<uint8_
   return at;
 }
 
-// False where there is nothing of it. The head again after the records: its process may have taken the chunk anew.
+// False where it has no records that can be read. Reads the head again after the records: the process may have taken
+// the chunk anew.
 bool Image::read_chunk(uint64_t at, FoundChunk* found) {
   hot::ChunkHead head, again;
-  if (!copy_head(at, &head) || head.sequence == 0) return false;
+  if (!copy_head(at, &head)) {  // the image is cut off before it
+    ++d_found;
+    ++d_damaged;
+    return false;
+  }
+  if (head.sequence == 0) return false;
   uint32_t published = head.published;
   uint64_t records_at = at + OTP_BLACKBOX_CHUNK_HEADER;
   uint64_t there = std::min<uint64_t>(d_size - std::min(d_size, records_at), Chunk::kCapacity);
@@ -197,8 +203,8 @@ void Image::read_chunks() {
   drop_overlapping();
 }
 
-// A thread's events are counted on from chunk to chunk: where two have the same, one of them is not what it says, and
-// nobody knows which.
+// The events of a thread are numbered from chunk to chunk: where two chunks have the same number, one of them is
+// damaged, and it cannot be told which.
 void Image::drop_overlapping() {
   std::vector<FoundChunk> kept;
   for (size_t i = 0; i < d_chunks.size(); ++i) {

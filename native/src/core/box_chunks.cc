@@ -1,5 +1,5 @@
-// Which chunks the black box has: while one is open every thread writes to chunks of it, and it holds all of them, the
-// latest. Who else holds a chunk that has to make room for a later one gets a copy of it.
+// The chunks of the black box: while it is open every thread writes to them, and it holds the latest. Where a chunk has
+// to make room for a later one, other sessions that hold it get a copy.
 #include <algorithm>
 #include <cstring>
 
@@ -7,8 +7,7 @@
 
 namespace otp {
 
-// For the others: a slow reader may keep chunks for as long as it likes, and the box is to have the latest all the
-// same.
+// Gives the other holders a copy, so that a slow reader does not keep the box from having the latest.
 bool Registry::move_out_of_box(Chunk* chunk) {
   Chunk* copy = pool.take();
   if (copy == nullptr) return false;
@@ -28,6 +27,11 @@ bool Registry::move_out_of_box(Chunk* chunk) {
   return true;
 }
 
+void Registry::note_box_losses() {
+  const auto& counts = losses[box_session->bit];
+  box->set_dropped(counts[OTP_LOSS_BUDGET].load() + counts[OTP_LOSS_NO_MEMORY].load());
+}
+
 bool Registry::evict_from_box() {
   std::deque<Held>& held = box_session->held;
   for (auto it = held.begin(); it != held.end(); ++it) {
@@ -44,7 +48,9 @@ Chunk* Registry::take_chunk() {
   if (box != nullptr) clock.calibrate();  // the box may be read when nobody has asked for the time in a while
   Chunk* chunk = box == nullptr ? nullptr : box->take();
   while (chunk == nullptr && box != nullptr && evict_from_box()) chunk = box->take();
-  return chunk == nullptr ? pool.take() : chunk;
+  if (chunk != nullptr) return chunk;
+  if (box != nullptr) note_box_losses();
+  return pool.take();
 }
 
 }  // namespace otp

@@ -41,7 +41,9 @@ uint64_t collective_enqueued(const otp_blackbox_call* call) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
   if (all.box == nullptr) return 0;
-  return all.box->add_collective(*call, thread == nullptr ? 0 : thread->info.os_tid);
+  uint64_t ticket = ++all.last_collective;
+  all.box->add_collective(ticket, *call, thread == nullptr ? 0 : thread->info.os_tid);
+  return ticket;
 }
 
 void collective_completed(uint64_t ticket, int failed) {
@@ -65,7 +67,7 @@ void close_box_locked(Registry& all) {
   otp_session* session = all.box_session;
   all.interner.set_box(nullptr);
   all.clock.set_box(nullptr);
-  box->set_dropped(session->losses[OTP_LOSS_BUDGET] + session->losses[OTP_LOSS_NO_MEMORY]);
+  all.note_box_losses();
   all.box = nullptr;
   all.box_session = nullptr;
   all.forget_held(session);

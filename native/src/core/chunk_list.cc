@@ -11,10 +11,9 @@
 
 namespace otp {
 
-// The sequence is 0 meanwhile: who reads the chunk from elsewhere leaves it alone.
+// The sequence is 0 meanwhile: readers in other processes leave the chunk out.
 void Chunk::begin(ThreadBuffer* thread, uint64_t of_sequence) {
   owner = thread;
-  sealed = false;
   sequence.store(0, std::memory_order_relaxed);
   full_fence();
   published.store(0, std::memory_order_relaxed);

@@ -12,8 +12,8 @@
 
 namespace otp {
 
-// Nothing is moved over it, by the compiler or the processor: between what tells a reader in another process that
-// something changes, and the change.
+// Stands between telling readers in another process that something changes, and the change: neither the compiler nor
+// the processor moves an access over it.
 inline void full_fence() {
 #if defined(__SANITIZE_THREAD__)  // which cannot follow fences, nor other processes
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -38,7 +38,7 @@ struct Chunk : hot::ChunkHead {
 
   static constexpr uint32_t kHeader = hot::kChunkHeader;
   static constexpr uint32_t kCapacity = hot::kChunkCapacity;
-  // For a thread that will write to it next, the later the higher its sequence.
+  // Makes it the chunk that a thread writes to; later chunks have higher sequences.
   void begin(ThreadBuffer* thread, uint64_t of_sequence);
   uint32_t readable_bytes() const { return published.load(std::memory_order_acquire); }
 

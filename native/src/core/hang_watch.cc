@@ -9,10 +9,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <map>
 #include <mutex>
 #include <new>
-#include <string>
+#include <string_view>
 
 #include "core/registry.h"
 
@@ -28,15 +27,7 @@ constexpr uint64_t kWithCollective = 8 * 60 * kSecond;  // NCCL gives up after t
 
 using Dump = const char* (*)(int fd, void* interpreter, void* thread);
 
-// What a thread had published when it was last seen to do anything.
-struct Progress {
-  uint64_t chunk = 0, published = 0, depth = 0;
-  uint64_t since_ns = 0, longest_ns = 0;
-  bool in_loop = false;  // it was in the loop when it was looked at: what imports and builds take says nothing of that
-  bool reported = false;
-};
-
-// Never destroyed: its threads may wait until the process has ended.
+// Never destroyed (it has no destructor to run): its threads may wait until the process has ended.
 struct Watch {
   std::mutex control;
   std::atomic<bool> watching{false};
@@ -47,14 +38,14 @@ struct Watch {
   pthread_t thread{};
   sem_t wake;  // the watching thread
   sem_t seen;  // who waits
-  std::map<uint32_t, Progress> progress;
+  char stacks[OTP_BLACKBOX_STACKS_BYTES];
 
   Watch() {
     sem_init(&wake, 0, 0);
     sem_init(&seen, 0, 0);
   }
 };
-Watch* g_watch = new Watch;
+Watch g_watch;
 
 uint64_t now_ns() { return clock_gettime_ns(CLOCK_MONOTONIC); }
 
@@ -69,11 +60,6 @@ bool rest(sem_t* wake, uint64_t ns) {
     if (errno != EINTR) return true;
   return false;
 }
-
-struct Hang {
-  uint32_t os_tid = 0;
-  uint64_t for_ns = 0;
-};
 
 // Whether the names of what is open say that it may take long.
 bool takes_long(std::string_view name) {
@@ -100,48 +86,48 @@ uint64_t limit_locked(Registry& all, const Watch& watch, ThreadBuffer& thread, c
   return has_collective ? std::min(limit, std::max(watch.limit_ns, kWithCollective)) : limit;
 }
 
-// The first thread that has come to its limit.
-Hang look(Watch& watch) {
+// The first thread that has come to its limit, by the system's id; 0: none. Notes it in the box.
+uint32_t look(const Watch& watch) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  if (all.box == nullptr) return {};
+  if (all.box == nullptr) return 0;
   uint64_t now = now_ns();
   for (ThreadBuffer* thread : all.threads) {
-    Progress& progress = watch.progress[thread->id];
+    Progress& progress = thread->progress;
     const Chunk* chunk = thread->chunk;
     uint64_t sequence = chunk == nullptr ? 0 : chunk->sequence.load(std::memory_order_relaxed);
     uint64_t published = chunk == nullptr ? 0 : chunk->readable_bytes();
     uint64_t depth = thread->depth.get();
     bool same = sequence == progress.chunk && published == progress.published && depth == progress.depth;
-    if (!same || progress.since_ns == 0) {
+    if (!same || progress.since_ticks == 0) {
       if (progress.in_loop) progress.longest_ns = std::max(progress.longest_ns, now - progress.since_ns);
-      progress = {sequence, published, depth, now, progress.longest_ns, false, false};
+      progress = {sequence, published, depth, ticks_now(), now, progress.longest_ns, false, false};
       continue;
     }
     uint64_t for_ns = now - progress.since_ns, limit = limit_locked(all, watch, *thread, progress);
     progress.in_loop = progress.in_loop || limit != 0;
     if (progress.reported || limit == 0 || for_ns < limit) continue;
     progress.reported = true;
-    return {thread->info.os_tid, for_ns};
+    all.clock.calibrate();  // the image says that the process lived until now, whatever its last event was
+    all.box->set_hang(thread->info.os_tid, progress.since_ticks);
+    return thread->info.os_tid;
   }
-  return {};
+  return 0;
 }
 
-void keep(uint32_t os_tid, uint64_t for_ns, std::string_view text) {
+void keep_stacks(std::string_view text) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  all.clock.calibrate();  // until now the process has lived, whatever its last event was
-  if (all.box != nullptr) all.box->set_hang(os_tid, for_ns, text);
+  if (all.box != nullptr) all.box->set_stacks(text);
 }
 
-void dump_stacks(const Watch& watch, const Hang& hang) {
+void dump_stacks(Watch& watch) {
   int file = memfd_create("otel-torchprof-stacks", MFD_CLOEXEC);
   if (file < 0) return;
   watch.dump(file, nullptr, nullptr);
-  std::string text(OTP_BLACKBOX_STACKS_BYTES, '\0');
-  ssize_t size = pread(file, &text[0], text.size(), 0);
+  ssize_t size = pread(file, watch.stacks, sizeof watch.stacks, 0);
   close(file);
-  if (size > 0) keep(hang.os_tid, hang.for_ns, {text.data(), static_cast<size_t>(size)});
+  if (size > 0) keep_stacks({watch.stacks, static_cast<size_t>(size)});
 }
 
 void* watch_over(void* argument) {
@@ -149,15 +135,14 @@ void* watch_over(void* argument) {
   uint64_t between = std::clamp(watch.limit_ns / 8, uint64_t{1'000'000}, kLongestLook);
   while (watch.watching.load()) {
     rest(&watch.wake, between);
-    Hang hang = look(watch);
-    if (hang.os_tid == 0 || !watch.watching.load()) continue;
-    keep(hang.os_tid, hang.for_ns, {});
+    uint32_t hanging = look(watch);
+    if (hanging == 0 || !watch.watching.load()) continue;
     watch.reported.store(false);
-    watch.hanging.store(hang.os_tid);
+    watch.hanging.store(hanging);
     sem_post(&watch.seen);
     uint64_t until = now_ns() + kReportTime;
     while (watch.watching.load() && !watch.reported.load() && now_ns() < until) rest(&watch.wake, between);
-    if (watch.watching.load() && !watch.reported.load() && watch.dump != nullptr) dump_stacks(watch, hang);
+    if (watch.watching.load() && !watch.reported.load() && watch.dump != nullptr) dump_stacks(watch);
   }
   return nullptr;
 }
@@ -172,7 +157,13 @@ bool start_thread(Watch& watch) {
   return started;
 }
 
-void after_fork_in_child() { g_watch = new (std::nothrow) Watch; }
+void after_fork_in_child() { new (&g_watch) Watch; }
+
+void forget_progress() {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  for (ThreadBuffer* thread : all.threads) thread->progress = {};
+}
 
 }  // namespace
 }  // namespace otp
@@ -182,14 +173,13 @@ extern "C" {
 int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dump) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, otp::after_fork_in_child); });
-  otp::registry();  // its own handler of forks comes first
-  otp::Watch& watch = *otp::g_watch;
+  otp::forget_progress();  // makes the registry too, whose handler of forks has to come first
+  otp::Watch& watch = otp::g_watch;
   std::lock_guard<std::mutex> hold(watch.control);
   if (watch.watching.load()) return OTP_E_STATE;
   watch.limit_ns = limit_ns;
   watch.long_limit_ns = long_limit_ns;
   watch.dump = reinterpret_cast<otp::Dump>(static_cast<uintptr_t>(dump));
-  watch.progress.clear();
   watch.watching.store(true);
   if (otp::start_thread(watch)) return OTP_OK;
   watch.watching.store(false);
@@ -197,7 +187,7 @@ int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dum
 }
 
 uint32_t otp_hang_watch_wait(void) {
-  otp::Watch& watch = *otp::g_watch;
+  otp::Watch& watch = otp::g_watch;
   while (watch.watching.load()) {
     while (sem_wait(&watch.seen) != 0) {
     }
@@ -208,18 +198,13 @@ uint32_t otp_hang_watch_wait(void) {
 }
 
 void otp_hang_watch_report(const char* text, uint32_t size) {
-  otp::Watch& watch = *otp::g_watch;
-  otp::Registry& all = otp::registry();
-  {
-    std::lock_guard<std::mutex> hold(all.mutex);
-    if (all.box != nullptr) all.box->set_stacks({text, size});
-  }
-  watch.reported.store(true);
-  sem_post(&watch.wake);
+  otp::keep_stacks({text, size});
+  otp::g_watch.reported.store(true);
+  sem_post(&otp::g_watch.wake);
 }
 
 void otp_hang_watch_stop(void) {
-  otp::Watch& watch = *otp::g_watch;
+  otp::Watch& watch = otp::g_watch;
   std::lock_guard<std::mutex> hold(watch.control);
   if (!watch.watching.exchange(false)) return;
   sem_post(&watch.wake);

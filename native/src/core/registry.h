@@ -39,6 +39,7 @@ struct Registry {
   uint32_t last_bit = OTP_MAX_SESSIONS - 1;
   uint32_t last_thread_id = 0;
   uint64_t last_chunk = 0;             // sequence of the last that was begun
+  uint64_t last_collective = 0;        // ticket, over all black boxes
   BlackBox* box = nullptr;             // the one that is open, ...
   otp_session* box_session = nullptr;  // ... and its consumer
   std::atomic<uint64_t> unmatched_ends{0};
@@ -58,6 +59,8 @@ struct Registry {
   void seal_chunk(ThreadBuffer* thread);
   // For a thread to write to: one of the black box where it is open and can make room; null where there is no memory.
   Chunk* take_chunk();
+  // Writes into the image how many events the black box has lost.
+  void note_box_losses();
   void forget_held(otp_session* session);
   void forget_cursor(otp_session* session, ThreadBuffer* thread);
 

@@ -54,9 +54,9 @@ Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, u
   Chunk* chunk = all.take_chunk();
   if (chunk == nullptr) return {0, requested};
   chunk->begin(&thread, ++all.last_chunk);
-  // The box has whatever chunk is its own, so that no later one of the thread is without what is open in it.
+  // The box holds every chunk of its own, also those taken for others: each later chunk lists what is open in this one.
   uint32_t holders = chunk->box == nullptr ? requested & ~boxed : requested | boxed;
-  if (chunk->box == nullptr) thread.refused |= boxed;
+  thread.refused = chunk->box == nullptr ? thread.refused | boxed : thread.refused & ~boxed;
   uint32_t no_memory = hold_locked(all, thread, chunk, holders, 0);
   if (chunk->holders == 0) {
     all.pool.give_back(chunk);

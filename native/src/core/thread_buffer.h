@@ -56,6 +56,15 @@ class NamesByText {
   Entry d_entries[kEntries];
 };
 
+// What a thread had done when the hang watch last saw it do anything.
+struct Progress {
+  uint64_t chunk = 0, published = 0, depth = 0;
+  uint64_t since_ticks = 0;  // 0: it was not looked at yet
+  uint64_t since_ns = 0, longest_ns = 0;
+  bool in_loop = false;  // it was in the loop meanwhile: the time that imports and builds take says nothing of the loop
+  bool reported = false;
+};
+
 // `names` belongs to the owning thread; the rest, beyond what begin and end need, to the registry's lock.
 struct ThreadBuffer : hot::Thread {
   NamesByText names;
@@ -65,6 +74,7 @@ struct ThreadBuffer : hot::Thread {
   bool exited = false;
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
+  Progress progress;
 
   static constexpr uint32_t kResolving = UINT32_MAX;  // `context_unknown` while the source is being asked
 

@@ -207,6 +207,14 @@ struct After {
   uint64_t ticket = 0;  // in the black box, where its end will be known
 };
 
+// Notes a call in the black box; a ticket for its end, 0 where the backend will not tell that.
+uint64_t note_in_box(const otp_collective& told, const c10::OperatorHandle& op, const Call& call) {
+  bool is_tracked = call.backend->getBackendName() == "gloo";
+  otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
+  uint64_t ticket = g_collectives_api->collective_enqueued(&noted);
+  return is_tracked ? ticket : 0;
+}
+
 // Reports a call that is about to run. Never throws: a collective runs whatever becomes of the report.
 void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, After* after) try {
   State* state = g_state;
@@ -222,10 +230,7 @@ void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, 
   int64_t before = number_before(*state, call);
   if (event != 0 || is_boxed) {
     otp_collective told = tell(*state, call, before, event, consumers);
-    bool is_tracked = call.backend->getBackendName() == "gloo";
-    otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
-    uint64_t ticket = is_boxed ? g_collectives_api->collective_enqueued(&noted) : 0;
-    if (is_tracked) after->ticket = ticket;
+    if (is_boxed) after->ticket = note_in_box(told, op, call);
   }
   if (call.counts_otherwise) after->skew.emplace(*state, std::move(call), before);
 } catch (...) {
