@@ -23,6 +23,7 @@ ORDER = (
     "_tree",
     "_sources",
     "_record",
+    "_blackbox",
     "_averages",
     "_spans",
     "_sampling",

@@ -257,7 +257,7 @@ def _kind(
     best = max(agreeing, key=lambda kind: agreeing[kind])
     if not agreeing[best]:
         return "mismatched"
-    is_even = len(found[0][1]) == len(found[1][1])  # who is right then, nobody knows
+    is_even = len(found[0][1]) == len(found[1][1])  # then it is not known which of the two is right
     return "skipped" if best == "added" and is_even else best
 
 

@@ -60,7 +60,7 @@ class BlackBox:
         self._cleanup = CleanupStack(self)
         self._call_off: Callable[[], None] = _nothing
         self.state = _NOT_STARTED
-        """``on``, or ``off: `` and the reason."""
+        """``on``, followed by what it has to do without; or ``off: `` and the reason."""
 
     @property
     def path(self) -> Path | None:
@@ -78,6 +78,7 @@ class BlackBox:
                 config.warn_once(f"no black box is kept: {error}")
                 return
             self.state = ON
+            self._watch()
         self._call_off = when_imported("torch", self._on_torch)
 
     def _open(self) -> None:
@@ -105,11 +106,16 @@ class BlackBox:
             raise
         fork.watch(self)
         set_info(self._info())
-        if options.hang is not None:
-            hidden = config.HIDDEN_ATTRIBUTES.read()
-            watch = HangWatch(options.hang, hides_code=bool(hidden & _CODE))
-            self._cleanup.push(watch.stop)
+
+    def _watch(self) -> None:
+        if self._options.hang is None:
+            return
+        watch = HangWatch(self._options.hang, hides_code=bool(config.HIDDEN_ATTRIBUTES.read() & _CODE))
+        self._cleanup.push(watch.stop)
+        try:
             watch.start()
+        except NativeError as error:
+            self.state += f", without a watch for hangs: {error}"
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -124,7 +130,7 @@ class BlackBox:
 
     def _on_torch(self, _torch: Any) -> None:
         with self._lock:
-            if self.state != ON:
+            if not self.state.startswith(ON):
                 return
             try:
                 library = torch_library.load()
@@ -132,7 +138,7 @@ class BlackBox:
                     self._sources.add(Operators(library, torch_library.Requested(0)))
                 self._sources.add(CollectiveSource(library, most=0))
             except TorchProfError as error:
-                self.state = f"{ON}, without operators: {error}"
+                self.state += f", without operators: {error}"
 
     def stop(self) -> None:
         """Closes it and removes the file; again without effect. Any thread."""

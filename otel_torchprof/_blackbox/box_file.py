@@ -193,7 +193,9 @@ def _fitting(size: int | None, folder: Path, processes: int) -> int:
 def _lock(descriptor: int, folder: Path) -> None:
     """Shows others that the process lives, as long as it does."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for who is looking right now whether it does: microseconds
+        fcntl.flock(
+            descriptor, fcntl.LOCK_SH
+        )  # another process may hold it for microseconds, to see whether this one lives
     except OSError as error:  # Lustre without the mount option flock
         raise BoxFileError(f"{folder} cannot lock files: {error.strerror}; name another folder") from error
     with suppress(OSError):

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._blackbox.box_file import SUFFIX, default_folder, is_of_the_living
 from otel_torchprof._process.printable import printable
-from otel_torchprof._record.box_file import SUFFIX, default_folder, is_of_the_living
 from otel_torchprof.errors import TorchProfError
 
 from .recover import read
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
-    from otel_torchprof._record.autopsy import Autopsy, Mismatch, Transfer, Wait
-    from otel_torchprof._record.rank_state import RankState
+    from otel_torchprof._blackbox.autopsy import Autopsy, Mismatch, Transfer, Wait
+    from otel_torchprof._blackbox.rank_state import RankState
 
 _MOST_LINES = 16
 """Of one kind."""
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: there is none that can be read.
     """
-    from otel_torchprof._record.autopsy import autopsy
-    from otel_torchprof._record.rank_state import of_one_run, state_of
+    from otel_torchprof._blackbox.autopsy import autopsy
+    from otel_torchprof._blackbox.rank_state import of_one_run, state_of
 
     states, problems, paths = [], [], {}
     for number, path in enumerate(_files(options.paths or [str(default_folder())])):
@@ -221,7 +221,7 @@ def _roll_call(found: Autopsy) -> Iterator[str]:
 
 
 def _doing(state: RankState, transfer: Transfer | None) -> str:
-    from otel_torchprof._record.autopsy import described
+    from otel_torchprof._blackbox.autopsy import described
 
     pending = [(key, call) for key in state.calls if (call := state.pending(key)) is not None]
     if pending:
@@ -243,8 +243,8 @@ def place_text(state: RankState, lasts: str = "") -> str:
 
 def transfer_text(transfer: Transfer) -> str:
     """``recv from rank 1 (tag 0) of the default group``."""
-    from otel_torchprof._record.autopsy import spelled
-    from otel_torchprof._record.rank_state import GroupKey
+    from otel_torchprof._blackbox.autopsy import spelled
+    from otel_torchprof._blackbox.rank_state import GroupKey
 
     call = transfer.call
     name, preposition = ("send", "to") if spelled(call) == "send" else ("recv", "from")
@@ -261,7 +261,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]  # noqa: PLR2004
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]  # noqa: PLR2004 - two are no range
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(texts)}"
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._process.printable import printable
-from otel_torchprof._record.box_file import SUFFIX
 from otel_torchprof.errors import NativeError, TorchProfError
 
 from .run_outputs import CHROME_SUFFIXES, OTLP_SUFFIXES
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from otel_torchprof._blackbox.last_moments import LastMoment
     from otel_torchprof._native.blackbox import Contents
-    from otel_torchprof._record.last_moments import LastMoment
 
 _LARGEST = 1 << 32
 _DEEPEST_SHOWN = 12
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
         help="write a trace from the black box of a process that has died",
         description="Reads the black box of a process that has died, or of one that runs, writes what it did as a trace, and prints what "
         "each thread was doing at the end. What was open then has the attribute torch.unfinished. Exit status: 0 when all of the box was "
-        "read, else 1: what is whole is written, and what is not is said.",
+        "read, else 1: the readable part is written, and what is missing is printed.",
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument(
@@ -142,7 +142,7 @@ class Traces:
         return trace
 
     def named(self, text: str) -> str:
-        """A text about the traces, with the names of the boxes: the traces will be gone."""
+        """A text about the traces, with the names of the boxes: the traces are deleted when the command ends."""
         for trace, path in self._boxes.items():
             text = text.replace(trace, path)
         return text
@@ -207,7 +207,7 @@ def problems_of(contents: Contents) -> list[str]:
 
 def text_of(contents: Contents) -> str:
     """What the process was, and what each thread was doing at the end."""
-    from otel_torchprof._record.last_moments import last_moments
+    from otel_torchprof._blackbox.last_moments import last_moments
 
     info = contents.info
     rank = f"rank {info['rank']}, " if isinstance(info.get("rank"), int) else ""

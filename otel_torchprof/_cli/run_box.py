@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
+from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._distributed.rank_environment import identity_in
 from otel_torchprof._export.own_path import own_path
-from otel_torchprof._record.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.parsers import BlackBoxOptions
 
@@ -21,7 +21,7 @@ from .watcher import start_watcher
 if TYPE_CHECKING:
     import argparse
 
-    from otel_torchprof._record.blackbox import BlackBox
+    from otel_torchprof._blackbox.box import BlackBox
 
     from .run_program import Program
 
@@ -57,7 +57,7 @@ class RunBox:
             way_out = f"name a folder for it: {config.BLACK_BOX.variable}={requested.detail},/a/folder"
             say(f"no black box is kept: {reason}; {way_out}")
             return
-        from otel_torchprof._record.blackbox import BlackBox  # imports more than the watcher should have to copy
+        from otel_torchprof._blackbox.box import BlackBox  # imports more than the watcher should have to copy
 
         identity = {**identity_in(os.environ), "program": Path(program.name).name}  # sys.argv is not yet the script's
         self._box = BlackBox(requested, identity, self._memory)

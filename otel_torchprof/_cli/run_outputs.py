@@ -7,10 +7,10 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._distributed.rank_environment import place_in, restart_in, role_in
 from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
-from otel_torchprof._record.box_file import SUFFIX
 from otel_torchprof._sampling.span_policy import policy_of_texts, policy_without_code
 from otel_torchprof.errors import TorchProfError
 

@@ -153,7 +153,7 @@ def _saved(path: str, pid: int) -> str:
     try:
         _write(target, target.with_name(f"{target.name}.{pid}.part"))
     except OSError as error:
-        with suppress(OSError):  # the working directory may be gone
+        with suppress(OSError):  # the working directory may be removed
             target = Path.cwd() / target
         return f"could not be saved as {_printable(str(target))}: {error.strerror}"
     return f"is in {_printable(str(target))}: otel-torchprof recover {_printable(quote(str(target)))}"

@@ -9,8 +9,8 @@ from otel_torchprof._metrics.gpu_pass import NOT_OPENED
 from otel_torchprof.health import ON
 
 if TYPE_CHECKING:
+    from otel_torchprof._blackbox.box import BlackBox
     from otel_torchprof._metrics.gpu_polling import GpuMetrics
-    from otel_torchprof._record.blackbox import BlackBox
     from otel_torchprof.health import ProcessorHealth
 
 

@@ -13,6 +13,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
+from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._distributed.rank_environment import identity_in
 from otel_torchprof._distributed.ranks import Ranks
 from otel_torchprof._export.provider import Provider, is_sdk_provider
@@ -23,7 +24,6 @@ from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentati
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import fork
 from otel_torchprof._process.workers import is_loader_worker
-from otel_torchprof._record.blackbox import BlackBox
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ProcessorHealth
 
@@ -194,8 +194,6 @@ class TorchInstrumentor(BaseInstrumentor):
             found = self._running.health
         elif self._processor is not None:
             found = self._processor.health
-        elif self._box is None:
-            return found
         return combined(found, self._gpus, self._box)
 
     def _instrument(self, **given: Any) -> None:

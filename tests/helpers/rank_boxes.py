@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
+from otel_torchprof._blackbox.autopsy import autopsy
+from otel_torchprof._blackbox.rank_state import GroupKey, state_of
 from otel_torchprof._cli.autopsy import as_text
 from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._native.blackbox import Collective, Contents, Group
-from otel_torchprof._record.autopsy import autopsy
-from otel_torchprof._record.rank_state import GroupKey, state_of
 
 SECOND = 10**9
 NOW = 1_700_000_000 * SECOND

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
 from otel_torchprof import config
+from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._blackbox.box_file import memory_file
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.blackbox import BlackBox
-from otel_torchprof._record.box_file import memory_file
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -27,7 +27,7 @@ ON = "on"
 PREAMBLE = """
 import os, shutil, signal, sys
 import otel_torchprof as otp
-from otel_torchprof._record.blackbox import BlackBox
+from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof.parsers import black_box
 
 def box():

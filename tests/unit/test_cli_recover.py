@@ -12,10 +12,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import otel_torchprof as otp
+from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._cli import main as cli
 from otel_torchprof._native.blackbox import set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
-from otel_torchprof._record.blackbox import BlackBox
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -25,7 +25,7 @@ NO_BOX = "no image of a black box that this version can read"
 PROGRAM = """
 import sys, threading
 import otel_torchprof as otp
-from otel_torchprof._record.blackbox import BlackBox
+from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof.parsers import black_box
 
 def work(ready):

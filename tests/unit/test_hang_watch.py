@@ -9,14 +9,14 @@ import time
 
 import pytest
 
+from otel_torchprof._blackbox import hang_watch
+from otel_torchprof._blackbox.box_file import SUFFIX
+from otel_torchprof._blackbox.last_moments import python_line
 from otel_torchprof._native.blackbox import read_image
-from otel_torchprof._record import hang_watch
-from otel_torchprof._record.box_file import SUFFIX
-from otel_torchprof._record.last_moments import python_line
 
 HANG = """\
 import ctypes, sys, threading
-from otel_torchprof._record.blackbox import BlackBox
+from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof.parsers import black_box
 from otel_torchprof import record_function
 
