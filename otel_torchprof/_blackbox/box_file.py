@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".otpbox"
 """Of the names of all of them."""
+_SENT = f".sent{SUFFIX}"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of the user's alone is made in it
 _SIZE, _SMALL = 16 << 20, 4 << 20
 _SHARE_OF_FREE = 8
@@ -138,14 +139,37 @@ def _moved_up(descriptor: int) -> int:
     return moved
 
 
-def is_of_the_living(path: Path) -> bool:
-    """Whether the process that writes the file still has it open."""
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether the process that wrote the file has died; within the context no other process can claim the file.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            yield False
+        else:
+            yield True
+
+
+def is_of_the_living(path: Path) -> bool:
+    """Whether the process that writes the file still has it open."""
+    with claimed(path) as has_died:
+        return not has_died
+
+
+def unsent(folder: Path) -> list[Path]:
+    """Files of black boxes in a folder, oldest first, without those that :func:`mark_sent` renamed."""
+    found = [path for path in folder.glob(f"*{SUFFIX}") if not path.name.endswith(_SENT)]
+    return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
+
+
+def mark_sent(path: Path) -> None:
+    """Renames a file so that :func:`unsent` leaves it out. Other readers still find it, and it is removed like the others."""
+    path.rename(path.with_name(path.name.removesuffix(SUFFIX) + _SENT))
 
 
 def default_folder() -> Path:

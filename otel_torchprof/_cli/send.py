@@ -1,4 +1,4 @@
-"""``otel-torchprof send``: OTLP files to an endpoint."""
+"""``otel-torchprof send``: OTLP files, and the black boxes of processes that have died, to an endpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_torchprof._blackbox.box_file import claimed, default_folder, mark_sent, unsent
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._export.otlp_reading import pieces
 from otel_torchprof._export.requests_of_files import requests_of, split
@@ -21,10 +24,12 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
 from .progress import Reading
+from .recover import problems_of, read, write
 from .terminal import say
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from otel_torchprof._export.requests_of_files import FileRequest
@@ -39,10 +44,17 @@ def add_parser(commands: Any) -> None:
         "send",
         help="deliver OTLP files to a collector",
         description="Delivers spans from files to an OTLP endpoint: what OTLPFileExporter and export_otlp wrote, or an OpenTelemetry "
-        "Collector's file exporter; protobuf or lines of JSON, maybe compressed with gzip. What is not given here is read from the "
-        "OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was taken, 1 otherwise, 130 after Ctrl-C.",
+        "Collector's file exporter; protobuf or lines of JSON, maybe compressed with gzip. With --recovered, the traces of processes "
+        "that have died. What is not given here is read from the OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was "
+        "accepted, 1 otherwise, 130 after Ctrl-C.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="with --recovered: black boxes, or folders of them")
+    parser.add_argument(
+        "--recovered",
+        action="store_true",
+        help="send what the black boxes of processes that have died contain (default: those in the user's folder), and rename each "
+        "to .sent.otpbox; meant to run before a program starts again",
+    )
     parser.add_argument("--endpoint", help="gRPC: http://host:port; HTTP: the URL as it is, with /v1/traces")
     parser.add_argument("--protocol", help="grpc or http/protobuf")
     parser.add_argument("--headers", help="name=value,name=value, percent-encoded")
@@ -78,13 +90,64 @@ def run(options: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise TorchProfError(str(error)) from error
-    if options.offset < 0:
-        raise TorchProfError(f"--from is {options.offset}: allowed is a number of bytes, 0 or above")
+    _check(options)
     delivery = _Delivery(settings)
     with suppressed():
-        status = delivery.deliver_all(options.files, options.offset)
+        if options.recovered:
+            status = _send_recovered(delivery, options.files)
+        else:
+            status = delivery.deliver_all(options.files, options.offset, _again)
     delivery.say_what_became_of_it()
     return status
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.offset < 0:
+        raise TorchProfError(f"--from is {options.offset}: allowed is a number of bytes, 0 or above")
+    if options.recovered and options.offset:
+        raise TorchProfError("--from continues one file, and --recovered sends whole black boxes: use one of them")
+    if not options.files and not options.recovered:
+        raise TorchProfError("no FILE is given: name OTLP files, or use --recovered")
+
+
+def _send_recovered(delivery: _Delivery, paths: Sequence[str]) -> int:
+    """Sends each box whose process has died. One that is not accepted as a whole is sent again by the next call."""
+    status = 0
+    for path in (box for folder in paths or [str(default_folder())] for box in _boxes(Path(folder))):
+        status = max(status, _send_box(delivery, path))
+        if not delivery.can_continue:
+            break
+    return status
+
+
+def _boxes(path: Path) -> list[Path]:
+    try:
+        return [path] if path.is_file() else unsent(path)
+    except OSError as error:
+        raise TorchProfError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def _send_box(delivery: _Delivery, path: Path) -> int:
+    try:
+        with claimed(path) as has_died:
+            return _send_claimed(delivery, path) if has_died else 0
+    except OSError as error:  # removed meanwhile, or another user's
+        say(f"{str(path)!r} was left out: {error.strerror}")
+    except TorchProfError as error:  # it is no box, or one of another version
+        say(str(error))
+    return 1
+
+
+def _send_claimed(delivery: _Delivery, path: Path) -> int:
+    contents = read(str(path))
+    with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as folder:
+        trace = f"{folder}/{path.name}.otlp"
+        if write(contents, trace) and (status := delivery.deliver_all([trace], 0, _all_again)):
+            return status
+    for problem in problems_of(contents):
+        say(f"{str(path)!r}: {problem}")
+    mark_sent(path)
+    return 0
 
 
 class _Delivery:
@@ -97,17 +160,20 @@ class _Delivery:
         self._where = settings.displayed_endpoint
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty()
         self._next_line = 0.0
+        self.can_continue = True
+        """False: the receiver cannot be reached, or the user has interrupted."""
 
-    def deliver_all(self, files: list[str], offset: int) -> int:
+    def deliver_all(self, files: list[str], offset: int, again: Callable[[int, list[str]], str]) -> int:
         """The exit status. A file that cannot be read does not stop those after it; a receiver that cannot be reached does."""
-        fine, read = True, Reading(files, 1)
+        fine, read, lost = True, Reading(files, 1), self._lost_spans
         for number, path in enumerate(files):
             at = offset if number == 0 else 0
             try:
                 for request in requests_of(pieces(path, at, partial(read.watch, path)), self._max_bytes):
                     at = request.offset
                     if not self._deliver(request):
-                        say(_again(at, files[number:]))
+                        say(again(at, files[number:]))
+                        self.can_continue = False
                         return 1
                     at = request.end
                     self._show(read)
@@ -117,16 +183,16 @@ class _Delivery:
                 fine = False
             except KeyboardInterrupt:
                 self._show_no_more()
-                say(_again(at, files[number:]))
+                say(again(at, files[number:]))
+                self.can_continue = False
                 return _INTERRUPTED
             finally:
                 self._show_no_more()
-        return 0 if fine and not self._has_lost else 1
+        return 0 if fine and self._lost_spans == lost else 1
 
     @property
-    def _has_lost(self) -> bool:
-        stats = self._sender.stats
-        return stats.failed_spans > 0 or stats.rejected_spans > 0
+    def _lost_spans(self) -> int:
+        return self._sender.stats.failed_spans + self._sender.stats.rejected_spans
 
     def _deliver(self, request: FileRequest) -> bool:
         """Whether it makes sense to continue: also where the receiver refused this one."""
@@ -161,6 +227,10 @@ class _Delivery:
         if self._shows_progress and self._next_line:
             self._next_line = 0.0
             sys.stderr.write("\r\x1b[K")
+
+
+def _all_again(_offset: int, _files: list[str]) -> str:
+    return "not all was sent; what was not is sent by the same command again"
 
 
 def _again(offset: int, files: list[str]) -> str:

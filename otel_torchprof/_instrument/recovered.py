@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
@@ -106,7 +106,7 @@ def _resource(info: Mapping[str, Any], pid: int) -> Resource:
     attributes: dict[str, Any] = {"process.pid": pid}
     if isinstance(info.get("host"), str):
         attributes["host.name"] = info["host"]
-    if isinstance(program, str) and program:
+    if isinstance(program, str) and program and "service.name" not in OTELResourceDetector().detect().attributes:
         attributes["service.name"] = program
     if isinstance(rank, int):
         attributes["torch.distributed.rank"] = rank

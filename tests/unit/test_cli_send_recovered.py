@@ -1,0 +1,110 @@
+"""``otel-torchprof send --recovered``: the traces of processes that have died, sent once."""
+
+from __future__ import annotations
+
+import shutil
+
+import grpc
+import pytest
+from fault_server import Abort, GrpcReceiver, free_port
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import otel_torchprof as otp
+from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._cli.main import main
+from otel_torchprof.parsers import BlackBoxOptions
+
+
+@pytest.fixture
+def dead(tmp_path):
+    """A folder with the boxes of two processes that have died, and that of one that lives."""
+    folder = tmp_path / "boxes"
+    for name in ("first", "second", "living"):
+        box = BlackBox(BlackBoxOptions("ops", str(folder), 1 << 20), {"rank": 3})
+        box.start()
+        with otp.record_function(f"of the {name}"):
+            pass
+        if name == "living":
+            yield folder
+        else:
+            shutil.copy(box.path, tmp_path / name)
+        box.stop()
+        if name != "living":
+            (tmp_path / name).rename(folder / f"{name}.otpbox")
+
+
+def send(receiver_url: str, *paths) -> int:
+    return main(["send", "--recovered", "--endpoint", receiver_url, *map(str, paths)])
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(("first", "second")))
+
+
+def test_each_is_sent_once(dead, capsys):
+    """The spans of dead processes arrive, those of a living one do not, and a second call sends nothing."""
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 0
+        assert sorted(name for name in receiver.names if name.startswith("of")) == ["of the first", "of the second"]
+        sent = len(receiver.arrived)
+        assert send(receiver.url, dead) == 0
+        assert len(receiver.arrived) == sent
+    assert names(dead) == ["first.sent.otpbox", "second.sent.otpbox"]
+    assert "0 spans sent" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_unreachable_receiver_costs_nothing(dead, capsys):
+    """Where the receiver cannot be reached, boxes keep their names, and only one is tried."""
+    assert (
+        main(["send", "--recovered", "--timeout", "0.2", "--endpoint", f"http://localhost:{free_port()}", str(dead)])
+        == 1
+    )
+    assert names(dead) == ["first.otpbox", "second.otpbox"]
+    assert capsys.readouterr().err.count("by the same command again") == 1
+
+
+def test_a_refused_box_does_not_hold_up_the_next(dead):
+    """A box that the receiver refuses keeps its name, and the one after it is sent."""
+    with GrpcReceiver(turns=[Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")]) as receiver:
+        assert send(receiver.url, dead) == 1
+    assert len([name for name in names(dead) if ".sent." in name]) == 1
+
+
+def test_what_cannot_be_read_is_said_and_left(dead, capsys):
+    """A file that is no box is named and keeps its name, and the others are sent."""
+    (dead / "first.otpbox").write_bytes(b"no box")
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 1
+        assert "of the second" in receiver.names
+    assert "first.otpbox" in names(dead)
+    assert f"cannot read '{dead}/first.otpbox'" in capsys.readouterr().err
+
+
+def test_a_missing_folder_is_no_error(tmp_path, capsys):
+    """Before the first death there is no folder: nothing is sent, and the exit status is 0."""
+    assert send("http://localhost:1", tmp_path / "none") == 0
+    assert "0 spans sent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--recovered", "--from", "3"], "--from continues one file"),
+        ([], "no FILE is given: name OTLP files, or use --recovered"),
+    ],
+)
+def test_bad_options(arguments, text, capsys):
+    """Options that exclude each other, and no file at all, are named."""
+    assert main(["send", *arguments]) != 0
+    assert text in capsys.readouterr().err
+
+
+def test_the_service_name_of_the_environment_counts(dead, monkeypatch):
+    """OTEL_SERVICE_NAME of the next start names the spans; without it they are of the program that died."""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 0
+        requests = [ExportTraceServiceRequest.FromString(each.body) for each in receiver.arrived]
+    resources = [each.resource for request in requests for each in request.resource_spans]
+    values = {each.key: each.value.string_value for resource in resources for each in resource.attributes}
+    assert values["service.name"] == "trainer"
