@@ -41,6 +41,8 @@ class Wait(NamedTuple):
     """Ranks that have not, as far as there are boxes of them."""
     since_ns: int
     """Unix ns at which the first rank came; 0: not known."""
+    started: tuple[int, ...] = ()
+    """Ranks on whose device it is known to have started."""
 
 
 class Transfer(NamedTuple):
@@ -97,7 +99,7 @@ def autopsy(states: Iterable[RankState]) -> Autopsy:
     for state in ranks:
         for key in state.calls:
             callers[key].append(state)
-    mismatches = [found for key in sorted(callers) for found in _mismatches(key, callers[key])]
+    mismatches = [found for key in sorted(callers) for found in _mismatches(key, _comparable(callers[key]))]
     different = {(each.group, each.sequence_nr) for each in mismatches}
     waits = [wait for key in sorted(members) for wait in _waits(key, sorted(members[key].values()), latest)]
     waits = [wait for wait in waits if wait.absent or (wait.group, wait.sequence_nr) not in different]
@@ -208,7 +210,8 @@ def _wait(
         return []
     call = min(found.values(), key=lambda each: each.enqueued_ns)
     absent = tuple(state.rank for state in present if state.last_number(key) < first)
-    return [Wait(key, first, described(call), status, tuple(found), absent, call.enqueued_ns)]
+    started = tuple(rank for rank, each in found.items() if each.started_ns)
+    return [Wait(key, first, described(call), status, tuple(found), absent, call.enqueued_ns, started)]
 
 
 def _behind(key: GroupKey, present: Sequence[RankState]) -> list[Wait]:
@@ -226,6 +229,11 @@ def _behind(key: GroupKey, present: Sequence[RankState]) -> list[Wait]:
     since = min((call.enqueued_ns for call in calls), default=0)
     absent = tuple(rank for rank, number in last.items() if number == lowest)
     return [Wait(key, first, name, "enqueued", tuple(state.rank for state in ahead), absent, since)]
+
+
+def _comparable(callers: Sequence[RankState]) -> Sequence[RankState]:
+    """Those with boxes, where there are any: a flight recorder does not say what was reduced how, or from where."""
+    return [state for state in callers if state.has_box] or callers
 
 
 def _mismatches(key: GroupKey, callers: Sequence[RankState]) -> list[Mismatch]:

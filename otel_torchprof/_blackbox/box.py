@@ -29,12 +29,16 @@ from .hang_watch import HangWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from opentelemetry.trace import SpanContext
+
     from otel_torchprof.parsers import BlackBoxOptions
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
 """What each detail records; phases and modules as far as an instrumentation finds them."""
 _CODE = frozenset(("code.file.path", "code.function.name", "code.stacktrace"))
 """Attributes that stacks would show."""
+_NAMES = _CODE | {"error.type", "torch.module"}
+"""Attributes whose values are among the names of functions, modules and exceptions, which the recorder keeps as one kind."""
 _NOT_STARTED = "off: not started"
 
 
@@ -48,14 +52,20 @@ class BlackBox:
         options: what is recorded, and where.
         identity: what is known of the process: its ``rank``, ``world_size`` and the like; ``local_world_size`` divides the room.
         file: that it lies in; by default one is made.
+        running_step: the span of the step that runs, for the log record of a hang.
     """
 
     def __init__(
-        self, options: BlackBoxOptions, identity: Mapping[str, Any] | None = None, file: BoxFile | None = None
+        self,
+        options: BlackBoxOptions,
+        identity: Mapping[str, Any] | None = None,
+        file: BoxFile | None = None,
+        running_step: Callable[[], SpanContext | None] = lambda: None,
     ) -> None:
         self._options = options
         self._identity = dict(identity or {})
         self._file = file
+        self._running_step = running_step
         self._lock = threading.RLock()
         self._cleanup = CleanupStack(self)
         self._call_off: Callable[[], None] = _nothing
@@ -88,12 +98,16 @@ class BlackBox:
             name = f"{'' if rank is None else f'rank{rank}.'}{os.getpid()}.{time.time_ns()}"
             self._file = named_file(name, options.directory, options.size, place.get("local_world_size") or 1)
         labels = config.BLACK_BOX_LABELS.read()
-        hides_modules = "torch.module" in config.HIDDEN_ATTRIBUTES.read()
+        hidden_attributes = config.HIDDEN_ATTRIBUTES.read()
+        hidden = [
+            *(() if labels is None else ("labels", "texts")),
+            *(("functions",) if hidden_attributes & _NAMES else ()),
+        ]
         session = BoxSession(
             self._file.descriptor,
             self._file.size,
-            [kind for kind in KINDS[options.detail] if kind != Kind.MODULE or not hides_modules],
-            hidden=() if labels is None else ("labels", "texts"),
+            [kind for kind in KINDS[options.detail] if kind != Kind.MODULE or "torch.module" not in hidden_attributes],
+            hidden=hidden,
             shown=sorted(labels or ()),
         )
         self._sources = Sources(session, self._cleanup)
@@ -110,7 +124,8 @@ class BlackBox:
     def _watch(self) -> None:
         if self._options.hang is None:
             return
-        watch = HangWatch(self._options.hang, hides_code=bool(config.HIDDEN_ATTRIBUTES.read() & _CODE))
+        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & _CODE)
+        watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
         self._cleanup.push(watch.stop)
         try:
             watch.start()

@@ -9,6 +9,8 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
+from opentelemetry import trace
+
 from otel_torchprof._native import hang_watch
 from otel_torchprof._native.blackbox import STACKS_BYTES
 from otel_torchprof._native.recorder import living_threads
@@ -16,7 +18,9 @@ from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from opentelemetry.trace import SpanContext
 
 _LONG_SECONDS = 900.0
 """What compilations, checkpoints and setup may take."""
@@ -31,11 +35,13 @@ class HangWatch:
     Args:
         seconds: without an event from which on a thread of the loop hangs.
         hides_code: whether files and functions are not to stand in the box.
+        running_step: the span that the log record belongs to; None: there is none.
     """
 
-    def __init__(self, seconds: float, *, hides_code: bool) -> None:
+    def __init__(self, seconds: float, *, hides_code: bool, running_step: Callable[[], SpanContext | None]) -> None:
         self._seconds = seconds
         self._hides_code = hides_code
+        self._running_step = running_step
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -70,7 +76,7 @@ class HangWatch:
             "its stacks are in the black box: otel-torchprof autopsy"
         )
         _logger.warning("%s", body)
-        _emit(body, os_tid)
+        _emit(body, os_tid, self._running_step())
 
 
 def stacks_text(threads: Iterable[threading.Thread]) -> str:
@@ -92,17 +98,19 @@ def _address_of_dump() -> int:
     return 0 if function is None else int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
-def _emit(body: str, os_tid: int) -> None:
-    """As a log record of OpenTelemetry; nothing happens where no LoggerProvider is set."""
+def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
+    """As a log record of OpenTelemetry in the span of the step; nothing happens where no LoggerProvider is set."""
     try:
         from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
     except ImportError:  # an earlier API
         return
-    record = LogRecord(
-        severity_text="WARN",
-        severity_number=SeverityNumber.WARN,
-        body=body,
-        attributes={"thread.id": os_tid},
-        event_name=_EVENT_NAME,
-    )
-    get_logger("otel_torchprof", __version__).emit(record)
+    span = trace.INVALID_SPAN if step is None else trace.NonRecordingSpan(step)
+    with trace.use_span(span):  # a record takes its ids from the current span, in every version of the API
+        record = LogRecord(
+            severity_text="WARN",
+            severity_number=SeverityNumber.WARN,
+            body=body,
+            attributes={"thread.id": os_tid},
+            event_name=_EVENT_NAME,
+        )
+        get_logger("otel_torchprof", __version__).emit(record)

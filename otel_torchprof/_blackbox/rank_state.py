@@ -87,11 +87,13 @@ class RankState(NamedTuple):
     """Numbers that several collectives share, as coalesced ones do."""
     transfers: Sequence[Collective]
     """Sends and receives that are not complete, and those that failed after the last complete one."""
+    has_box: bool = True
+    """False: only PyTorch's flight recorder wrote of the rank, and whether it still runs is not known."""
 
     @property
     def is_dead(self) -> bool:
         """Whether the process does not run any more and has not ended its box."""
-        return not self.is_alive and not self.is_closed
+        return self.has_box and not self.is_alive and not self.is_closed
 
     @property
     def has_groups(self) -> bool:
@@ -127,7 +129,7 @@ def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) ->
     """What an image says of its rank; ``number``, a negative one, stands for a rank that it does not tell."""
     info, rank = contents.info, _rank_of(contents)
     moment = _moment_of_loop(contents)
-    calls, repeated = _by_number(contents.collectives)
+    calls, repeated = by_number(contents.collectives)
     keys = [GroupKey(group.name, group.ranks) for group in contents.groups]
     return RankState(
         number if rank is None else rank,
@@ -182,7 +184,7 @@ def _rank_of(contents: Contents) -> int | None:
     return None
 
 
-def _by_number(
+def by_number(
     collectives: Iterable[Collective],
 ) -> tuple[dict[GroupKey, dict[int, Collective]], dict[GroupKey, frozenset[int]]]:
     """Numbered collectives, and the numbers that several share: of those the first that is not complete, else the first."""

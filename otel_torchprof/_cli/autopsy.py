@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from otel_torchprof._blackbox.autopsy import Autopsy, Mismatch, Transfer, Wait
+    from otel_torchprof._blackbox.flight_recorder import Dump
     from otel_torchprof._blackbox.rank_state import RankState
+    from otel_torchprof._native.blackbox import Collective
 
 _MOST_LINES = 16
 """Of one kind."""
@@ -37,7 +40,7 @@ def add_parser(commands: Any) -> None:
         "paths",
         metavar="DIR",
         nargs="*",
-        help=f"folders with boxes ({SUFFIX}), or boxes (default: where those of this user lie)",
+        help=f"folders with boxes ({SUFFIX}) and dumps, or such files (default: the folder of this user's boxes)",
     )
     parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
 
@@ -49,29 +52,45 @@ def run(options: argparse.Namespace) -> int:
         TorchProfError: there is none that can be read.
     """
     from otel_torchprof._blackbox.autopsy import autopsy
-    from otel_torchprof._blackbox.rank_state import of_one_run, state_of
+    from otel_torchprof._blackbox.flight_recorder import with_dumps
+    from otel_torchprof._blackbox.rank_state import of_one_run
 
-    states, problems, paths = [], [], {}
-    for number, path in enumerate(_files(options.paths or [str(default_folder())])):
-        try:
-            contents, is_alive = read(str(path)), is_of_the_living(path)
-        except (TorchProfError, OSError) as error:
-            problems.append(str(error))
-            continue
-        states.append(state_of(contents, is_alive=is_alive, now_ns=time.time_ns(), number=-1 - number))
-        paths[id(states[-1])] = path
-    if not states:
+    states, dumps, problems, paths = _read_all(_files(options.paths or [str(default_folder())]))
+    if not states and not dumps:
         raise TorchProfError(
             "; ".join(problems) or f"there is no {SUFFIX} in {', '.join(options.paths) or default_folder()}"
         )
     chosen, others = of_one_run(states)
-    found = autopsy(chosen)
+    found = autopsy(with_dumps(chosen, dumps))
     show(json.dumps(as_json(found), indent=1) + "\n" if options.json else as_text(found))
     if others:
         say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(each)] for each in others])}")
     for problem in problems:
         say(problem)
     return 1 if problems else 0
+
+
+def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[str], dict[int, Path]]:
+    """States of the boxes, dumps of flight recorders, what could not be read, and the path of each state by its id."""
+    from otel_torchprof._blackbox.flight_recorder import rank_of_file, read_dump
+    from otel_torchprof._blackbox.rank_state import state_of
+
+    states: list[RankState] = []
+    dumps: list[Dump] = []
+    problems, paths = [], {}
+    for number, path in enumerate(files):
+        rank = rank_of_file(path)
+        try:
+            if rank is not None:
+                dumps.append(read_dump(path, rank))
+                continue
+            contents, is_alive = read(str(path)), is_of_the_living(path)
+        except (TorchProfError, OSError) as error:
+            problems.append(str(error))
+            continue
+        states.append(state_of(contents, is_alive=is_alive, now_ns=time.time_ns(), number=-1 - number))
+        paths[id(states[-1])] = path
+    return states, dumps, problems, paths
 
 
 def as_text(found: Autopsy) -> str:
@@ -99,6 +118,7 @@ def as_json(found: Autopsy) -> dict[str, Any]:
                 "alive": state.is_alive,
                 "closed": state.is_closed,
                 "last": state.last_ns,
+                "has_box": state.has_box,
                 "place": state.place,
                 "last_ended": state.last_ended,
                 "since": state.since_ns,
@@ -116,8 +136,16 @@ def _plain(each: Wait | Mismatch) -> dict[str, Any]:
 def _files(paths: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
-        found += sorted(path.glob(f"**/*{SUFFIX}")) if path.is_dir() else [path]
+        found += sorted(filter(_is_of_a_rank, path.glob("**/*"))) if path.is_dir() else [path]
     return list({path.resolve(): path for path in found}.values())
+
+
+def _is_of_a_rank(path: Path) -> bool:
+    from otel_torchprof._blackbox.flight_recorder import is_dump
+
+    with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+        return path.name.endswith(SUFFIX) or is_dump(path)
+    return False
 
 
 def _named(paths: Sequence[Path]) -> str:
@@ -164,12 +192,21 @@ def _of_wait(wait: Wait) -> str:
     who, absent = ranks_text(wait.waiting), ranks_text(wait.absent) if wait.absent else ""
     since = f" since {_clock(wait.since_ns)}" if wait.since_ns else ""
     if wait.status == "pending":
-        return f"{who} {_verb(wait.waiting, 'wait')} in {where}{since}{absent and f', for {absent}'}"
+        started = _started_text(wait)
+        return f"{who} {_verb(wait.waiting, 'wait')} in {where}{since}{absent and f', for {absent}'}{started}"
     has_not = "has not" if len(wait.absent) == 1 else "have not"
     if wait.status == "failed":
         return f"{where} failed on {who}{absent and f'; {absent} {has_not} come to it'}"
     at = f" at {_clock(wait.since_ns)}" if wait.since_ns else ""
     return f"{absent} {has_not} come to {where}, which {who} enqueued{at}"
+
+
+def _started_text(wait: Wait) -> str:
+    """Which ranks are behind on their devices, where a flight recorder says it."""
+    behind = [rank for rank in wait.waiting if rank not in wait.started]
+    if not wait.started or not behind:
+        return ""
+    return f"; it has started on {ranks_text(wait.started)} and not on {ranks_text(behind)}"
 
 
 def _of_transfer(transfer: Transfer) -> str:
@@ -185,10 +222,10 @@ def _places_of(found: Autopsy) -> Iterator[str]:
     is_post_mortem = not any(state.is_alive and not state.is_closed for state in found.ranks)
     if not is_post_mortem or not (found.waits or found.transfers or found.mismatches):
         shown |= {state.rank for state in found.dead}
-    together: dict[tuple[bool, bool, str], list[RankState]] = {}
+    together: dict[tuple[object, ...], list[RankState]] = {}
     for state in found.ranks:
         if state.rank in shown:
-            together.setdefault((state.is_alive, state.is_closed, place_text(state)), []).append(state)
+            together.setdefault((state.has_box, state.is_alive, state.is_closed, place_text(state)), []).append(state)
     yield from _few(_is_where(states) for states in together.values())
 
 
@@ -196,6 +233,8 @@ def _is_where(states: Sequence[RankState]) -> str:
     """Of ranks in the same place."""
     first = states[0]
     is_one = len(states) == 1
+    if not first.has_box:
+        return f"{_who(states)} {'has' if is_one else 'have'} no black box; see what the flight recorder knows below"
     if first.is_alive and not first.is_closed:
         seconds = min((state.last_ns - state.since_ns) / 1e9 if state.since_ns else 0 for state in states)
         lasts = f" for {'' if is_one else 'at least '}{seconds:,.1f} s" if seconds else ""
@@ -226,13 +265,20 @@ def _doing(state: RankState, transfer: Transfer | None) -> str:
     pending = [(key, call) for key in state.calls if (call := state.pending(key)) is not None]
     if pending:
         key, first = min(pending, key=lambda item: item[1].enqueued_ns)
-        return f"in {described(first)} #{first.sequence_nr} of {key.text}, not complete"
+        return f"in {described(first)} #{first.sequence_nr} of {key.text}, {_progress(first)}"
     if transfer is not None and transfer.call.is_pending:
         return f"in {transfer_text(transfer)}, not complete"
     failed = [(key, call) for key in state.calls if (call := state.failed(key)) is not None]
     texts = [f"{described(call)} #{call.sequence_nr} of {key.text}" for key, call in failed]
     texts += [transfer_text(transfer)] if transfer is not None else []
-    return "; ".join([place_text(state), *(f"{text} failed" for text in texts)])
+    place = place_text(state) if state.has_box else "no black box, and nothing pending in its flight recorder"
+    return "; ".join([place, *(f"{text} failed" for text in texts)])
+
+
+def _progress(call: Collective) -> str:
+    if not call.timeout_ns:  # no flight recorder: whether it has started is not known
+        return "not complete"
+    return "started, not complete" if call.started_ns else "not started"
 
 
 def place_text(state: RankState, lasts: str = "") -> str:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from opentelemetry.trace import SpanContext
+
     from otel_torchprof._distributed.ranks import Ranks
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._metrics.operator_metrics import TorchMetrics
@@ -209,6 +211,12 @@ class Instrumentation:
     def steps(self) -> int:
         """Steps that have ended, as far as the recorder was drained."""
         return self._recording.steps.completed
+
+    @property
+    def running_step(self) -> SpanContext | None:
+        """The span of the step that runs; None where there is none, or it is not sent. Any thread."""
+        span = self._recording.steps.running_span()
+        return None if span is None else span.span_context
 
     def discard(self) -> None:
         """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""

@@ -38,6 +38,8 @@ from .unused_processor import unused
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from opentelemetry.trace import SpanContext
+
     from .processor import TorchSpanProcessor
 
 _logger = logging.getLogger("otel_torchprof")
@@ -204,7 +206,7 @@ class TorchInstrumentor(BaseInstrumentor):
         self._loader_workers = options.loader_workers or is_loader_worker()  # whose own code it is that asks
         _watch_worker_processes(self)
         if options.blackbox is not None and (options.loader_workers or not is_loader_worker()):
-            self._box = BlackBox(options.blackbox, identity_in(os.environ))
+            self._box = BlackBox(options.blackbox, identity_in(os.environ), running_step=self._running_step)
             self._box.start()
         if options.detail == "metrics":
             self._start_metrics(options)
@@ -225,6 +227,9 @@ class TorchInstrumentor(BaseInstrumentor):
                 f"tracer_provider is {provider!r}; it must be a TracerProvider of opentelemetry-sdk, which decides about "
                 "sampling and ids"
             )
+
+    def _running_step(self) -> SpanContext | None:
+        return self._running.running_step if isinstance(self._running, Instrumentation) else None
 
     def _stay_off(self, reason: str) -> None:
         self._off = reason

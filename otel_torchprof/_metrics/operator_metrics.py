@@ -114,11 +114,8 @@ class StepDurations:
         for step in steps:
             if step.thread is None or step.segment is not Segment.STEP:
                 continue
-            context = None
-            if step.trace.exported:
-                flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-                own = trace.SpanContext(step.trace.trace_id, step.span_id, is_remote=False, trace_flags=flags)
-                context = trace.set_span_in_context(trace.NonRecordingSpan(own))
+            own = step.span_context
+            context = None if own is None else trace.set_span_in_context(trace.NonRecordingSpan(own))
             duration = step.end - step.start
             self.record(duration * _SECONDS, context)
             if step.phases is not None:

@@ -137,6 +137,12 @@ class Collective(NamedTuple):
     """Unix ns."""
     completed_ns: int
     """Likewise; 0: not complete, or not known."""
+    started_ns: int = 0
+    """Likewise, on the device; 0: not started, or not known. This and what follows is known from PyTorch's flight recorder alone."""
+    timeout_ns: int = 0
+    """0: not known."""
+    shapes: str = ""
+    """Of the inputs, as ``[[3, 4]]``."""
 
     @property
     def is_pending(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from opentelemetry.trace import SpanContext, TraceFlags
+
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._tree.phases import PhaseTimes
 from otel_torchprof._tree.span_table import STEP_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from opentelemetry.trace import SpanContext
 
     from otel_torchprof._columns.phases import Usage
     from otel_torchprof._tree.compiled import Shares
@@ -92,6 +92,15 @@ class StepSpan:
     def is_enclosed(self) -> bool:
         """Whether it is in a span of the application; below another rank's step it is in none."""
         return self.parent is not self.trace.parent
+
+    @property
+    def span_context(self) -> SpanContext | None:
+        """By which others refer to it; None where it is not sent."""
+        if not self.trace.exported:
+            return None
+        return SpanContext(
+            self.trace.trace_id, self.span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+        )
 
     def widen(self, start: int, end: int, own_end: int, child_time: int, longest: int) -> None:
         """Takes in events."""

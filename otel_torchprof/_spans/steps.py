@@ -285,6 +285,18 @@ class Steps:
         with self._lock:
             return self._span(step, context)
 
+    def running_span(self) -> StepSpan | None:
+        """The span of the step that runs; None where none does, or its context is not known yet. Any thread."""
+        with self._lock:
+            step = self._steps[-1] if self._steps else None
+            if step is None or step.end is not None:
+                return None
+            if not step.spans:  # nothing of it has ended yet: it will be in the context that the step before was in
+                before = self._steps[-2].spans if len(self._steps) > 1 else {}
+                for context in [context for context, span in before.items() if span.is_whole]:
+                    self._span(step, context)
+            return max(step.spans.values(), key=lambda span: span.end, default=None)
+
     def settle(self) -> None:
         """Lets a step begin where the one before has ended, when the loop was behind the boundary only then.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -272,6 +273,21 @@ def test_hidden_labels_are_not_in_the_file(started, monkeypatch):
     image = box.path.read_bytes()
     assert b"secret" not in image
     assert names(box.path) == [*["(hidden label)"] * 3, "forward 7", "exact"]
+
+
+@pytest.mark.parametrize("hidden", ["error.type", "torch.module", "code.function.name"])
+def test_hidden_names_of_code_are_not_in_the_file(started, monkeypatch, hidden):
+    """Where an attribute is hidden that has names of exceptions, modules or functions, no byte of the file has one."""
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", hidden)
+
+    class SecretError(Exception):
+        pass
+
+    box = started()
+    with contextlib.suppress(SecretError), otp.record_function("label"):
+        raise SecretError
+    assert b"SecretError" not in box.path.read_bytes()
+    assert names(box.path) == ["label"]
 
 
 def test_labels_that_are_not_hidden_are_in_the_file(started):

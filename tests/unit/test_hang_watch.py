@@ -8,7 +8,12 @@ import threading
 import time
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, TraceFlags
 
+import otel_torchprof as otp
 from otel_torchprof._blackbox import hang_watch
 from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._blackbox.last_moments import python_line
@@ -85,15 +90,41 @@ def test_stacks_are_cut_to_what_a_box_keeps(monkeypatch):
     assert len(text.encode()) <= 100
 
 
-def test_a_log_record_says_it(monkeypatch):
-    """Whoever set a LoggerProvider gets one record with the event's name and the thread."""
+@pytest.mark.parametrize("step", [None, SpanContext(5, 6, is_remote=False, trace_flags=TraceFlags(1))])
+def test_a_log_record_says_it(monkeypatch, step):
+    """A LoggerProvider gets one record with the event's name and the thread, in the span of the step that runs."""
     records = []
 
     class Logger:
         emit = staticmethod(records.append)
 
     monkeypatch.setattr("opentelemetry._logs.get_logger", lambda *_arguments: Logger())
-    hang_watch._emit("thread 7 hangs", 7)
+    with trace.use_span(trace.NonRecordingSpan(SpanContext(7, 8, is_remote=False))):
+        hang_watch._emit("thread 7 hangs", 7, step)
     assert [(record.event_name, record.body, dict(record.attributes)) for record in records] == [
         ("torch.hang", "thread 7 hangs", {"thread.id": 7})
     ]
+    assert (records[0].trace_id, records[0].span_id) == ((0, 0) if step is None else (5, 6))
+
+
+def test_the_step_that_runs_is_the_span_of_the_record():
+    """What a hang's log record belongs to is the span of the running step, as it is sent once the step has ended."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(otp.TorchSpanProcessor(exporter))
+    instrumentor = otp.TorchInstrumentor()
+    instrumentor.instrument(tracer_provider=provider, detail="steps")
+    try:
+        instrumentor.step()
+        instrumentor.step()
+        with otp.record_function("in the step"):
+            pass
+        provider.force_flush()
+        running = instrumentor._running_step()
+        instrumentor.step()
+        provider.force_flush()
+    finally:
+        instrumentor.uninstrument()
+    sent = {span.context.span_id: span for span in exporter.get_finished_spans() if span.name == "torch.step"}
+    assert running is not None
+    assert sent[running.span_id].context.trace_id == running.trace_id
+    assert sent[running.span_id].attributes["torch.step"] == 2

@@ -59,8 +59,8 @@ enum otp_loss {
 /* What a name is of. Each kind has a limit of its own by count and by bytes; a name above it gets the id 1 + kind,
  * whose text says so: "(other labels)". */
 enum otp_name_kind {
-  OTP_NAME_OPERATOR = 0, /* operators, and their overloads */
-  OTP_NAME_CODE = 1,     /* functions, modules, stacks, exceptions, groups: more come where a program compiles code */
+  OTP_NAME_OPERATOR = 0, /* operators, their overloads, phases, groups of ranks */
+  OTP_NAME_CODE = 1,     /* functions, modules, stacks, exceptions: more come where a program compiles code */
   OTP_NAME_LABEL = 2,    /* labels, this package's and torch's: may have anything in their names */
   OTP_NAME_TEXT = 3,     /* arguments of labels */
   OTP_NAME_KINDS = 4,

@@ -97,6 +97,7 @@ inline std::string_view text_of(const char* text, uint32_t size) {
 OTP_COLD otp_name_kind name_kind(const otp_begin_args& args) {
   constexpr uint8_t kUserScope = 7;  // at::RecordScope: what torch's own labels have, and modules too
   if (args.kind == OTP_EVENT_LABEL) return OTP_NAME_LABEL;
+  if (args.kind == OTP_EVENT_PHASE) return OTP_NAME_OPERATOR;
   if (args.kind != OTP_EVENT_OPERATOR) return OTP_NAME_CODE;
   return args.scope == kUserScope ? OTP_NAME_LABEL : OTP_NAME_OPERATOR;
 }

@@ -59,7 +59,7 @@ State* g_state = new State;
 void after_fork_in_child() { g_state = new (std::nothrow) State; }
 
 uint32_t interned(std::string_view text) {
-  return g_collectives_api->intern(text.data(), static_cast<uint32_t>(text.size()), OTP_NAME_CODE);
+  return g_collectives_api->intern(text.data(), static_cast<uint32_t>(text.size()), OTP_NAME_OPERATOR);
 }
 
 // The global ranks of a group, separated by commas; empty where the backend was not told: then it is all ranks.

@@ -1,0 +1,257 @@
+"""What PyTorch's flight recorder wrote of a rank's collectives: for NCCL it knows what the black box cannot, namely what is complete.
+
+The format is that of ``torch._C._distributed_c10d._dump_fr_trace`` (a pickle, also in the files that NCCL's watchdog writes on a timeout)
+and ``_dump_fr_trace_json``, version 2.x: ``entries`` of single operations, and ``pg_config`` with the ranks of each group.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle  # for its format alone: _Plain refuses whatever would run code
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._native.blackbox import Collective, Group
+from otel_torchprof.errors import TorchProfError
+
+from .rank_state import GroupKey, RankState, RunKey, by_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_NAME = re.compile(r"(?:rank|dump)_(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
+"""Of a dump's file: the rank ends it, whatever prefix ``TORCH_FR_DUMP_TEMP_FILE`` gives."""
+_LARGEST, _HEAD = 1 << 28, 4096
+_DEFAULT_DESCRIPTION = "default_pg"
+_PEER = re.compile(r"(?:->|<-)(\d+)")
+_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
+    **dict.fromkeys(("Int", "Float"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+_MILLISECOND = 10**6
+
+
+class Dump(NamedTuple):
+    """A rank's dump."""
+
+    rank: int
+    written_ns: int
+    """Unix ns."""
+    calls: Sequence[Collective]
+    sizes: Mapping[GroupKey, int]
+    """How many ranks each group has, where the dump says it."""
+
+
+def rank_of_file(path: Path) -> int | None:
+    """The rank in the name of a dump's file; None: the name is not one of a dump."""
+    found = _NAME.search(path.name)
+    return None if found is None else int(found[1])
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a file has the name of a dump, and begins like one.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if rank_of_file(path) is None or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return head[:1] in {b"{", b"\x80"} and b"version" in head
+
+
+def read_dump(path: Path, rank: int) -> Dump:
+    """Reads a dump, of which nothing is trusted: what is not understood is left out.
+
+    Raises:
+        TorchProfError: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST)
+        written = path.stat().st_mtime_ns
+    except OSError as error:
+        raise TorchProfError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    found = _loaded(data)
+    if not isinstance(found, dict) or not isinstance(found.get("entries", []), list) or "version" not in found:
+        raise TorchProfError(f"cannot read {str(path)!r}: no dump of PyTorch's flight recorder")
+    sizes = _groups(found.get("pg_config"))
+    keys = {key.name: key for key in sizes}
+    calls = [call for entry in found.get("entries", []) if (call := _collective(entry, keys)) is not None]
+    return Dump(rank, written, calls, sizes)
+
+
+def with_dumps(states: Sequence[RankState], dumps: Iterable[Dump]) -> list[RankState]:
+    """States with what the dumps know beyond the boxes; ranks that have no box have a state of their dump.
+
+    Dumps that were written before the run began are left out.
+    """
+    began = min((state.opened_ns for state in states), default=0)
+    latest: dict[int, Dump] = {}
+    for dump in sorted(dumps, key=lambda each: each.written_ns):
+        if dump.written_ns >= began:
+            latest[dump.rank] = dump
+    known = {state.rank for state in states}
+    world = max((state.run.world_size for state in states), default=0)
+    merged = [_merged(state, latest[state.rank]) if state.rank in latest else state for state in states]
+    return [*merged, *(_alone(dump, world) for rank, dump in sorted(latest.items()) if rank not in known)]
+
+
+class _Plain(pickle.Unpickler):
+    """Makes texts, numbers, lists and dictionaries, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
+    except Exception:  # noqa: BLE001 - damaged pickles raise errors of many kinds
+        return None
+
+
+def _groups(config: Any) -> dict[GroupKey, int]:
+    """The groups, and how many ranks each has."""
+    found = {}
+    for name, each in config.items() if isinstance(config, dict) else ():
+        ranks = re.findall(r"\d+", str(each.get("ranks", ""))) if isinstance(each, dict) else []
+        is_default = isinstance(each, dict) and each.get("desc") == _DEFAULT_DESCRIPTION
+        found[GroupKey(str(name), "" if is_default else ",".join(ranks))] = len(ranks)
+    return found
+
+
+def _collective(entry: Any, keys: Mapping[str, GroupKey]) -> Collective | None:
+    try:
+        return _read(entry, keys)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+        return None  # a later version's, or damaged
+
+
+def _read(entry: Mapping[str, Any], keys: Mapping[str, GroupKey]) -> Collective:
+    backend, _, name = entry["profiling_name"].rpartition(":")
+    group = str(entry["process_group"][0])
+    key = keys.get(group, GroupKey(group, ""))
+    peer = _PEER.search(name)
+    is_complete = entry["state"] == "completed" or (backend == "gloo" and bool(entry.get("retired")))
+    created, started = int(entry["time_created_ns"]), int(entry.get("time_discovered_started_ns") or 0)
+    is_transfer = bool(entry.get("is_p2p"))
+    dtypes = [str(dtype) for dtype in entry["input_dtypes"]]
+    return Collective(
+        name=name.split()[0],
+        group=key.name,
+        ranks=key.ranks,
+        dtype=dtypes[0].lower() if dtypes else "",
+        reduce_op="",
+        sequence_nr=int(entry["p2p_seq_id" if is_transfer else "collective_seq_id"]),
+        bytes_in=_bytes(entry["input_sizes"], dtypes),
+        bytes_out=_bytes(entry["output_sizes"], [str(dtype) for dtype in entry["output_dtypes"]]),
+        root=-1,
+        peer=int(peer[1]) if peer else -1,
+        tag=-1,
+        is_transfer=is_transfer,
+        is_async=False,
+        has_failed=False,
+        is_tracked=True,
+        os_tid=0,
+        enqueued_ns=created,
+        completed_ns=(int(entry.get("time_discovered_completed_ns") or 0) or created) if is_complete else 0,
+        started_ns=started or (created if entry["state"] == "started" else 0),
+        timeout_ns=int(entry.get("timeout_ms") or 0) * _MILLISECOND,
+        shapes=str(entry["input_sizes"]),
+    )
+
+
+def _bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
+    """0 where a type is not known."""
+    each = [math.prod(map(int, size)) * _BYTES.get(dtype, 0) for size, dtype in zip(sizes, dtypes, strict=False)]
+    return sum(each) if all(each) else 0
+
+
+def _by_group(calls: Iterable[Collective]) -> Iterator[tuple[GroupKey, list[Collective]]]:
+    found: dict[GroupKey, list[Collective]] = defaultdict(list)
+    for call in calls:
+        found[GroupKey(call.group, call.ranks)].append(call)
+    yield from found.items()
+
+
+def _merged(state: RankState, dump: Dump) -> RankState:
+    """The box of a rank, with the states that its dump has for groups of which the box knows only what was enqueued."""
+    groups, calls, transfers = dict(state.groups), dict(state.calls), list(state.transfers)
+    for dumped, entries in _by_group(dump.calls):
+        key = next((key for key in groups if key == dumped or (key.name == dumped.name and not key.ranks)), None)
+        if key is None or groups[key].is_tracked:
+            continue
+        known = {call.sequence_nr: call for call in entries if not call.is_transfer}
+        calls[key] = {
+            number: _completed(call, known[number]) if number in known else call
+            for number, call in calls.get(key, {}).items()
+        }
+        last = max((number for number, call in known.items() if call.completed_ns), default=-1)
+        groups[key] = groups[key]._replace(is_tracked=bool(known), last_completed=last)
+        transfers += (
+            call._replace(group=key.name, ranks=key.ranks) for call in entries if call.is_transfer and call.is_pending
+        )
+    return state._replace(groups=groups, calls=calls, transfers=transfers)
+
+
+def _completed(call: Collective, dumped: Collective) -> Collective:
+    return call._replace(
+        is_tracked=True,
+        completed_ns=dumped.completed_ns,
+        started_ns=dumped.started_ns,
+        timeout_ns=dumped.timeout_ns,
+        shapes=dumped.shapes,
+    )
+
+
+def _alone(dump: Dump, world: int) -> RankState:
+    """The state of a rank that has no box."""
+    calls, repeated = by_number(dump.calls)
+    transfers = [call for call in dump.calls if call.is_transfer and call.is_pending]
+    return RankState(
+        rank=dump.rank,
+        pid=0,
+        host="",
+        run=RunKey("", 0, world),
+        is_alive=False,
+        is_closed=False,
+        opened_ns=0,
+        last_ns=dump.written_ns,
+        place="",
+        last_ended="",
+        since_ns=0,
+        groups={key: _group(key, known, dump) for key, known in calls.items()},
+        transfer_groups={
+            key: _group(key, {}, dump) for key in {GroupKey(each.group, each.ranks) for each in transfers}
+        },
+        calls=calls,
+        repeated=repeated,
+        transfers=transfers,
+        has_box=False,
+    )
+
+
+def _group(key: GroupKey, calls: Mapping[int, Collective], dump: Dump) -> Group:
+    listed, complete = key.listed, [number for number, call in calls.items() if call.completed_ns]
+    return Group(
+        name=key.name,
+        ranks=key.ranks,
+        backend="",
+        size=dump.sizes.get(key, 0),
+        rank=listed.index(dump.rank) if dump.rank in listed else dump.rank,
+        is_transfers=not calls,
+        is_tracked=True,
+        enqueued=len(calls),
+        completed=len(complete),
+        last_enqueued=max(calls, default=-1),
+        last_completed=max(complete, default=-1),
+    )
