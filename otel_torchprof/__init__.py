@@ -1,12 +1,12 @@
-"""See inside a PyTorch model with OpenTelemetry: operators and labels as spans, averages and Chrome traces."""
+"""OpenTelemetry instrumentation and profiler for PyTorch: operators and labels as spans, averages and Chrome traces."""
 
 from typing import TYPE_CHECKING
 
-# First: it says why an interpreter is refused, which numpy may crash in.
+# First: it reports why an interpreter is refused, in which numpy may crash.
 from ._native import python_sources as _python_sources  # noqa: F401
 
 # isort: split
-# Second: what is called at forks and exits keeps its order, whatever is asked for when.
+# Second: callbacks at forks and exits keep their order, whatever the order of imports.
 from ._instrument import process_changes as _process_changes
 
 # isort: split
@@ -86,10 +86,8 @@ else:
         "profile": "_profile.profile",
         "stream": "_instrument.streaming",
     }
-    """Of what records, and of what comes of it: most of the package, and of others. Imported when it is asked for.
-
-    What reads settings is not among them: a program may give up its rights, or its root, before it makes an exporter.
-    """
+    """Modules of names that are imported on first access: most of the package.  Names that read settings are not
+    among them: a program may drop its privileges, or change its root, before it creates an exporter."""
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:

@@ -1,6 +1,7 @@
 """Settings from the environment (``OTEL_TORCHPROF_*``).
 
-A bad value is warned of once and ignored, as OpenTelemetry requires of environment variables; a bad keyword argument raises.
+A bad value is ignored with one warning, as OpenTelemetry requires of environment variables; a bad keyword argument
+raises.
 """
 
 from __future__ import annotations
@@ -31,47 +32,47 @@ ExportRanks = parsers.ExportRanks
 GPU_CHOICES = ("visible", "all")
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
 _URL = r"(?s)//|@|:\d+[/?]|\?.*="
-"""What a URL has that may carry credentials, and no glob and no list of names has."""
+"""Matches parts of a URL that may carry credentials, which no glob and no list of names contains."""
 
 
 class Setting(NamedTuple):
-    """One thing that the environment may say: a variable, or a part of one.
+    """One setting: an environment variable, or a part of one.
 
-    A variable with parts reads ``VALUE,key=value,key=value``, each of them optional. What stands between two keys is the value of the
-    first, commas and all.
+    A variable with parts has the form ``VALUE,key=value,key=value``, each of them optional. The text between two keys,
+    including commas, is the value of the first.
     """
 
     variable: str
     default: str
-    """As the documentation has it."""
+    """Default, as text for the documentation."""
     meaning: str
     key: str = ""
-    """Of the part; empty for what stands before the first key, or for the whole variable."""
+    """Key of the part; empty for the text before the first key, or for the whole variable."""
     parse: Callable[[Any], Any] = str
-    """Makes the value of a text, or checks a keyword's; raises ValueError or TypeError saying what is allowed."""
+    """Converts text, or checks a keyword's value; raises ValueError or TypeError with the allowed values."""
     fallback: Any = None
-    """The value where the environment says nothing, or something bad."""
+    """Value if the environment has none, or a bad one."""
     general: str = ""
-    """OpenTelemetry's variable for all signals, which counts where the one for traces says nothing, or something bad."""
+    """OpenTelemetry's variable for all signals, which applies if the one for traces is absent or bad."""
     keyword: str = ""
-    """Of the same meaning, where it has another name than its callers tell."""
+    """Name of the keyword argument, if callers do not pass it."""
 
     def __str__(self) -> str:
         return f"{self.variable}: {self.key}" if self.key else self.variable
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All that it is read from; the first that says something counts."""
+        """Variables to read; the first that is set counts."""
         return (self.variable, self.general) if self.general else (self.variable,)
 
     def text(self, environ: Mapping[str, str] = os.environ) -> str:
-        """What the environment says of it, stripped; empty where it says nothing."""
+        """Text from the environment, stripped; empty if there is none."""
         texts = (environ.get(name, "").strip() for name in self.variables)
         text = next(filter(None, texts), "")
         return _parts(self.variable, text).get(self.key, "") if self.variable in KEYS else text
 
     def read(self, environ: Mapping[str, str] = os.environ) -> Any:
-        """What the environment says of it, parsed, else the fallback. A bad value is warned of once."""
+        """Returns the parsed value from the environment, else the fallback. Warns once of a bad value."""
         for name in self.variables:
             one = self if name == self.variable else self._replace(variable=name)
             if text := one._replace(general="").text(environ):
@@ -82,23 +83,23 @@ class Setting(NamedTuple):
         return self.fallback
 
     def given(self, name: str, value: object, environ: Mapping[str, str] = os.environ) -> Any:
-        """The value of a keyword of this meaning, checked; where that is None, what the environment says.
+        """Returns the checked value of the keyword argument; if that is None, the value from the environment.
 
         Raises:
-            ValueError: names the keyword, its value and what is allowed.
+            ValueError: the value is not allowed; the message has its name, its value and the allowed values.
         """
         return self.read(environ) if value is None else checked(name, value, self.parse)
 
     def ignore(self, reason: str) -> None:
-        """Warns once that what the environment says of it is ignored."""
+        """Warns once that the value from the environment is ignored."""
         _ignored(str(self), self.text(), reason)
 
 
 def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
-    """The value of a keyword, parsed.
+    """Parses the value of a keyword argument.
 
     Raises:
-        ValueError: names the keyword, its value and what is allowed.
+        ValueError: the value is not allowed; the message has its name, its value and the allowed values.
     """
     try:
         return parse(value)
@@ -107,14 +108,14 @@ def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
 
 
 def displayed(value: object) -> str:
-    """The value as messages may show it: without the credentials that a URL may carry."""
+    """Formats a value for messages, without credentials of a URL."""
     return repr(without_credentials(value) if isinstance(value, str) and re.search(_URL, value) else value)
 
 
 def without_credentials(url: str) -> str:
-    """The URL with ``***`` for user and password, and for the query.
+    """Returns the URL with ``***`` for user and password, and for the query.
 
-    Works on text, not on its parts: it also has to hide what is in a URL that cannot be taken apart.
+    Works on the text and not on its parts, since it also has to hide credentials of a URL that cannot be parsed.
     """
     return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
 
@@ -364,7 +365,7 @@ _forget: list[Callable[[], None]] = []
 
 
 def once(function: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates what warns: the same arguments do nothing again, until :func:`forget_warnings`."""
+    """Decorates a function that warns: a call with the same arguments does nothing until :func:`forget_warnings`."""
     cached = functools.cache(function)
     _forget.append(cached.cache_clear)
     return cached  # type: ignore[return-value]  # typeshed forgets which arguments it takes
@@ -372,7 +373,7 @@ def once(function: Callable[_P, None]) -> Callable[_P, None]:
 
 @once
 def warn_once(message: str) -> None:
-    """Logs a warning that has not been logged before."""
+    """Logs a warning, unless it was logged before."""
     _logger.warning("%s", message)
 
 
@@ -381,7 +382,7 @@ def _ignored(name: str, value: str, allowed: str) -> None:
 
 
 def forget_warnings() -> None:
-    """Lets bad values be warned of again."""
+    """Allows all warnings again."""
     for forget in _forget:
         forget()
     _parts.cache_clear()
@@ -389,11 +390,11 @@ def forget_warnings() -> None:
 
 @functools.lru_cache(maxsize=64)
 def _parts(variable: str, text: str) -> Mapping[str, str]:
-    """By key. One that the variable does not have is warned of once and ignored."""
+    """Splits a value into parts by key. Unknown keys are ignored with one warning."""
     keys = KEYS[variable]
 
     def is_key(word: str) -> bool:
-        # Where a value may be anything, what is not even like a key is part of it: the file lr=0.1,bs=32.json.
+        # A value may contain texts that are not like a key: the file lr=0.1,bs=32.json.
         return word in keys or "" not in keys or bool(parsers.nearest(word, keys))
 
     begins = [match for match in _KEY.finditer(text) if is_key(match[1])]

@@ -1,17 +1,20 @@
-"""The exceptions of this package; in a module of their own so that every layer can raise them without importing another."""
+"""The exceptions of this package, in a module that every layer can import."""
 
 from __future__ import annotations
 
 
 class TorchProfError(RuntimeError):
-    """Base of every error that this package raises on purpose; a RuntimeError, as torch's profiler raises."""
+    """Base class of the errors that this package raises on purpose.
+
+    A RuntimeError, like the errors of torch's profiler.
+    """
 
 
 class NativeError(TorchProfError):
     """The native core refused a call."""
 
     status: int = 0
-    """The core's own code (``otp_status`` in ``recorder.h``)."""
+    """Error code of the core (``otp_status`` in ``recorder.h``)."""
 
 
 class TorchLibraryError(TorchProfError):
@@ -19,7 +22,8 @@ class TorchLibraryError(TorchProfError):
 
 
 class ExportError(TorchProfError):
-    """Recorded data could not be written or sent; what was recorded is still there."""
+    """Recorded data could not be written or sent; the recording itself is unchanged and can be exported again."""
 
     reason: str = ""
-    """What the transport said, of a receiver that did not take it, with advice where there is some; without what the headers hold. The message has it too."""
+    """The transport's reason, with advice where there is some; header values are never included. Also part of the
+    message."""

@@ -1,4 +1,4 @@
-"""What was on, what was off and why, what was lost."""
+"""Health reports: which sources are on, why others are off, and what was recorded, dropped and sent."""
 
 from __future__ import annotations
 
@@ -14,62 +14,74 @@ if TYPE_CHECKING:
 
 ON = "on"
 NO_DEVICE = "no device is used"
-"""Why no device is timed, where nobody asked for one."""
+"""Reason why no device is timed when none was requested."""
 _NOT_ASKED = (f"off: {NO_DEVICE}", "off: not asked for")
 
 
 @dataclass(frozen=True)
 class ProfilerStats:
-    """How long the parts of a profile took; the names are torch's.
+    """Durations of the parts of a profile, under torch's names; ``prof.health.stats`` has them.
 
-    Those of the last segment that was recorded, as torch has them.
+    They describe the last recorded segment, as torch's do. Immutable.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + 1
+        >>> prof.health.stats.profiling_window_duration_sec > 0
+        True
     """
 
     profiling_window_duration_sec: float = 0.0
-    """From the start of the recording to its stop, in seconds."""
+    """Time from the start to the stop of the recording, in seconds."""
     number_of_events: int = 0
-    """Events in the list of events; 0 until it was asked for."""
+    """Length of the list of events; 0 until the events were read."""
     profiler_prepare_call_duration_us: int = 0
     profiler_enable_call_duration_us: int = 0
     profiler_disable_call_duration_us: int = 0
     parse_kineto_call_duration_us: int = 0
-    """Bringing the recorder's events into columns; 0 until something was read."""
+    """Time to convert the recorder's events to columns; 0 until something was read."""
     function_events_build_tree_call_duration_us: int = 0
-    """Bringing the columns into torch's order and tree; 0 until the events were asked for."""
+    """Time to convert the columns to torch's order and tree; 0 until the events were read."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """State of one profile. ``print(prof.health)`` says it in a line or a few.
+    """State of one profile; ``print(prof.health)`` summarizes it in one or a few lines.
 
-    Sources are ``"on"`` or ``"off: "`` and the reason.
+    A source is ``"on"`` or ``"off: "`` and the reason. Immutable.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + 1
+        >>> print(prof.health)
+        operators on; labels on; ... events recorded, dropped: none; ... MiB of 512 MiB used
     """
 
     operators: str
-    """Torch's operators."""
+    """State of the source of torch's operators."""
     labels: str
-    """Labels of this package."""
+    """State of the source of this package's labels."""
     recorded: int
-    """Events, allocations and releases that were kept; 0 until the profile has ended. With ``dropped``: all that there were."""
+    """Recorded events, allocations and releases; 0 until the profile has ended. The total is this plus ``dropped``."""
     dropped: Mapping[str, int]
-    """What was not kept, by reason: ``budget`` (the memory limit), ``depth`` (over 1024 open on a thread),
-    ``no_memory`` (the system gave none)."""
+    """Dropped events by reason: ``budget`` (the memory limit), ``depth`` (more than 1024 open on a thread),
+    ``no_memory`` (the system had none)."""
     memory_bytes: int
-    """Most memory that was held for it in the recorder at a time."""
+    """Peak memory of the recorder for this profile, in bytes."""
     memory_limit: int
-    """What it may hold."""
+    """Limit of that memory, in bytes."""
     start_ns: int = 0
-    """When it started, Unix ns; 0 before that."""
+    """Start of the profile, Unix ns; 0 before it."""
     stop_ns: int = 0
-    """When it stopped, Unix ns; 0 before that."""
+    """Stop of the profile, Unix ns; 0 before it."""
     notes: tuple[str, ...] = field(default=())
-    """Anything else a reader of the figures should know, a sentence each."""
+    """Further remarks on the numbers, one sentence each."""
     stats: ProfilerStats = field(default_factory=ProfilerStats)
-    """How long its parts took."""
+    """Durations of the parts of the profile."""
     devices: str = f"off: {NO_DEVICE}"
-    """Times of a device, for operators, labels and modules."""
+    """State of the source of device times, for operators, labels and modules."""
     energy: str = "off: not asked for"
-    """Readings of the energy counters of GPUs."""
+    """State of the source of GPU energy counters."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
@@ -85,11 +97,11 @@ class Health:
         return "\n".join((line, *self.notes))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None where that fails, and it shows the text."""
+        """HTML for a notebook; None if that fails, so that the notebook displays the text."""
         return markup.attempt(self.to_html)
 
     def to_html(self) -> str:
-        """Return the same as a table, for a notebook."""
+        """Returns the report as an HTML table for a notebook."""
         states = {"operators": self.operators, "labels": self.labels, "devices": self.devices, "energy": self.energy}
         memory = f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB"
         return _html(states, _recorded_rows(self.recorded, self.dropped), (("memory", memory),), notes=self.notes)
@@ -97,58 +109,74 @@ class Health:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """What became of the spans that were put into a queue: each is exported, failed, dropped or waiting, at any moment."""
+    """Outcomes of the spans of an export queue: at any moment each span is exported, failed, dropped or waiting.
+
+    Immutable.
+    """
 
     exported_spans: int = 0
-    """The exporter answered SUCCESS; with our own: the receiver took them."""
+    """Spans for which the exporter returned SUCCESS; with this package's exporters, spans that the receiver
+    accepted."""
     failed_spans: int = 0
-    """The exporter answered FAILURE, or raised; with our own: the receiver refused or rejected them for good."""
+    """Spans for which the exporter returned FAILURE or raised; with this package's exporters, spans that the
+    receiver refused or rejected for good."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Spans that were given up, by reason: ``queue_full`` (the exporter was slower than they came), ``outage`` (full while the
-    receiver took nothing), ``shutdown`` (came after it, or its time was over), and ``no_response``: those of them that were sent
-    before, or were being sent, and had no response: they may have arrived, and a later response changes no count."""
+    """Dropped spans by reason: ``queue_full`` (the exporter was slower than the spans came), ``outage`` (the queue
+    was full while the receiver accepted nothing), ``shutdown`` (they came after it, or its time was over) and
+    ``no_response`` (dropped spans that had been sent, or were being sent, without a response: they may have
+    arrived, and a later response changes no count)."""
     waiting_spans: int = 0
-    """Those that the exporter has in its hands are among them."""
+    """Spans in the queue, including those in a running export."""
     waiting_bytes: int = 0
-    """What these hold in memory."""
+    """Memory of the waiting spans, in bytes."""
     outage_seconds: float = 0.0
-    """For how long the receiver has taken nothing, and it has been tried again; 0 while it does."""
+    """Seconds for which the receiver has accepted nothing and the queue has retried; 0 while it accepts spans."""
     last_error: str = ""
-    """Why the last attempt failed that was tried again."""
+    """Error of the last attempt that was retried."""
 
     @property
     def dropped_spans(self) -> int:
-        """Spans that were given up, whatever the reason."""
+        """Number of dropped spans, over all reasons."""
         return sum(self.dropped.values())
 
 
 @dataclass(frozen=True)
 class ProcessorHealth:
-    """State of a TorchSpanProcessor. ``print(processor.health)`` says it in a few lines.
+    """State of a TorchSpanProcessor; ``print(processor.health)`` summarizes it in a few lines.
 
-    Sources are ``"on"`` or ``"off: "`` and the reason; ``steps`` are ``"on: "`` and the rule by which they end.
+    A source is ``"on"`` or ``"off: "`` and the reason; ``steps`` is ``"on: "`` and the rule that ends a step.
+    Immutable.
+
+    Examples:
+        >>> with otp.stream() as recording:
+        ...     y = torch.ones(3) + 1
+        >>> recording.health.sources["recording"], recording.health.dropped
+        ('off: stopped', {})
     """
 
     sources: Mapping[str, str]
-    """``recording``, and with it ``steps``, ``modules``, ``labels``, ``operators``, ``frames``; ``ranks`` where this is one of
-    several: whether ids are derived that other ranks know."""
+    """State of ``recording`` and, while it is on, of ``steps``, ``modules``, ``labels``, ``operators`` and
+    ``frames``; also of ``ranks`` if the process is one of several ranks: whether other ranks can compute its span
+    ids."""
     recorded: int
-    """Events taken from the recorder so far."""
+    """Events read from the recorder so far."""
     dropped: Mapping[str, int]
-    """Events that were lost, by reason: ``evicted`` (the memory limit; the oldest go), ``depth`` (over 1024 open on a
-    thread), ``no_memory`` (the system gave none), ``deadline`` (a stop had no time for them), ``failed`` (an error on the way to
-    spans, which was logged), ``unseen_spans`` (spans of the application that came faster than they could be added up)."""
+    """Dropped events by reason: ``evicted`` (the memory limit; the oldest first), ``depth`` (more than 1024 open on
+    a thread), ``no_memory`` (the system had none), ``deadline`` (a stop ran out of time), ``failed`` (a logged
+    error before they became spans), ``unseen_spans`` (application spans that ended faster than they could be
+    added to the averages)."""
     exporters: Mapping[str, QueueStats]
-    """What became of the spans, by exporter."""
+    """Outcomes of the spans, by exporter."""
     notes: tuple[str, ...] = field(default=())
-    """Anything else a reader of the figures should know, a sentence each."""
+    """Further remarks on the numbers, one sentence each."""
     spans: Mapping[str, int] = field(default_factory=dict)
-    """What became of the events on their way to an exporter. Those that make no span: ``not_sampled``, ``filtered`` (a step told
-    without its events, a call that was too short), ``failed`` (by an error after they were recorded, which was
-    logged). Spans that are none of an event's: ``added`` (steps, the job, roots of operators), ``parts`` (roots of traces
-    that others were split into), ``application``. What the :class:`SpanPolicy` did: spans that were ``aggregated``, ``collapsed``, or
-    ``detail_dropped`` with the detail of their step; ``buffered`` until it is decided; steps (or what is a step where there are none)
-    whose detail was ``sampled`` and that were ``root_only``."""
+    """Outcomes of the events on their way to the exporters. Events without a span: ``not_sampled``, ``filtered`` (of
+    a step that is not traced in full, or shorter than the limit), ``failed`` (by a logged error after they were
+    recorded). Spans without an event: ``added`` (steps, the job, roots of operators), ``parts`` (roots of the
+    traces that others were split into), ``application``. Effects of the :class:`SpanPolicy`: spans that were
+    ``aggregated``, ``collapsed``, or ``detail_dropped`` with the detail of their step; spans that are
+    ``buffered`` until the decision; steps (or top-level spans where there are no steps) that were ``sampled`` in
+    full or exported ``root_only``."""
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
@@ -160,11 +188,11 @@ class ProcessorHealth:
         return "\n".join((*lines, *self.notes))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None where that fails, and it shows the text."""
+        """HTML for a notebook; None if that fails, so that the notebook displays the text."""
         return markup.attempt(self.to_html)
 
     def to_html(self) -> str:
-        """Return the same as a table, for a notebook."""
+        """Returns the report as an HTML table for a notebook."""
         exporters = ((name, _queue_line(stats)) for name, stats in self.exporters.items())
         spans = ", ".join(f"{count:,} {what}" for what, count in self.spans.items()) or "none"
         return _html(
@@ -178,7 +206,7 @@ def _recorded_rows(recorded: int, dropped: Mapping[str, int]) -> tuple[tuple[str
 
 
 def _html(states: Mapping[str, str], *rows: Iterable[tuple[str, str]], notes: Iterable[str] = ()) -> str:
-    """Tables of states and of figures, and the notes."""
+    """Returns tables of states and of numbers, and the notes, as HTML."""
     figures = itertools.chain.from_iterable(rows)
     return markup.block(markup.pairs((*states.items(), *figures)), *map(markup.line, notes))
 
@@ -196,17 +224,21 @@ def _queue_line(stats: QueueStats) -> str:
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """State of GpuMetrics. ``print(metrics.health)`` says it in a few lines.
+    """State of :class:`GpuMetrics`; ``print(metrics.health)`` summarizes it in a few lines.
 
-    Sources are ``"on"`` or ``"off: "`` and the reason.
+    A source is ``"on"`` or ``"off: "`` and the reason. Immutable.
+
+    Examples:
+        >>> otp.GpuMetrics().health.sources["nvml"]
+        'off: not started'
     """
 
     sources: Mapping[str, str]
-    """``nvml``, the management library, and each metric by name; one is on where any GPU has it."""
+    """State of ``nvml``, the management library, and of each metric by name; a metric is on if any GPU has it."""
     devices: tuple[str, ...]
-    """UUIDs of the cards that are watched."""
+    """UUIDs of the observed GPUs."""
     notes: tuple[str, ...] = field(default=())
-    """What single GPUs do not tell, and why, a sentence each."""
+    """Metrics that single GPUs do not report, and why, one sentence each."""
 
     def __str__(self) -> str:
         if self.sources["nvml"] != ON:
@@ -214,7 +246,7 @@ class GpuHealth:
         return "\n".join(("; ".join(f"{name} {state}" for name, state in self.sources.items()), *self.notes))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None where that fails, and it shows the text."""
+        """HTML for a notebook; None if that fails, so that the notebook displays the text."""
         return markup.attempt(
             lambda: _html(self.sources, (("cards", ", ".join(self.devices) or "none"),), notes=self.notes)
         )

@@ -1,4 +1,4 @@
-"""HTML for notebooks: tables and summaries that need nothing else, take colours from the page, and escape every text."""
+"""HTML for notebooks: self-contained tables and summaries that use the page's colours and escape every text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST_TEXT = 300
-"""Characters of a cell."""
+"""Most characters of a cell."""
 _STYLE = (
     "<style>"
     ".otel-torchprof{overflow-x:auto}"
@@ -24,7 +24,7 @@ _STYLE = (
     "</style>"
 )
 # A handler in an attribute: scripts in an output are not run by every notebook, and know no element of their own in some. The
-# largest numbers come first, and texts in their order; another click turns that around.
+# largest numbers come first, and texts in their order; another click reverses it.
 _SORT = (
     "var h=event.target.closest('th');if(h){var b=h.closest('table').tBodies[0],i=h.cellIndex,"
     "k=function(r){var c=r.cells[i];return 'v' in c.dataset?-c.dataset.v:c.textContent},"
@@ -35,7 +35,7 @@ _SORT = (
 
 
 class Cell(NamedTuple):
-    """A cell of a table."""
+    """A table cell."""
 
     text: str
     number: float | None = None
@@ -55,20 +55,20 @@ class Heading(NamedTuple):
 
 
 def attempt(make: Callable[[], str]) -> str | None:
-    """What it makes; None, for which a notebook shows the text, where that fails: looking at something must not raise."""
+    """Returns the result of a function; None if it raises, so that the notebook displays the text instead."""
     try:
         return make()
-    except Exception:  # noqa: BLE001 - the text says it too
+    except Exception:  # noqa: BLE001 - the text is displayed instead
         return None
 
 
 def block(*parts: str) -> str:
-    """Pieces of HTML as one output."""
+    """Joins pieces of HTML to one output."""
     return f'<div class="otel-torchprof">{_STYLE}{"".join(parts)}</div>'
 
 
 def escaped(text: object) -> str:
-    """A text of any origin, cut where it is long, with escapes for characters that are not printable."""
+    """Escapes a text of any origin, shortens it if it is long, and replaces characters that are not printable."""
     from html import escape  # brings the names of all characters, which no other use of the package needs
 
     shown = str(text)
@@ -78,17 +78,17 @@ def escaped(text: object) -> str:
 
 
 def line(text: object) -> str:
-    """A line of text."""
+    """Returns a line of text as HTML."""
     return f"<div>{escaped(text)}</div>"
 
 
 def details(title: str, body: str, *, is_open: bool = False) -> str:
-    """HTML that folds away below a title."""
+    """Returns HTML that is collapsed below a title."""
     return f"<details{' open' if is_open else ''}><summary>{escaped(title)}</summary>{body}</details>"
 
 
 def table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], *, hidden: int = 0) -> str:
-    """A table whose rows a click on a heading sorts; ``hidden``: how many more rows there are."""
+    """Returns a table that sorts by a clicked heading; ``hidden`` is the number of further rows."""
     head = "".join(_heading(each) for each in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row, headings))}</tr>" for row in rows)
     more = line(f"and {hidden:,} more") if hidden > 0 else ""
@@ -99,7 +99,7 @@ def table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], *, hidden
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> str:
-    """A table of two columns: what something is called, and what it is."""
+    """Returns a table of names and values."""
     cells = "".join(
         f'<tr><th class="text">{escaped(name)}</th><td class="text wrapped">{escaped(value)}</td></tr>'
         for name, value in rows

@@ -1,6 +1,6 @@
-"""What a setting may be: each function makes a value of a text, or checks a keyword's, and raises ValueError saying what is allowed.
+"""Parsers of settings: each converts text, or checks a keyword's value, and raises ValueError with the allowed values.
 
-And what the name of a setting may mean that there is not.
+:func:`nearest` suggests the right name for an unknown setting.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of ``words`` that ``word`` is most likely a misspelling of; empty where none is near.
+    """Returns the item of ``words`` that ``word`` most likely misspells; empty if none is near.
 
-    Near is a third of its letters or fewer, two at most, that are wrong, missing, too many or exchanged with the next.
+    Near means a third of its letters or fewer, two at most, that are wrong, missing, superfluous or transposed.
     """
     allowed = min(_MOST_MISTAKES, len(word) // 3)
     same_length = (other for other in words if abs(len(other) - len(word)) <= allowed)
@@ -31,7 +31,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def _mistakes(word: str, other: str) -> int:
-    """Letters to change, leave out, add or exchange with the next until one word is the other (optimal string alignment)."""
+    """Counts letters to change, omit, add or transpose until the words are equal (optimal string alignment)."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for row, letter in enumerate(word, 1):
@@ -46,7 +46,7 @@ def _mistakes(word: str, other: str) -> int:
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Makes a parser of one of the words, in any case; it raises ValueError for others."""
+    """Returns a parser that accepts one of the words, in any case, and raises ValueError for others."""
 
     def parse(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
@@ -58,10 +58,10 @@ def one_of(*words: str) -> Callable[[object], str]:
 
 
 def switch(text: str) -> bool:
-    """Yes or no.
+    """Parses yes or no.
 
     Raises:
-        ValueError: neither.
+        ValueError: it is neither.
     """
     value = text.lower()
     if value in {"true", "1", "yes", "on"}:
@@ -72,10 +72,10 @@ def switch(text: str) -> bool:
 
 
 def byte_size(value: object) -> int:
-    """A number of bytes; a str may end in K, M or G.
+    """Parses a number of bytes; a str may end in K, M or G.
 
     Raises:
-        ValueError: it is none, or not above 0.
+        ValueError: it is not a number above 0.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
@@ -87,28 +87,28 @@ def byte_size(value: object) -> int:
 
 
 def share(value: object) -> float:
-    """A share of the time.
+    """Parses a share of the time.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a share.
     """
     return _number(value, float, lambda found: 0 < found <= 1, "a number above 0, up to 1")
 
 
 def seconds(value: object) -> float:
-    """A time.
+    """Parses a time in seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a time.
     """
     return _number(value, float, lambda found: 0 <= found < math.inf, "a number of seconds, 0 or above")
 
 
 def type_of_device(value: str) -> str:
-    """A type of device, as ``torch.device`` names it.
+    """Parses a type of device, as ``torch.device`` names it.
 
     Raises:
-        ValueError: no name could be that.
+        ValueError: it cannot be such a name.
     """
     if not value.isidentifier():
         raise ValueError("allowed is the name of a type of device, such as cuda, without an index")
@@ -116,10 +116,10 @@ def type_of_device(value: str) -> str:
 
 
 def whole_number(value: object) -> int:
-    """A number of things.
+    """Parses a count.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a count.
     """
     whole = None if isinstance(value, float) else value
     return _number(whole, int, lambda found: found >= 1, "a whole number above 0")
@@ -136,7 +136,7 @@ def _number(value: Any, kind: type[_Number], allows: Callable[[_Number], bool], 
 
 
 def share_of_ranks(value: object) -> str | float:
-    """Which ranks record and export: one of :data:`RANK_CHOICES`, or a share of them.
+    """Parses the ranks that record and export: one of :data:`RANK_CHOICES`, or a share of them.
 
     Raises:
         ValueError: it is neither.
@@ -151,22 +151,24 @@ def share_of_ranks(value: object) -> str | float:
 
 
 class BlackBoxOptions(NamedTuple):
-    """What a black box records, and where."""
+    """Detail, place and size of a black box."""
 
     detail: Literal["steps", "ops"]
     directory: str = ""
     """Empty: a folder of the user's under the shared memory file system."""
     size: int | None = None
-    """Bytes; None: 16 MiB, or less where there is no room."""
+    """Size in bytes; None: 16 MiB, or less if less memory is available."""
     hang: float | None = None
-    """Seconds without an event from which on a thread of the loop hangs; None: nobody watches."""
+    """Seconds without an event after which a thread of the loop counts as hanging; None: hangs are not detected."""
 
 
 def black_box(value: object) -> BlackBoxOptions:
-    """What a black box records, then in any order a folder, a size, and when a thread hangs: ``ops,/scratch/boxes,32M,hang=60``.
+    """Parses the detail, then in any order a folder, a size, and the time of a hang.
+
+    ``ops,/scratch/boxes,32M,hang=60``.
 
     Raises:
-        ValueError: it is nothing like that.
+        ValueError: it has another form.
     """
     if isinstance(value, BlackBoxOptions):
         return value
@@ -197,15 +199,15 @@ def black_box(value: object) -> BlackBoxOptions:
 
 
 def names(text: str) -> frozenset[str]:
-    """Names, separated by commas."""
+    """Parses names, separated by commas."""
     return frozenset(name.strip() for name in text.split(","))
 
 
 def steps(text: str) -> int:
-    """A number of steps.
+    """Parses a number of steps.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a number.
     """
     if not text.isdecimal():
         raise ValueError("allowed is a whole number of steps")

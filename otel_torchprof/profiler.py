@@ -1,4 +1,4 @@
-"""Every name of ``torch.profiler`` and ``torch.autograd.profiler``: for code that changes an import and nothing else."""
+"""The names of ``torch.profiler`` and ``torch.autograd.profiler``, for code that changes an import and nothing else."""
 
 from typing import TYPE_CHECKING
 

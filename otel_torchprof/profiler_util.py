@@ -1,4 +1,4 @@
-"""What ``torch.autograd.profiler_util`` has, under the same names: for code that changes an import and nothing else."""
+"""The names of ``torch.autograd.profiler_util``, for code that changes an import and nothing else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _build_metadata = EventMetadata.of
 
 
 def _attr_formatter(name: str) -> property:
-    """A property that says an attribute in microseconds as text."""
+    """Returns a property that formats an attribute in microseconds as text."""
     return property(lambda self: _format_time(getattr(self, name)))
 
 
@@ -73,7 +73,7 @@ def _build_table(  # noqa: PLR0917 - torch's signature
     top_level_events_only: bool = False,
     time_unit: str | None = None,
 ) -> str:
-    """Return the table of events or averages, ours or torch's; arguments and text as :meth:`EventList.table`."""
+    """Returns the table of events or averages, of this package or torch's; arguments as :meth:`EventList.table`."""
     options = TableOptions(
         max_src_column_width=max_src_column_width,
         max_name_column_width=max_name_column_width,
@@ -88,12 +88,12 @@ def _build_table(  # noqa: PLR0917 - torch's signature
 
 
 def _canonicalize_profiler_events(events: Iterable[Mapping[str, Any]]) -> str:
-    """Return a line per event of a Chrome trace, by start: name, graph node and last line of source, for tests."""
+    """Returns a line per event of a Chrome trace, by start: name, graph node and last line of source, for tests."""
 
     def line(event: Mapping[str, Any]) -> str:
         args = event["args"]
         source = [text.strip() for text in args.get("stack_trace", "").split("\n")]
-        # The marks that Python 3.11 sets under a line of source are no source.
+        # The carets of Python 3.11 below a line of source are not source.
         source = [text for text in source if text.strip("^~ ")]
         name, node = event.get("name", "")[:30], args.get("node_name", "")
         return f"event={name} node={node} stack_trace={source[-1] if source else ''}"

@@ -1,4 +1,4 @@
-"""For pytest: a test that fails where the steps of a program became slower than those that were recorded before.
+"""pytest plugin: fails a test if the steps of a program are slower than in an earlier recording.
 
 In ``conftest.py``: ``pytest_plugins = ["otel_torchprof.pytest_plugin"]``. In a test::
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     NoSlower = Callable[..., AbstractContextManager[profile]]
 
 FOLDER = ".torch_baselines"
-"""Beside pytest's configuration file; its files belong to one machine."""
+"""Folder beside pytest's configuration file; its files are valid for one machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,12 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def no_slower(request: pytest.FixtureRequest) -> NoSlower:
-    """A context manager that records steps, and fails the test where they are slower than before: ``no_slower(over=0.05)``.
+    """Returns a context manager that records steps and fails the test if they are slower: ``no_slower(over=0.05)``.
 
-    It gives a :class:`~otel_torchprof.profile`, whose ``step()`` ends a step; at least 25 are needed. What it compares with is a trace
-    in ``.torch_baselines``, which the first run records, and every run with ``--record-baselines``; what was recorded last lies
-    beside it. Fails by the rule of ``otel-torchprof diff --fail-over``: what changed makes steps slower by more than ``over``, a fraction.
-    The message says what that is.
+    It yields a :class:`~otel_torchprof.profile`, whose ``step()`` ends a step; at least 25 are needed. The first run,
+    and each run with ``--record-baselines``, records a baseline trace in ``.torch_baselines``; later runs write the
+    latest trace beside it and compare both. The test fails by the rule of ``otel-torchprof diff --fail-over``: the
+    changes make steps slower by more than ``over``, a fraction (0.05 by default). The message lists the changes.
     """
     name = re.sub(r"[^\w.=-]+", "_", request.node.nodeid)
     before, latest = (request.config.rootpath / FOLDER / f"{name}{kind}.json.gz" for kind in ("", ".latest"))

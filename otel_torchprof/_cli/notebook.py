@@ -1,4 +1,4 @@
-"""``%%torchprof``: a cell of a notebook, profiled, after ``%load_ext otel_torchprof``."""
+"""``%%torchprof``: profiles a cell of a notebook, after ``%load_ext otel_torchprof``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = "torchprof"
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Adds the cell magic ``%%torchprof`` to an IPython shell, which calls this for ``%load_ext otel_torchprof``."""
+    """Adds the cell magic ``%%torchprof`` to an IPython shell; ``%load_ext otel_torchprof`` calls it."""
     parser = _parser()
 
     def torchprof(words: str, cell: str) -> None:
@@ -35,7 +35,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows what is wrong as IPython shows it of its own magics."""
+    """Reports errors as IPython's own magics do."""
 
     def error(self, message: str) -> NoReturn:
         raise _usage_error(message)
@@ -69,7 +69,7 @@ def _parsed(parser: argparse.ArgumentParser, words: str) -> argparse.Namespace:
 
 
 def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
-    """Runs the cell, whose error is shown by the shell, and then shows what was recorded."""
+    """Runs the cell, whose errors the shell displays, and then displays the recording."""
     prof = _checked(
         lambda: profile(
             record_shapes=options.shapes,
@@ -106,7 +106,7 @@ def _show(averages: EventList, options: argparse.Namespace) -> None:
 
 
 def _checked(call: Callable[[], Any]) -> Any:
-    """What it returns; an error of ours without a traceback through this package."""
+    """Returns the result of a call; an error of this package is raised without its traceback."""
     try:
         return call()
     except TorchProfError as error:

@@ -1,4 +1,4 @@
-"""A batch: the columns of one drain, with the names and threads that they point to."""
+"""A batch: the columns of one drain, with their names and threads."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Array = npt.NDArray[Any]
 
 
 class Thread(NamedTuple):
-    """A thread that recorded something."""
+    """A thread that recorded events."""
 
     os_tid: int
     """The system's thread id (``gettid``)."""
     ident: int
-    """``threading.get_ident()`` of the thread, which OpenTelemetry's ``thread.id`` wants."""
+    """``threading.get_ident()`` of the thread, the value of OpenTelemetry's ``thread.id``."""
     torch_tid: int
-    """Torch's small logical id (``RecordFunction::currentThreadId``); 0 when torch never ran there."""
+    """Torch's small logical id (``RecordFunction::currentThreadId``); 0 if torch never ran there."""
     name: str = ""
 
     @property
     def number(self) -> int:
-        """What stands for it where torch has its own id: that, or ``ident`` when torch never ran there. No two threads have the same."""
+        """Torch's id, or ``ident`` if torch never ran there; unique."""
         return self.torch_tid or self.ident
 
 
 class Names(Sequence[str]):
-    """The names that a batch or a table points to: bytes end to end, and where each one ends.
+    """The names of a batch or a table: bytes end to end, and the end of each name.
 
-    Index 0 is the empty name. Decoded only when asked for: invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are what the
-    native encoders take. The recorder's are shared by all batches of a process, each of which sees those that there were at its
-    drain: no work is done per name and batch. ``added`` are others with the indices behind them.
+    Index 0 is the empty name. Names are decoded on access; invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are the
+    arguments of the native encoders. All batches of a process share the recorder's names, of which each sees those at
+    its drain: there is no work per name and batch. ``added`` are further names with the indices after them.
     """
 
     __slots__ = ("_known", "added", "data", "ends", "is_shared")
@@ -71,25 +71,25 @@ class Names(Sequence[str]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it alone."""
+        """Memory of these names alone, in bytes."""
         own = 0 if self.is_shared else self.data.nbytes + self.ends.nbytes
         return own + (0 if self.added is None else self.added.nbytes)
 
     def followed_by(self, more: Names) -> Names:
-        """The same names at the same indices, and others behind them. Copies those added before, and no others."""
+        """Appends names at the next indices. Copies those added before, and no others."""
         added = more if self.added is None else Names(*_end_to_end(self.added, more))
         return Names(self.data, self.ends, added, self._known if self.is_shared else None)
 
     def flat(self) -> Names:
-        """The same with none added: all in ``data`` and ``ends``."""
+        """Returns all names in ``data`` and ``ends``, with none added."""
         return self if self.added is None else Names(*_end_to_end(Names(self.data, self.ends), self.added))
 
     def is_of_table(self, other: Names) -> bool:
-        """Whether both are the recorder's names in one process, so that one has the other's at the same indices."""
+        """Whether both are the recorder's names of one process, with equal names at equal indices."""
         return self._known is other._known
 
     def raw(self, index: int) -> bytes:
-        """The name as the bytes that were recorded."""
+        """Returns the recorded bytes of a name."""
         if self.added is not None and index >= len(self.ends):
             return self.added.raw(index - len(self.ends))
         start = int(self.ends[index - 1]) if index else 0
@@ -206,23 +206,23 @@ _NEVER = 1 << 32
 
 @dataclass(frozen=True)
 class OpenEvents:
-    """Events that were open at a drain, and so are no rows yet: by thread, top-level first.
+    """Events that were open at a drain, which have no rows yet: by thread, top-level first.
 
-    Only a drain of a running recording has any; each comes as a row, with the same id and start, of the drain after its
+    Only a drain of a running recording has any. Each becomes a row, with the same id and start, of the drain after its
     end. Immutable.
     """
 
     id: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     parent: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Ids of the events around them, 0 for none; one that has ended may be a row of this batch or of an earlier one."""
+    """Ids of their parents, 0 for none; a parent that has ended may be a row of this batch or of an earlier one."""
     start: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """When they began, Unix ns."""
+    """Start times, Unix ns."""
     context: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Numbers of the spans that they began in; 0 for none, and where the recording follows no spans."""
+    """Numbers of their parent spans; 0 for none, and if the recording follows no spans."""
     name: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     """Indices into ``Batch.names``."""
     kind: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    """What they are: see :class:`~otel_torchprof._columns.schema.Kind`."""
+    """Members of :class:`~otel_torchprof._columns.schema.Kind`."""
     thread: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     """Indices into ``Batch.threads``: where they began."""
     scope: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -248,8 +248,8 @@ class OpenEvents:
 class Batch:
     """The events of one drain as columns (see :data:`~otel_torchprof._columns.schema.COLUMNS`).
 
-    The arrays are read-only views of native memory that lives as long as any of them does. Immutable, hence safe to share
-    between threads.
+    The arrays are read-only views of native memory, which lives as long as any of them. Immutable, so threads may share
+    it.
     """
 
     columns: Mapping[str, Array]
@@ -262,37 +262,37 @@ class Batch:
     kept: int = -1
     """What the inputs may hold: bits of ``otp_input_kept`` in ``inputs.h``, so that nobody looks for what nobody wanted."""
     memory: Mapping[str, Array] | None = None
-    """What was allocated and freed, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
-    None where that was not recorded."""
+    """Allocations and releases, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
+    None if they were not recorded."""
     devices: Mapping[str, Array] | None = None
-    """How long devices took for the work of events, as arrays of their own (see
-    :data:`~otel_torchprof._columns.schema.DEVICE_COLUMNS`); None where that was not recorded."""
+    """Device times of events, as arrays of their own (see :data:`~otel_torchprof._columns.schema.DEVICE_COLUMNS`);
+    None if they were not recorded."""
     energy: Mapping[str, Array] | None = None
-    """Readings of the energy counters of devices, as arrays of their own (see
-    :data:`~otel_torchprof._columns.schema.ENERGY_COLUMNS`); None where none were read."""
+    """Readings of energy counters, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.ENERGY_COLUMNS`); None if there are none."""
     collectives: Mapping[str, Array] | None = None
-    """What is known of the collectives among the events, those that are still open too, as arrays of their own (see
-    :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`); None where operators were not recorded."""
+    """Info about collectives, including open ones, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`); None without operators."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Events that were produced but are not here, by reason."""
+    """Dropped events, by reason."""
     watermark: int = NEVER
-    """Unix ns: what began or ended later comes with a later drain; :data:`NEVER` where all there was is here."""
+    """Unix ns: later begins and ends come with a later drain; :data:`NEVER` for a complete batch."""
     outer_rows: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """Rows whose parent is not in this batch (still open when it was made, or in an earlier one), ascending ..."""
     outer_parents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """... and the ids of these parents."""
     opens: OpenEvents = field(default_factory=OpenEvents)
-    """What was open when it was made."""
+    """Events that were open at the drain."""
     roots: Mapping[int, str] = field(default_factory=dict)
-    """Names of the modules that phases are of, by their ids."""
+    """Names of the root modules of phases, by id."""
     generations: Mapping[int, Generation] = field(default_factory=dict)
-    """What is known of the calls of transformers' ``generate`` among the events, by the ids of these."""
+    """Info about calls of transformers' ``generate``, by event id."""
     frame_info: FrameInfo | None = None
-    """What is known of the functions, modules and optimizers that Python's calls are of; None where none were recorded."""
+    """Info about functions, modules and optimizers of Python calls; None if no calls were recorded."""
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing that happened before the drain is left for another."""
+        """Whether the batch has every event before the drain."""
         return self.watermark == NEVER
 
     def __len__(self) -> int:

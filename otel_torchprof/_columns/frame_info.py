@@ -1,4 +1,4 @@
-"""What is known of Python's calls besides their names: of functions, modules, optimizers and their tensors, as plain data."""
+"""Info about recorded Python calls: functions, modules, optimizers and their tensors, as plain data."""
 
 from __future__ import annotations
 
@@ -14,100 +14,147 @@ Scalar = float | bool | str | None
 
 @dataclass(frozen=True)
 class FunctionInfo:
-    """A function of Python's. Immutable."""
+    """A Python function; ``FunctionEvent.function`` of its calls with ``with_stack``. Immutable.
+
+    Examples:
+        >>> import json
+        >>> with otp.profile(with_stack=True, frames=otp.FrameFilter(include=["json"])) as prof:
+        ...     text = json.dumps([1])
+        >>> next(event.function for event in prof.events() if event.function).qualified_name
+        'json.dumps'
+    """
 
     qualified_name: str
-    """``package.module.Class.method``; before Python 3.11 without the class or function that it stands in."""
+    """``package.module.Class.method``; before Python 3.11 without the enclosing class or function."""
     path: str
-    """Its file, as it was compiled: ``co_filename``."""
+    """Source file as it was compiled: ``co_filename``."""
     line: int
-    """The first line of it, counted from 1; that of its first decorator."""
+    """First line of the function, from 1; with decorators, the line of the first one."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as it was when it was looked at; its contents never are. Immutable."""
+    """Metadata of a tensor at the time it was inspected; its values are never read. Immutable.
+
+    Examples:
+        >>> with otp.profile(with_stack=True) as prof:
+        ...     y = torch.nn.Linear(2, 1)(torch.ones(3, 2))
+        >>> weight = prof.modules[0].parameters[0].tensor
+        >>> weight.shape, weight.dtype, weight.device
+        ((1, 2), 'torch.float32', 'cpu')
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements; empty where the layout has none."""
+    """In elements; empty if the layout has none."""
     dtype: str
-    """``torch.float32``: what torch writes for it, as in the next two."""
+    """``torch.float32``: torch's own text, as for ``layout`` and ``device``."""
     layout: str
     """``torch.strided``."""
     device: str
     """``cpu``, ``cuda:0``."""
     storage_data_ptr: int
-    """Address of the beginning of its storage, which other tensors may share; 0 where it has none."""
+    """Address of the start of its storage, which other tensors may share; 0 without a storage."""
     impl_ptr: int
-    """Address of the tensor itself: the same for two names of one tensor, as long as that lives."""
+    """Address of the tensor itself: two names of one tensor have the same one during its lifetime."""
 
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """A parameter of a module or of an optimizer. Immutable."""
+    """A parameter of a module or of an optimizer. Immutable.
+
+    Examples:
+        >>> with otp.profile(with_stack=True) as prof:
+        ...     y = torch.nn.Linear(2, 1)(torch.ones(3, 2))
+        >>> [parameter.name for parameter in prof.modules[0].parameters]
+        ['weight', 'bias']
+    """
 
     name: str
-    """Of a module's: the attribute, ``weight``. Of an optimizer's: the name that it was given with, else its full name in the
-    root module, ``encoder.layers.2.linear1.weight``; empty where no module that was called has it."""
+    """In a module: the attribute, ``weight``. In an optimizer: the name that the program passed, else the full name
+    in the root module, ``encoder.layers.2.linear1.weight``; empty if no called module has the parameter."""
     type: str
-    """Class: ``torch.nn.parameter.Parameter``."""
+    """Its class: ``torch.nn.parameter.Parameter``."""
     requires_grad: bool
     tensor: TensorInfo | None
-    """None of other classes than ``torch.Tensor`` and ``torch.nn.Parameter``, whose attributes may be a program's code."""
+    """None for classes other than ``torch.Tensor`` and ``torch.nn.Parameter``, whose attributes may run code of the
+    program."""
     gradient: TensorInfo | None
-    """The gradient at the first call, else at the end of the recording; None where neither had one."""
+    """The gradient at the first call, else at the end of the recording; None if there was none at either time."""
     state: Mapping[str, TensorInfo] = field(default_factory=dict, hash=False)
-    """What an optimizer keeps of it, ``exp_avg`` and such; nothing of a module's parameter."""
+    """The optimizer's state of the parameter, such as ``exp_avg``; empty for a parameter of a module."""
     has_late_gradient: bool = False
-    """Whether ``gradient`` is that of the end of the recording."""
+    """Whether ``gradient`` was read at the end of the recording."""
     late_state: frozenset[str] = frozenset()
-    """The names in ``state`` that were not there at the first call."""
+    """Names in ``state`` that did not exist at the first call."""
 
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """A ``torch.nn.Module`` that was called. Immutable."""
+    """A ``torch.nn.Module`` that was called; ``prof.modules`` lists them with ``with_stack``. Immutable.
+
+    Examples:
+        >>> with otp.profile(with_stack=True) as prof:
+        ...     y = torch.nn.Sequential(torch.nn.Linear(2, 1))(torch.ones(3, 2))
+        >>> [(module.qualified_name, module.class_name) for module in prof.modules][1]
+        ('0', 'torch.nn.modules.linear.Linear')
+    """
 
     qualified_name: str
-    """Its path in the root, ``encoder.layers.2.linear1``; of the root itself, the name of its class."""
+    """Its path in the root module, ``encoder.layers.2.linear1``; for the root itself, the name of its class."""
     root: str
-    """``qualified_name`` of the root: the module that was called first of those that it is in."""
+    """``qualified_name`` of its root: the enclosing module that was called first."""
     class_name: str
-    """With its Python module: ``torch.nn.modules.linear.Linear``."""
+    """Its class with the Python module: ``torch.nn.modules.linear.Linear``."""
     parameters: tuple[ParameterInfo, ...]
-    """Its own, without those of the modules in it; without those that are None."""
+    """Its own parameters, without those of child modules and without those that are None."""
     self_ptr: int = 0
-    """Address of the object, ``id()``, as long as that lives."""
+    """Address of the object, ``id()``, during its lifetime."""
     cls_ptr: int = 0
-    """Likewise of its class."""
+    """Address of its class, likewise."""
 
 
 @dataclass(frozen=True)
 class ParameterGroupInfo:
-    """A group of parameters of an optimizer. Immutable."""
+    """A parameter group of an optimizer. Immutable.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        >>> with otp.profile(with_stack=True) as prof:
+        ...     optimizer.step()
+        >>> prof.optimizers[0].groups[0].hyperparameters["lr"]
+        0.1
+    """
 
     hyperparameters: Mapping[str, Scalar | tuple[Scalar, ...]] = field(hash=False)
-    """Those that are numbers, texts, truth values or None, or tuples of them; as they were at the first step."""
+    """Hyperparameters at the first step that are numbers, texts, booleans or None, or tuples of these."""
     parameters: tuple[ParameterInfo, ...]
 
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """A ``torch.optim.Optimizer`` that made a step. Immutable."""
+    """A ``torch.optim.Optimizer`` that made a step; ``prof.optimizers`` lists them with ``with_stack``. Immutable.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        >>> with otp.profile(with_stack=True) as prof:
+        ...     optimizer.step()
+        >>> prof.optimizers[0].class_name
+        'torch.optim.sgd.SGD'
+    """
 
     class_name: str
-    """With its Python module: ``torch.optim.adam.Adam``."""
+    """Its class with the Python module: ``torch.optim.adam.Adam``."""
     groups: tuple[ParameterGroupInfo, ...]
     self_ptr: int = 0
-    """Address of the object, ``id()``, as long as that lives."""
+    """Address of the object, ``id()``, during its lifetime."""
 
 
 class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):
-    """Facts by number, each made when it is first read from what was noted of it.
+    """Info objects by number, each made from its recorded notes when it is first read.
 
-    Most are never read, and making all would be half the cost of a recording's stop. Immutable, hence safe to share
-    between threads.
+    Most are never read, and making all would be half the cost of stopping a recording. Immutable, so threads may share
+    it.
     """
 
     __slots__ = ("_made", "_make", "_noted")
@@ -135,34 +182,35 @@ class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):
         return f"<{len(self)} facts>"
 
     def chosen(self, numbers: Container[int]) -> MadeOnRead[InfoField]:
-        """Those of these numbers."""
+        """Returns the entries of these numbers."""
         return MadeOnRead({number: noted for number, noted in self._noted.items() if number in numbers}, self._make)
 
 
 @dataclass(frozen=True, eq=False)
 class FrameInfo:
-    """What a batch knows of the calls in it. Immutable.
+    """Info about the Python calls of a batch. Immutable.
 
-    Of several recordings in one batch, a number may mean a module or an optimizer in each of them: :meth:`at` gives the facts of
-    one recording, where it means one only.
+    In a batch of several recordings a number may mean a different module or optimizer in each of them: :meth:`at`
+    returns the info of one recording, in which a number has one meaning.
     """
 
     functions: Mapping[int, FunctionInfo] = field(default_factory=dict)
     """By the name of a call: an index into ``Batch.names``."""
     modules: Mapping[int, ModuleInfo] = field(default_factory=dict)
-    """By the name of a call, too. Two classes of one name share the names of their modules; the last called has it."""
+    """By the name of a call, too. Two classes of one name share the names of their modules; the one called last
+    counts."""
     optimizers: Mapping[int, OptimizerInfo] = field(default_factory=dict)
     """By ``fwd_thread`` of the call of an optimizer's step."""
     since: int = 0
-    """When the recording started, Unix ns."""
+    """Start of the recording, Unix ns."""
     recordings: tuple[FrameInfo, ...] = ()
-    """The facts of each recording, by start; empty where there is only one."""
+    """Info of each recording, by start; empty if there is only one."""
 
     @classmethod
     def joined(cls, info: Sequence[FrameInfo]) -> FrameInfo | None:
-        """The facts of several recordings of one process, of which none began before another one's end; None for none.
+        """Joins the info of several recordings of one process that do not overlap in time; None for none.
 
-        Where a number means something in several, it means that of the last in ``modules`` and ``optimizers``.
+        If a number has a meaning in several recordings, ``modules`` and ``optimizers`` have that of the last one.
         """
         if len(info) <= 1:
             return info[0] if info else None
@@ -175,13 +223,13 @@ class FrameInfo:
         return cls(functions, modules, optimizers, found[0].since, tuple(found))
 
     def at(self, time: int) -> FrameInfo:
-        """The facts that hold for a call that began at a time, Unix ns."""
+        """Returns the info that applies to a call that began at ``time``, Unix ns."""
         if not self.recordings:
             return self
         return self.recordings[max(bisect_right(self.recordings, time, key=lambda part: part.since) - 1, 0)]
 
     def chosen(self, names: Container[int], optimizers: Container[int]) -> FrameInfo:
-        """Of one recording's facts those of some names and of some numbers of optimizers."""
+        """Returns the info of one recording for these names and these numbers of optimizers."""
 
         def some(info: Mapping[int, InfoField], numbers: Container[int]) -> Mapping[int, InfoField]:
             if isinstance(info, MadeOnRead):
@@ -192,11 +240,11 @@ class FrameInfo:
         return FrameInfo(*chosen, since=self.since)
 
     def all_modules(self) -> tuple[ModuleInfo, ...]:
-        """Every module, by first call; one that several recordings know, as it was in the first of them."""
+        """Returns every module, by first call; a module of several recordings as it was in the first of them."""
         return self._all("modules", _which_module)
 
     def all_optimizers(self) -> tuple[OptimizerInfo, ...]:
-        """Every optimizer, by first step; one that several recordings know, as it was in the first of them."""
+        """Returns every optimizer, by first step; an optimizer of several recordings as it was in the first of them."""
         return self._all("optimizers", _which_optimizer)
 
     def _all(self, kind: str, which: Callable[[Any], object]) -> tuple[Any, ...]:
@@ -212,11 +260,11 @@ class FrameInfo:
 
 
 def _which_module(info: ModuleInfo) -> object:
-    """Equal for one module in two recordings, of which its gradients are not."""
+    """Key that is equal for one module in two recordings, whose gradients differ."""
     parameters = tuple((p.name, p.tensor) for p in info.parameters)
     return info.qualified_name, info.root, info.class_name, parameters
 
 
 def _which_optimizer(info: OptimizerInfo) -> object:
-    """Equal for one optimizer in two recordings, of which gradients, state and hyperparameters are not."""
+    """Key that is equal for one optimizer in two recordings, whose gradients, state and hyperparameters differ."""
     return info.class_name, tuple(tuple(p.tensor or p.name for p in group.parameters) for group in info.groups)

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OBJECT_BYTES = 5_000
-"""The arrays and columns of a table as objects, whatever is in them (measured: 4.2 to 4.7 KB)."""
+"""Memory of a table's arrays and columns as objects, whatever their content (measured: 4.2 to 4.7 KB)."""
 
 
 class SpanList(Sequence[ReadableSpan]):
-    """The spans of a table as a sequence of ReadableSpan, each made when it is asked for (about 20 µs) and not kept.
+    """The spans of a table as a sequence of ReadableSpan objects, each created on access (about 20 µs) and not kept.
 
-    They are what the OTLP encoder encodes: same ids, times, parents, links, attributes, status, trace states and counts of
-    what was dropped. Contexts say that they are sampled, or the span would not be here; those of links carry no trace
-    state, which OpenTelemetry's encoder does not send. A slice is a SpanList over the same table. Immutable and thread-safe.
+    They equal the spans of the OTLP encoder: ids, times, parents, links, attributes, status, trace states and dropped
+    counts. Contexts are marked as sampled; those of links have no trace state, which OpenTelemetry's encoder does not
+    send. A slice is a SpanList over the same table. Immutable and thread-safe.
     """
 
     __slots__ = ("_link_rows", "_resource", "_rows", "_scope", "_states", "_table")
@@ -54,35 +54,35 @@ class SpanList(Sequence[ReadableSpan]):
 
     @property
     def table(self) -> SpanTable:
-        """The table that the spans are read from."""
+        """The table behind the spans."""
         return self._table
 
     @property
     def rows(self) -> range:
-        """Which rows of the table these spans are, in this order."""
+        """Rows of the table, in the order of the spans."""
         return self._rows
 
     @property
     def resource(self) -> Resource:
-        """The resource of all of them."""
+        """Resource of all spans."""
         return self._resource
 
     @property
     def scope(self) -> InstrumentationScope:
-        """The instrumentation scope of all of them."""
+        """Instrumentation scope of all spans."""
         return self._scope
 
     @property
     def nbytes(self) -> int:
-        """What it keeps in memory, in bytes: all of its table, whichever rows these are, and some objects around it."""
+        """Memory of the whole table, whichever rows these are, and of some objects, in bytes."""
         return self._table.nbytes + self._link_rows.nbytes + _OBJECT_BYTES
 
     def packed(self) -> SpanList:
-        """The same spans in memory of their own, see :func:`~otel_torchprof._spans.span_tables.packed`."""
+        """Copies the spans to a table of their own, see :func:`~otel_torchprof._spans.span_tables.packed`."""
         return SpanList(packed(self._table), resource=self._resource, scope=self._scope, rows=self._rows)
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the first of them; None where that fails, and it shows the text."""
+        """HTML of the first spans for a notebook; None if that fails, so that the notebook displays the text."""
         return markup.attempt(lambda: html_of(self))
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class SpanList(Sequence[ReadableSpan]):
         )
 
     def _context(self, row: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
-        """The context of a span of the trace of this row."""
+        """Context of a span in the trace of this row."""
         entry = int(self._table.trace[row])
         return SpanContext(
             _trace_id(self._table.trace_ids[entry]),
@@ -173,5 +173,5 @@ def _trace_id(raw: npt.NDArray[np.uint8]) -> int:
 
 
 def _at(column: npt.NDArray[Any] | None, row: int) -> int:
-    """The value of a column that need not be there."""
+    """Value of an optional column."""
     return 0 if column is None else int(column[row])

@@ -1,4 +1,4 @@
-"""What a profile can be asked to collect: ``ProfilerActivity``, as torch has it, also without torch."""
+"""``ProfilerActivity``: the groups of events that a profile can collect, with or without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from .torch_enum import TorchEnum
 
 
 class ProfilerActivity(TorchEnum):
-    """Groups of activities: ``torch.profiler.ProfilerActivity``, without torch. Wherever this package takes the one it takes the other."""
+    """Activity groups.
+
+    ``torch.profiler.ProfilerActivity``, without torch. Every argument of this package takes either class.
+
+    Examples:
+        >>> otp.ProfilerActivity.CPU == torch.profiler.ProfilerActivity.CPU
+        True
+    """
 
     CPU = 0
     XPU = 1
@@ -19,12 +26,26 @@ class ProfilerActivity(TorchEnum):
 
 
 def supported_activities() -> set[ProfilerActivity]:
-    """The groups that a profile of this package collects: the CPU's."""
+    """Returns the activity groups that every profile of this package can collect: the CPU.
+
+    Mirrors ``torch.profiler.supported_activities``.
+
+    Examples:
+        >>> [activity.name for activity in otp.supported_activities()]
+        ['CPU']
+    """
     return {ProfilerActivity.CPU}
 
 
 def kineto_available() -> bool:
-    """What torch says of Kineto, for code that asks before it profiles; False without torch. Nothing here needs Kineto."""
+    """Whether torch was built with Kineto; False without torch. This package does not need Kineto.
+
+    Mirrors ``torch.autograd.kineto_available``.
+
+    Examples:
+        >>> isinstance(otp.kineto_available(), bool)
+        True
+    """
     if torch_library.installed_torch() is None:
         return False
     from torch.autograd import kineto_available as torchs

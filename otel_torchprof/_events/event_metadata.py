@@ -1,4 +1,4 @@
-"""What a device's own events say about a kernel, a copy or a collective: names and types as in torch's profiler."""
+"""Metadata from a device's own event of a kernel, a copy or a collective, as in torch's profiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ if TYPE_CHECKING:
 
 
 class EventMetadata(NamedTuple):
-    """Facts of one event on a device; None for what was not told. Sizes are in bytes, ``bandwidth_gb_s`` in GB/s."""
+    """Metadata of one event on a device.
+
+    None for a missing value. Sizes are in bytes, ``bandwidth_gb_s`` in GB/s. Immutable. Mirrors torch's class of that
+    name.
+
+    Examples:
+        >>> found = otp.EventMetadata.of({"stream": "7", "grid": "[8, 1, 1]"})
+        >>> found.stream, found.grid
+        (7, [8, 1, 1])
+    """
 
     registers_per_thread: int | None = None
     shared_memory: int | None = None
@@ -50,9 +59,10 @@ class EventMetadata(NamedTuple):
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> EventMetadata | None:
-        """Reads the texts that a trace has under Kineto's keys; None where none of the keys is one of them.
+        """Parses metadata from the texts of a trace under Kineto's keys; returns None if none of the keys is known.
 
-        Raises ValueError for a text that is no such value.
+        Raises:
+            ValueError: a text is not a value of its type.
         """
         found = {_FIELDS[key]: text for key, text in texts.items() if key in _FIELDS and text is not None}
         return cls(**{field: _READERS[field](text) for field, text in found.items()}) if found else None
@@ -110,7 +120,7 @@ _KEYS: tuple[tuple[Callable[[str], Any], dict[str, str]], ...] = (
     ),
     (_truth, {"Is asynchronized op": "is_async"}),
 )
-"""How a text is read, and Kineto's keys whose texts are read so, with the fields that they are."""
+"""Parsers of texts, each with Kineto's keys for it and the fields of these."""
 
 _FIELDS = {key: field for _, fields in _KEYS for key, field in fields.items()}
 _READERS = {field: read for read, fields in _KEYS for field in fields.values()}

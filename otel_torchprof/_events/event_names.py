@@ -1,6 +1,6 @@
-"""The rules for names: which events are kept out of lists, which share an entry, and how C++ names are made readable.
+"""Rules for names: hidden events, events that share an entry, and demangled C++ names.
 
-``_filter_name``, ``_rewrite_name`` and ``_filter_stack_entry`` stand here under torch's own names, underscore and all.
+``_filter_name``, ``_rewrite_name`` and ``_filter_stack_entry`` have torch's own names, underscore included.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ OUT_OF_MEMORY_EVENT_NAME = "[OutOfMemory]"
 
 
 def demangle(name: str) -> str:
-    """Returns a C++ name in its readable form; any other name, and all where there is no C++ library, as it is.
+    """Returns a C++ name in readable form; any other name, and every name without a C++ library, unchanged.
 
-    Torch does it where torch is imported, else the C++ library of the system. The short ABI names of built-in types count
-    too: ``Pd`` is ``double*``. Thread-safe; about a microsecond.
+    Uses torch if it is imported, else the system's C++ library. The short ABI names of built-in types are demangled
+    too: ``Pd`` becomes ``double*``. Mirrors torch's function of that name. Thread-safe; costs about a microsecond.
+
+    Examples:
+        >>> otp.demangle("_ZN2at6Tensor3addEv"), otp.demangle("aten::add")
+        ('at::Tensor::add()', 'aten::add')
     """
     torch = sys.modules.get("torch")
     demangle_of_torch = getattr(getattr(torch, "_C", None), "_demangle", None)
@@ -32,7 +36,14 @@ def demangle(name: str) -> str:
 
 
 class StringTable(defaultdict[str, str]):
-    """Readable names by raw name, each worked out once; a name of one character stands for itself."""
+    """Dictionary from raw names to readable names that demangles each name once; names of one character stay unchanged.
+
+    Mirrors torch's class of that name.
+
+    Examples:
+        >>> otp.StringTable()["_ZN2at6Tensor3addEv"]
+        'at::Tensor::add()'
+    """
 
     def __missing__(self, name: str) -> str:
         readable = self[name] = demangle(name) if len(name) > 1 else name
@@ -40,18 +51,18 @@ class StringTable(defaultdict[str, str]):
 
 
 def _filter_name(name: str) -> bool:
-    """Whether an event of this name is kept out of every list."""
+    """Whether events of this name are hidden in every list."""
     return name in HIDDEN_NAMES
 
 
 def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
-    """The name under which an event is displayed: readable; ``with_wildcard``, all numbered profiler steps as one."""
+    """Returns the display name of an event; ``with_wildcard`` gives all numbered profiler steps one name."""
     readable = StringTable()[name]
     return display_name(readable) if with_wildcard else readable
 
 
 def _filter_stack_entry(entry: str) -> bool:
-    """Whether a stack entry is worth showing."""
+    """Whether a stack entry is displayed."""
     return not any(file in entry and function in entry for file, function in HIDDEN_STACK_ENTRIES)
 
 

@@ -1,7 +1,7 @@
-"""The list of profiled events and what can be asked of it: tables, averages, totals, stacks.
+"""The list of profiled events with its tables, averages, totals and stacks.
 
-Names, arguments and results are those of ``torch.autograd.profiler_util``. Operator names never need the demangling that
-torch gives every name, so names are left as they were recorded.
+Names, arguments and results are those of ``torch.autograd.profiler_util``. torch demangles every name; operator names
+never need it, so names stay as they were recorded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN_STACK_METRIC = "self_device_time_total"
 _STACK_SEPARATORS = str.maketrans(" ;\t\n", "____")
 _ITERATION_BLOCK = 1024
 _DISPLAYED_ROWS = 50
-"""Of what a notebook shows."""
+"""Rows that a notebook displays."""
 
 if TYPE_CHECKING:
     _Event = typing_extensions.TypeVar("_Event", bound=FunctionEvent | FunctionEventAvg, default=Any)
@@ -61,13 +61,29 @@ else:
 
 
 class EventList(list[_Event]):
-    """A list of FunctionEvent or FunctionEventAvg objects; type checkers know which: ``EventList[FunctionEvent]``.
+    """A list of FunctionEvent or FunctionEventAvg objects, with torch's methods.
 
-    ``prof.events()`` returns one that is backed by columns: its length is known, an event is made when it is first touched
-    and stays the same object from then on, and averages, totals and tables are computed without making the events. A change
-    of the list or of one of its events ends that: what is asked then is computed from the objects.
+    For type checkers ``EventList[FunctionEvent]``. ``prof.events()`` returns a list that is backed by columns. Its
+    length is known, each event object is created on first access and stays the same, and averages, totals and tables
+    are computed without creating event objects. After a change of the list or of one of its events, results are
+    computed from the objects instead.
 
     Reading is thread-safe; changing is as safe as for any list.
+
+    Args:
+        events: the events. Default: none.
+        use_device: type of device whose times the tables have, such as ``"cuda"``. Default: None.
+        profile_memory: whether tables have memory columns. Default: False.
+        with_flops: whether tables have a column for floating point operations. Default: False.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + 1
+        >>> events = prof.events()
+        >>> events[0].name
+        'aten::ones'
+        >>> [average.count for average in events.key_averages() if average.key == "aten::add"]
+        [1]
     """
 
     _source: EventSource | None = None
@@ -96,9 +112,10 @@ class EventList(list[_Event]):
         profile_memory: bool = False,
         with_flops: bool = False,
     ) -> EventList[FunctionEvent]:
-        """List the events of a batch as torch's profiler would show them.
+        """Makes the list of the events of a batch, as torch's profiler would show them.
 
-        ``origin_ns`` is the Unix time in ns from which the events count their microseconds. Costs 30 to 60 ns per event.
+        ``origin_ns`` is the Unix time in ns at 0 of their time axis; the other arguments are those of the class. Costs
+        30 to 60 ns per event.
         """
         source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
         # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
@@ -125,10 +142,20 @@ class EventList(list[_Event]):
         top_level_events_only: bool = False,
         time_unit: str | None = None,
     ) -> str:
-        """Return the events as a text table, the largest by ``sort_by`` first, else in their own order.
+        """Returns the events as a text table.
 
-        ``row_limit`` -1 prints all; the widths are in characters, None for no limit; ``time_unit`` is s, ms, us or None
-        for what fits each value. Raises ValueError for a sort key that is no attribute of the events, or another unit.
+        Args:
+            sort_by: attribute to sort by, largest first. Default: None, the order of the list.
+            row_limit: number of rows; -1 for all. Default: 100.
+            max_src_column_width: limit of stack frames in characters; None for no limit. Default: 75.
+            max_name_column_width: limit of names in characters; None for no limit. Default: 55.
+            max_shapes_column_width: limit of shapes in characters; None for no limit. Default: 80.
+            header: a line above the table. Default: None.
+            top_level_events_only: whether to omit events with a parent. Default: False.
+            time_unit: ``s``, ``ms`` or ``us``. Default: None, a unit that fits each value.
+
+        Raises:
+            ValueError: ``sort_by`` is not an attribute of the events, or the unit is unknown.
         """
         options = TableOptions(
             max_src_column_width=max_src_column_width,
@@ -145,11 +172,17 @@ class EventList(list[_Event]):
         return format_table(self._info(), self._chosen(sort_by, top_level_events_only), options, row_limit)
 
     def to_html(self, sort_by: str | None = None, row_limit: int = _DISPLAYED_ROWS) -> str:
-        """Return the events as an HTML table for a notebook, the largest by ``sort_by`` first, else in their own order.
+        """Returns the events as an HTML table for a notebook, which sorts by a column when its heading is clicked.
 
-        It needs nothing else, escapes all names, and is sorted anew by a click on a heading. ``row_limit`` -1 shows all. A
-        notebook shows a list that stands last in a cell by itself: averages with the most self time first. Raises ValueError for a
-        sort key that is no attribute of the events.
+        The HTML is self-contained and all names are escaped. A notebook displays a list at the end of a cell
+        automatically, averages by self time.
+
+        Args:
+            sort_by: attribute to sort by, largest first. Default: None, the order of the list.
+            row_limit: number of rows; -1 for all. Default: 50.
+
+        Raises:
+            ValueError: ``sort_by`` is not an attribute of the events.
         """
         if not len(self):
             return markup.block(markup.line("no events"))
@@ -168,26 +201,26 @@ class EventList(list[_Event]):
         return markup.block(found, markup.line(total))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None where that fails, and it shows the text."""
+        """HTML for a notebook; None if that fails, so that the notebook displays the text."""
         return markup.attempt(lambda: self.to_html(self._displayed_by()))
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """What IPython prints: the table, of which no more events are made than it has rows."""
+        """Prints the table in IPython; creates no more event objects than it has rows."""
         printer.text(self.table(self._displayed_by(), row_limit=_DISPLAYED_ROWS) or "[]")
 
     def _displayed_by(self) -> str | None:
-        """Averages are displayed sorted by self time, events in their order."""
+        """Sort key of the displayed table: self time for averages, None for events."""
         if not len(self) or self._columns() is not None or not isinstance(self[0], FunctionEventAvg):
             return None
         return "self_device_time_total" if self._info().has_device_time else "self_cpu_time_total"
 
     def _info(self) -> Info:
-        """What a table has to know of all events."""
+        """Summary of all events that a table needs."""
         source = self._columns()
         return info_of(self) if source is None else event_sums.table_info(source)
 
     def _chosen(self, sort_by: str | None, top_level_only: bool = False) -> Iterator[Any]:
-        """The events in the order of a table."""
+        """Yields the events in the order of a table."""
         source = self._columns()
         if source is None:
             return chosen(self, sort_by, top_level_only)
@@ -200,11 +233,19 @@ class EventList(list[_Event]):
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
     ) -> EventList[FunctionEventAvg]:
-        """Add up the events by name, and on request by input shapes, innermost stack frames and overload.
+        """Sums the events by name and, on request, by input shapes, innermost stack frames and overload.
 
-        Labels and operators of one name stay apart. The averages stand in the order in which their events first appear.
-        ``include_python_functions``: whether calls of Python functions (``with_stack``) are among them; by default as in the
-        torch that is imported: in 2.12 and 2.13 they are, before and after they are not.
+        Labels and operators of one name are separate. Averages are in the order in which their events first appear.
+
+        Args:
+            group_by_input_shapes: whether shapes are part of the key. Default: False.
+            group_by_stack_n: number of innermost stack frames in the key. Default: 0.
+            group_by_overload_name: whether the overload is part of the key. Default: False.
+            include_python_functions: whether to include calls of Python functions (``with_stack``). Default: as the
+                imported torch: included in 2.12 and 2.13, excluded before and after.
+
+        Raises:
+            TypeError: ``group_by_stack_n`` is not an int.
         """
         if not isinstance(group_by_stack_n, int):
             raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")
@@ -229,7 +270,7 @@ class EventList(list[_Event]):
         )
 
     def total_average(self) -> FunctionEventAvg:
-        """Add up all events under the key "Total"; what is not a sum is as in the last event."""
+        """Sums all events under the key "Total"; fields that are not sums are those of the last event."""
         source = self._columns()
         total = FunctionEventAvg() if source is None else event_sums.total(source)
         if source is None:
@@ -240,41 +281,54 @@ class EventList(list[_Event]):
         return total
 
     def supported_export_stacks_metrics(self) -> list[str]:
-        """Return the metrics that ``export_stacks`` takes."""
+        """Returns the metrics that :meth:`export_stacks` accepts."""
         return list(_STACK_METRICS)
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the events as Chrome JSON in torch's simple form: a list of slices in microseconds, one per event.
+        """Writes the events as Chrome JSON in torch's simple form: a list of slices in microseconds, one per event.
 
-        ``profile.export_chrome_trace`` writes the whole trace; this is for lists that come from elsewhere. Gzipped where
-        the name ends in ``.gz``. Makes no event unless devices were timed. Raises ExportError where the file cannot be
-        written.
+        For lists from other sources; ``profile.export_chrome_trace`` writes the complete trace. A name that ends in
+        ``.gz`` is compressed. Creates no event objects unless devices were timed.
+
+        Raises:
+            ExportError: the file cannot be written.
         """
         source = self._columns()
-        if source is None or source.batch.devices is not None:  # what devices did is told by objects alone
+        if source is None or source.batch.devices is not None:  # only objects have device times
             slices = slices_of(self, self._use_device)
         else:
             slices = slices_of_columns(source)
         write(path, joined(slices))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the list as a DataFrame, a row per event or average, in the list's order; needs pandas.
+        """Returns the list as a pandas DataFrame: one row per event or average, in the order of the list.
 
-        Columns have torch's names: times are in microseconds, sizes in bytes, ``start`` and ``end`` in microseconds since
-        the recording began, ``parent`` is the row of the event around, -1 for none. Names, shapes, overloads and stacks are
-        categorical; shapes and stacks are text, the latter a line per frame. Makes no event; less than 1 us each. Raises
-        ImportError where pandas is not installed.
+        Columns have torch's names. Times are in microseconds, sizes in bytes, ``start`` and ``end`` in microseconds
+        since the start of the recording; ``parent`` is the row of the parent event, -1 for none. Names, shapes,
+        overloads and stacks are categorical; shapes and stacks are text, a stack with one line per frame. Creates no
+        event objects; costs less than 1 us per event.
+
+        Raises:
+            ImportError: pandas is not installed.
         """
         source = self._columns()
         return of_objects(self) if source is None else of_columns(source)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str, *, merged: bool = False) -> None:
-        """Write one line per event with a stack: its frames, top-level first, and the metric in whole microseconds.
+        """Writes one line per event with a stack: its frames, top-level first, and the metric in whole microseconds.
 
-        This is the input format of Brendan Gregg's flamegraph.pl. Events whose metric is below 1 are left out, and what a
-        call has is in the line of its caller: that is what torch writes. With ``merged`` a call is the last frame of its own
-        line, lines of the same frames are one, and what is below 1 is left out only after everything was added up.
-        Any device's metric stands for that of the device of the list; without times of devices the file is empty.
+        The format is the input of Brendan Gregg's flamegraph.pl. As in torch, an event is in the line of its caller,
+        and events whose metric is below 1 are omitted.
+
+        Args:
+            path: path of the file.
+            metric: one of :meth:`supported_export_stacks_metrics`, or ``self_device_time_total``. The metric of any
+                device means the device of the list; without device times the file is empty.
+            merged: whether a call is the last frame of its own line and equal stacks are one line; then values below 1
+                are omitted after the sum. Default: False.
+
+        Raises:
+            ValueError: the metric is unknown.
         """
         if metric not in _STACK_METRICS and metric != _PLAIN_STACK_METRIC:
             raise ValueError(f"metric should be one of: {[*_STACK_METRICS, _PLAIN_STACK_METRIC]}, and not {metric!r}")
@@ -294,7 +348,7 @@ class EventList(list[_Event]):
             file.writelines(f"{frames} {value}\n" for frames, value in found)
 
     def _stack_values(self, attribute: str) -> Iterator[tuple[str, int]]:
-        """Stack as text, and whole microseconds, of every event that has both."""
+        """Yields stack text and whole microseconds of every event that has both."""
         for event in self:
             stack = event.stack or []
             # The float that is left of 6 us without its children may be just under 6.
@@ -303,7 +357,10 @@ class EventList(list[_Event]):
                 yield _folded(stack), value
 
     def _merged_values(self, attribute: str) -> Iterator[tuple[str, int]]:
-        """Frames as text with a call's own, and whole microseconds, once for all events that have the same, in their order."""
+        """Yields stack text, including the call's own frame, and whole microseconds.
+
+        Once per stack, in order of appearance.
+        """
         sums: dict[str, float] = {}
         event: Any
         for event in self:
@@ -314,7 +371,7 @@ class EventList(list[_Event]):
         return ((text, int(round(value, 5))) for text, value in sums.items() if round(value, 5) >= 1)
 
     def _grouped(self, by_shapes: bool, stack_n: int, by_overload: bool, with_calls: bool) -> list[FunctionEventAvg]:
-        """Averages of the objects in the list."""
+        """Computes averages from the objects in the list."""
         groups: dict[tuple[Any, ...], FunctionEventAvg] = {}
         event: Any
         for event in self:
@@ -331,23 +388,23 @@ class EventList(list[_Event]):
 
     @property
     def _tree_built(self) -> bool:
-        """Whether the events know their parents and children; those of a recording do."""
+        """Whether the events know their parents and children; events of a recording do."""
         return self._source is not None or self._has_tree
 
     @_tree_built.setter
     def _tree_built(self, built: bool) -> None:
-        """Torch's is a plain attribute, which code that makes lists by hand sets."""
+        """Sets the flag: in torch it is a plain attribute, which code that builds lists sets."""
         self._has_tree = built
 
     def _build_tree(self) -> None:
-        """Find parents and children of events that were made by hand, by their times, as torch does; once."""
+        """Finds parents and children of events that were created by hand, from their times, as torch does; once."""
         if not self._tree_built:
             events: EventList[Any] = self
             events[:] = build_tree(events)
             self._has_tree = True
 
     def _columns(self) -> EventSource | None:
-        """The columns behind the list, as long as they say the same as its events."""
+        """The columns behind the list, unless its events were edited."""
         return None if self._source is None or self._source.edited else self._source
 
     def _make_all(self) -> None:
@@ -355,7 +412,7 @@ class EventList(list[_Event]):
             self._source.make(0, len(self))
 
     def _settle(self) -> None:
-        """Become an ordinary list, since positions are about to change; the events keep finding one another."""
+        """Turns into an ordinary list before positions change; the events still find one another."""
         if self._source is not None:
             self._make_all()
             events: EventList[Any] = self
@@ -375,7 +432,7 @@ class EventList(list[_Event]):
             return super().__getitem__(index)
         if isinstance(index, slice):
             return [source.event(i) for i in range(*index.indices(len(self)))]
-        # range() turns a negative index into a position and refuses what is outside, with list's kind of error
+        # range() converts negative indices and raises list's kind of error outside
         return source.event(range(len(self))[index])
 
     def __iter__(self) -> Iterator[_Event]:
@@ -402,7 +459,7 @@ class EventList(list[_Event]):
 
 
 def _folded(stack: list[str]) -> str:
-    """A stack as flamegraph.pl takes it, top-level entry first."""
+    """Formats a stack for flamegraph.pl, top-level entry first."""
     return ";".join(map(_separable, reversed(stack)))
 
 
@@ -412,7 +469,7 @@ def _separable(frame: str) -> str:
 
 
 def _prepared(name: str, prepare: Callable[[EventList], None]) -> Any:
-    """A method of list that needs every event to be there."""
+    """Wraps a method of list that needs all event objects."""
     method = getattr(list, name)
 
     @functools.wraps(method)

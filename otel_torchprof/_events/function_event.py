@@ -1,7 +1,7 @@
-"""One profiled function call: what ``prof.events()`` holds.
+"""``FunctionEvent``: one profiled call, the item of ``prof.events()``.
 
-Names, constructor arguments and meanings are those of ``torch.autograd.profiler_util``, so code written for torch's
-profiler reads them unchanged. Times are in microseconds, sizes in bytes.
+Names, constructor arguments and meanings are those of ``torch.autograd.profiler_util``, so code for torch's profiler
+reads them unchanged. Times are in microseconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 class DeviceType(TorchEnum):
-    """Where an event ran: ``torch.autograd.DeviceType``, without torch."""
+    """Type of device of an event: ``torch.autograd.DeviceType``, without torch.
+
+    Examples:
+        >>> otp.DeviceType.CUDA == torch.autograd.DeviceType.CUDA
+        True
+    """
 
     CPU = 0
     CUDA = 1
@@ -46,7 +51,12 @@ class DeviceType(TorchEnum):
 
 
 class Interval:
-    """A span of time on the profile's own time axis, in microseconds."""
+    """A time interval on the time axis of a profile, in microseconds. Mirrors torch's class.
+
+    Examples:
+        >>> otp.Interval(1.0, 3.5).elapsed_us()
+        2.5
+    """
 
     __slots__ = ("end", "start")
 
@@ -55,7 +65,7 @@ class Interval:
         self.end = end
 
     def elapsed_us(self) -> float:
-        """Return end minus start."""
+        """Returns end minus start, in microseconds."""
         return self.end - self.start
 
     def __repr__(self) -> str:
@@ -63,7 +73,12 @@ class Interval:
 
 
 class Kernel(NamedTuple):
-    """A kernel that an operator launched on a device; the duration is in microseconds."""
+    """A kernel that an operator launched on a device; the duration is in microseconds. Mirrors torch's class.
+
+    Examples:
+        >>> otp.Kernel("gemm", device=0, duration=12.5).duration
+        12.5
+    """
 
     name: str
     device: int
@@ -71,21 +86,28 @@ class Kernel(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """What lies between the two marks that an event has on a stream of a device, one at its begin and one at its end."""
+    """Device time between the two timing events of a profiled event on one stream."""
 
     device_type: Any
-    """:class:`DeviceType`; the number of ``c10::DeviceType`` where that has no name here."""
+    """:class:`DeviceType`; the number of ``c10::DeviceType`` if it has no name here."""
     device_index: int
     stream: int
     """Torch's ``Stream.stream_id``."""
     start: float
-    """When the device came to the first mark: microseconds on the profile's own time axis."""
+    """Time when the device reached the first timing event: microseconds on the time axis of the profile."""
     duration: float
-    """From there to the second mark, by the device's clock; microseconds."""
+    """Time to the second timing event, by the device's clock, in microseconds."""
 
 
 class FormattedTimesMixin:
-    """Times per call and times as text, for whatever has a count and the ``*_time_total`` attributes."""
+    """Times per call and times as text, for classes with a count and the ``*_time_total`` attributes.
+
+    Mirrors torch's class.
+
+    Examples:
+        >>> otp.FunctionEvent(id=0, name="add", thread=1, start_us=0, end_us=1500).cpu_time_total_str
+        '1.500ms'
+    """
 
     count: int
     cpu_time_total: Any
@@ -95,17 +117,17 @@ class FormattedTimesMixin:
 
     @property
     def cpu_time(self) -> float:
-        """CPU time per call."""
+        """CPU time per call, in microseconds."""
         return 0.0 if self.count == 0 else float(self.cpu_time_total / self.count)
 
     @property
     def device_time(self) -> float:
-        """Device time per call."""
+        """Device time per call, in microseconds."""
         return 0.0 if self.count == 0 else float(self.device_time_total / self.count)
 
     @property
     def cuda_time(self) -> Any:
-        """The old name of ``device_time``."""
+        """Deprecated name of ``device_time``."""
         return _renamed(self, "cuda_time", "device_time")
 
     @property
@@ -130,36 +152,41 @@ class FormattedTimesMixin:
 
     @property
     def self_cpu_time_total_str(self) -> str:
-        """CPU time outside children as text."""
+        """Self CPU time of all calls as text."""
         return format_time(self.self_cpu_time_total)
 
     @property
     def self_device_time_total_str(self) -> str:
-        """Device time outside children as text."""
+        """Self device time of all calls as text."""
         return format_time(self.self_device_time_total)
 
 
 @dataclass(eq=False, repr=False)
 class FunctionEvent(FormattedTimesMixin):
-    """One call of an operator, a label or a kernel. Equal only to itself.
+    """One call of an operator, a label or a kernel. Equal only to itself. Mirrors torch's class.
 
-    The constructor takes torch's arguments in torch's order. Not synchronized: an event belongs to the thread that works
-    with it.
+    The constructor takes torch's arguments in torch's order. Times are in microseconds, sizes in bytes. Not
+    thread-safe.
+
+    Examples:
+        >>> event = otp.FunctionEvent(id=0, name="aten::add", thread=1, start_us=10, end_us=25)
+        >>> event.cpu_time_total
+        15
     """
 
     id: int
     """Unique within its list."""
     name: str
-    """What was called; numbered profiler steps are all ``ProfilerStep*``."""
+    """Name of the operator, label or kernel; numbered profiler steps are all ``ProfilerStep*``."""
     thread: int
-    """Torch's small id of the thread it began on; the system's where torch never ran."""
+    """Torch's small id of the thread on which it began; the system's id if torch never ran there."""
     start_us: InitVar[float]
     end_us: InitVar[float]
     overload_name: str | None = None
     fwd_thread: int | None = None
-    """Of a backward function: the thread of the forward operator that caused it; 0 for none."""
+    """Of a backward function: the thread of its forward operator; 0 for none."""
     input_shapes: Any = None
-    """One list of dimensions per input: ``[[2, 3], [], ...]``; a list of tensors counts as ``[]``."""
+    """One list of dimensions per input: ``[[2, 3], [], ...]``; ``[]`` for a list of tensors."""
     stack: list[str] | None = None
     """Python frames, innermost first."""
     scope: int = 0
@@ -168,7 +195,8 @@ class FunctionEvent(FormattedTimesMixin):
     cpu_memory_usage: int = 0
     device_memory_usage: int = 0
     is_async: bool = False
-    """Ended on another thread, or declared asynchronous: has no parent, no children and no self time."""
+    """Whether it ended on another thread, or is declared asynchronous: it has no parent, no children and no self
+    time."""
     is_remote: bool = False
     sequence_nr: int = -1
     """Pairs a backward function with its forward operator; -1 for none."""
@@ -176,7 +204,7 @@ class FunctionEvent(FormattedTimesMixin):
     device_type: Any = DeviceType.CPU
     device_index: int = 0
     device_resource_id: int | None = None
-    """Stream of a device, system thread of the CPU; ``thread`` where it is not given."""
+    """Stream of a device, system thread of the CPU; ``thread`` by default."""
     is_legacy: bool = False
     flops: float | None = None
     trace_name: str | None = None
@@ -204,20 +232,20 @@ class FunctionEvent(FormattedTimesMixin):
     typed_metadata: InitVar[dict[str, Any] | None] = None
 
     module_hierarchy: str = field(default="", init=False)
-    """With ``with_modules``: the modules around it, ``GPT.blocks.0.attn``, from the class of the one that was called first."""
+    """With ``with_modules``: the enclosing modules, ``GPT.blocks.0.attn``, from the class of the root."""
     function: FunctionInfo | None = field(default=None, init=False)
-    """With ``with_stack``, of a call of a Python function: what it is, and where it stands."""
+    """With ``with_stack``, for a call of a Python function: its name and source line."""
     module: ModuleInfo | None = field(default=None, init=False)
-    """With ``with_stack``, of a call of a ``torch.nn.Module``: its full name, class and parameters."""
+    """With ``with_stack``, for a call of a ``torch.nn.Module``: its full name, class and parameters."""
     optimizer: OptimizerInfo | None = field(default=None, init=False)
-    """With ``with_stack``, of the call that ends an optimizer's step: its class, groups of parameters and their state."""
+    """With ``with_stack``, for the call that ends an optimizer's step: its class, parameter groups and state."""
     device_work: DeviceWork | None = field(default=None, init=False)
-    """Where and how long a device worked for it, where it has marks of its own on a stream; events inside may have others."""
+    """Device and device time, if the event has its own timing events on a stream; child events may have others."""
     cpu_memory_peak: int = field(default=0, init=False)
-    """With ``profile_memory``: most bytes in use on the CPU, of those that torch knows of, when something was allocated in it or
-    below; 0 where nothing was."""
+    """With ``profile_memory``: peak of torch's bytes in use on the CPU, at allocations inside it or below; 0 if
+    there were none."""
     device_memory_peak: int = field(default=0, init=False)
-    """Likewise on a device, of several the one with the most."""
+    """The same on a device; with several devices, on the one with the most."""
     count: int = field(default=1, init=False)
     time_range: Interval = field(init=False)
     kernels: list[Kernel] = field(default_factory=list, init=False)
@@ -228,10 +256,10 @@ class FunctionEvent(FormattedTimesMixin):
     total_device_percent: float = field(default=-1, init=False)
 
     metadata: dict[str, Any] | None = field(default=None, init=False)
-    """What a device's own event tells, by torch's names of its fields: the constructor's ``typed_metadata``. None of recorded events,
-    whose devices are timed by torch's events and not by Kineto."""
+    """Metadata of a device's own event, by torch's field names: the constructor's ``typed_metadata``. None for
+    recorded events, whose devices are timed by torch's events and not by Kineto."""
     event_metadata: EventMetadata | None = field(default=None, init=False)
-    """What a device's own event tells, out of the constructor's ``extra_meta``."""
+    """Metadata of a device's own event, from the constructor's ``extra_meta``."""
     _metadata_json: str | None = field(default=None, init=False)
 
     def __post_init__(
@@ -251,41 +279,61 @@ class FunctionEvent(FormattedTimesMixin):
 
     @property
     def key(self) -> str:
-        """What the event is grouped by: its name."""
+        """Key of the event in averages: its name."""
         return self.name
 
     def append_kernel(self, name: str, device: int, duration: float) -> None:
-        """Add a kernel that this CPU event launched; the duration is in microseconds."""
+        """Adds a kernel that this CPU event launched; the duration is in microseconds.
+
+        Raises:
+            ValueError: this is not a CPU event.
+        """
         _require_cpu(self, "kernels")
         self.kernels.append(Kernel(name, device, duration))
 
     def append_cpu_child(self, child: FunctionEvent) -> None:
-        """Add a direct child, whose time is then no longer this event's own."""
+        """Adds a direct child, whose time then no longer counts as this event's self time.
+
+        Raises:
+            TypeError: ``child`` is not a FunctionEvent.
+            ValueError: this or ``child`` is not a CPU event.
+        """
         _require_cpu(self, "children")
         _require_cpu(child, "a CPU parent")
         self.cpu_children.append(child)
 
     def set_cpu_parent(self, parent: FunctionEvent) -> None:
-        """Set the event around this one."""
+        """Sets the parent of this event.
+
+        Raises:
+            TypeError: ``parent`` is not a FunctionEvent.
+            ValueError: this or ``parent`` is not a CPU event.
+        """
         _require_cpu(self, "a CPU parent")
         _require_cpu(parent, "children")
         self.cpu_parent = parent
 
     @property
     def cpu_time_total(self) -> float:
-        """Duration of a CPU event; 0 on other devices."""
+        """Duration of a CPU event in microseconds; 0 on other devices."""
         return self.time_range.elapsed_us() if self.device_type == DeviceType.CPU else 0
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Duration without the direct children; 0 for asynchronous events and on other devices."""
+        """Duration minus that of the direct children, in microseconds.
+
+        0 for asynchronous events and on other devices.
+        """
         if not self._has_own_share():
             return 0
         return self.cpu_time_total - sum(child.cpu_time_total for child in self.cpu_children)
 
     @property
     def device_time_total(self) -> float:
-        """Time of the kernels launched here and below; of an event on a device, its duration."""
+        """Time of the kernels launched here and in children, in microseconds.
+
+        For an event on a device, its duration.
+        """
         if self.is_async or not self.use_device:
             return 0
         if self.device_type != DeviceType.CPU:
@@ -295,7 +343,7 @@ class FunctionEvent(FormattedTimesMixin):
 
     @property
     def self_device_time_total(self) -> float:
-        """Device time without that of the direct children."""
+        """Device time minus that of the direct children, in microseconds."""
         if self.is_async or not self.use_device:
             return 0
         if self.device_type != DeviceType.CPU:
@@ -304,31 +352,31 @@ class FunctionEvent(FormattedTimesMixin):
 
     @property
     def self_cpu_memory_usage(self) -> int:
-        """CPU memory allocated outside the direct children."""
+        """CPU memory allocated outside the direct children, in bytes."""
         if not self._has_own_share():
             return 0
         return self.cpu_memory_usage - sum(child.cpu_memory_usage for child in self.cpu_children)
 
     @property
     def self_device_memory_usage(self) -> int:
-        """Device memory allocated outside the direct children."""
+        """Device memory allocated outside the direct children, in bytes."""
         if not self._has_own_share():
             return 0
         return self.device_memory_usage - sum(child.device_memory_usage for child in self.cpu_children)
 
     @property
     def cuda_time_total(self) -> Any:
-        """The old name of ``device_time_total``."""
+        """Deprecated name of ``device_time_total``."""
         return _renamed(self, "cuda_time_total", "device_time_total")
 
     @property
     def self_cuda_time_total(self) -> Any:
-        """The old name of ``self_device_time_total``."""
+        """Deprecated name of ``self_device_time_total``."""
         return _renamed(self, "self_cuda_time_total", "self_device_time_total")
 
     @property
     def self_cuda_memory_usage(self) -> Any:
-        """The old name of ``self_device_memory_usage``."""
+        """Deprecated name of ``self_device_memory_usage``."""
         return _renamed(self, "self_cuda_memory_usage", "self_device_memory_usage")
 
     def _has_own_share(self) -> bool:
@@ -355,7 +403,7 @@ def _require_cpu(event: FunctionEvent, what: str) -> None:
 
 
 def _renamed(event: object, old: str, new: str, answer: str = "") -> Any:
-    """What a deprecated attribute says: the new attribute's value, or that of ``answer``."""
+    """Warns of a deprecated attribute and returns the value of the new one, or that of ``answer``."""
     # Worded as torch's, so that filters of warnings that name it take ours too.
     warnings.warn(f"`{old}` is deprecated. Use `{new}` instead.", FutureWarning, stacklevel=3)
     return getattr(event, answer or new)

@@ -1,4 +1,4 @@
-"""The sum of many function calls: what ``key_averages()`` holds; names and meanings as in torch's profiler."""
+"""Averages over many events: the items of ``key_averages()``, with the names and meanings of torch's profiler."""
 
 from __future__ import annotations
 
@@ -38,9 +38,17 @@ _LARGEST = ("cpu_memory_peak", "device_memory_peak")
 
 
 class FunctionEventAvg(FormattedTimesMixin):
-    """The sums over all events of one key, with everything else as in the first of them. Times are in microseconds.
+    """Sums over all events of one key; other fields are those of the first event. Times are in microseconds.
 
-    ``cpu_memory_peak`` and ``device_memory_peak`` are the largest of any event, in bytes; torch does not have them.
+    Mirrors torch's class of that name. ``cpu_memory_peak`` and ``device_memory_peak``, the largest of any event in
+    bytes, are additions.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + torch.ones(3)
+        >>> ones = next(average for average in prof.key_averages() if average.key == "aten::ones")
+        >>> ones.count, ones.cpu_time_total >= ones.self_cpu_time_total
+        (2, True)
     """
 
     def __init__(self) -> None:
@@ -72,22 +80,27 @@ class FunctionEventAvg(FormattedTimesMixin):
 
     @property
     def cpu_parent(self) -> FunctionEvent | None:
-        """Parent of the first event; None for none."""
+        """Parent of the first event, or None."""
         return None if self._first is None else self._first.cpu_parent
 
     @property
     def cpu_children(self) -> list[FunctionEvent] | None:
-        """Children of the first event; None before any event was added."""
+        """Children of the first event; None before an event was added."""
         return None if self._first is None else self._first.cpu_children
 
     def describe(self, first: FunctionEvent | FunctionEventAvg) -> None:
-        """Take over from the first event of the key all that is not added up."""
+        """Copies the fields that are not sums from the first event of the key."""
         self._first = first
         for name in _DESCRIPTION:
             setattr(self, name, getattr(first, name))
 
     def add(self, other: FunctionEvent | FunctionEventAvg) -> Self:
-        """Add an event, or an average of the same key, and return self."""
+        """Adds an event, or an average of the same key, and returns self.
+
+        Raises:
+            TypeError: ``other`` is neither.
+            ValueError: its key is another one.
+        """
         if not isinstance(other, FunctionEvent | FunctionEventAvg):
             raise TypeError(f"cannot add {other!r}: only a FunctionEvent or a FunctionEventAvg can be added")
         if self.key is None:

@@ -1,4 +1,4 @@
-"""What ``kineto_results.events()`` gives: everything that was recorded one after the other, in the form of torch's ``_KinetoEvent``."""
+"""``kineto_results.events()``: the recorded events in order, in the form of torch's ``_KinetoEvent``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CUDA_TYPES, _PRIVATE_USE = (1, 6), 20
 
 
 class KinetoEvent:
-    """``_KinetoEvent``: an event, whose methods give what torch's give. Immutable.
+    """An event with the methods of torch's ``_KinetoEvent``. Immutable.
 
-    No event stands for a kernel: an operator that was timed has the time of the work that it gave to a device.
+    No event stands for a kernel: a timed operator has the device time of the work that it launched.
     """
 
     def __init__(self, node: Node) -> None:
@@ -37,7 +37,7 @@ class KinetoEvent:
         return self._node.nodes.flows.get(self._node.row, (0, False))
 
     def name(self) -> str:
-        """As it was recorded; ``[memory]`` where some was allocated or freed."""
+        """Returns the recorded name; ``[memory]`` for an allocation or release."""
         return self._node.name
 
     def activity_type(self) -> str:
@@ -61,13 +61,13 @@ class KinetoEvent:
         return self._node.end - self._node.start
 
     def device_type(self) -> Any:
-        """Of memory, where that is; of all else the CPU."""
+        """Returns the device of an allocation or release; the CPU for other events."""
         import torch
 
         return torch.autograd.DeviceType(self._node.value("device_type") if self._node.is_memory else 0)
 
     def device_index(self) -> int:
-        """Of memory, where that is; of all else the process."""
+        """Returns the device index of an allocation or release; the process for other events."""
         index: int = max(self._node.value("device_index"), 0) if self._node.is_memory else os.getpid()
         return index
 
@@ -88,11 +88,11 @@ class KinetoEvent:
         return bool(self._column("flags", 0) & Flag.ASYNC)
 
     def correlation_id(self) -> int:
-        """Which operator or label of the profile it is, from 1; 0 of all else."""
+        """Returns the number of the operator or label in the profile, from 1; 0 for other events."""
         return int(self._node.nodes.correlation[self._node.position])
 
     def linked_correlation_id(self) -> int:
-        """0: it is no kernel of another event's."""
+        """Returns 0: there are no kernels of other events."""
         return 0
 
     def external_id(self) -> int:
@@ -129,7 +129,7 @@ class KinetoEvent:
         return self._node.python_id("own")
 
     def python_parent_id(self) -> int:
-        """That of the call around it."""
+        """Returns torch's number of the enclosing call."""
         return self._node.python_id("caller")
 
     def python_module_id(self) -> int:
@@ -171,7 +171,7 @@ class KinetoEvent:
         return [node.name for node in self._node.around() if node.tag in {"PyCall", "PyCCall"}]
 
     def nbytes(self) -> int:
-        """Of memory, how much was allocated, below 0 where it was freed; else 0."""
+        """Returns the size of an allocation in bytes, negative for a release; 0 for other events."""
         size: int = self._node.value("bytes") if self._node.is_memory else 0
         return size
 
@@ -180,11 +180,11 @@ class KinetoEvent:
         return 0 if self._node.is_memory else int(self._node.nodes.flops[self._node.row])
 
     def cuda_elapsed_us(self) -> int:
-        """How long the GPU took for it, where that was timed; else -1."""
+        """Returns the GPU time in microseconds; -1 if it was not timed."""
         return self._node.device_us(_CUDA_TYPES)
 
     def privateuse1_elapsed_us(self) -> int:
-        """Likewise of a private backend's device."""
+        """Returns the time of a private backend's device in microseconds; -1 if it was not timed."""
         return self._node.device_us((_PRIVATE_USE,))
 
     def flow_id(self) -> int:

@@ -1,4 +1,4 @@
-"""Why there is no verdict: what a file lacks, or what makes it doubtful."""
+"""Reasons for no verdict: missing or doubtful data in a file."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ STRAGGLERS = "stragglers"
 
 
 class Leaves(str, Enum):
-    """What can be judged all the same."""
+    """Verdicts that remain possible."""
 
     NOTHING = "nothing"
     SINGLE_STEPS = "single steps"
-    """And what holds whatever is in no phase."""
+    """Also verdicts that do not depend on the unattributed time."""
     WAITS = "waits"
-    """As far as the thread was blocked in them."""
+    """Waits in which the thread was blocked."""
 
 
 class Abstention(NamedTuple):
-    """A reason."""
+    """A reason for no verdict."""
 
     subject: str
-    """Of what there is none: a rank, or stragglers."""
+    """The subject without a verdict: a rank, or stragglers."""
     reason: str
     way_out: str
     leaves: Leaves = Leaves.NOTHING
 
 
 def abstentions(rank: Rank) -> list[Abstention]:
-    """All that hold for a rank."""
+    """Returns all reasons that apply to a rank."""
     chosen = steady(rank)
     count = int(chosen.sum())
     if count < RULES.fewest_steps:

@@ -1,4 +1,4 @@
-"""What is slower in one recording than in another: two files in, the changes out."""
+"""Compares two recordings of a program and reports which parts became slower or faster."""
 
 from __future__ import annotations
 
@@ -32,15 +32,30 @@ def diff(
     after: str | os.PathLike[str],
     watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None,
 ) -> Difference:
-    """Says what takes more or less time in the second recording than in the first.
+    """Compares two recordings of a program: which operators, labels and modules take more or less time in the second.
+
+    Reads each file twice, as a stream. Thread-safe.
 
     Args:
-        before: a trace file: Chrome JSON (of this package, or of torch.profiler) or OTLP.
-        after: another, of the same program.
-        watch: gets the name and the stream of each file when it is opened, twice, to see how far it has been read.
+        before: path of a trace file: Chrome JSON, of this package or of torch.profiler, or OTLP.
+        after: path of another trace file of the same program.
+        watch: called with the path and the byte stream of each file when it is opened, twice per file, for a progress
+            display. Default: none.
+
+    Returns:
+        The changes beyond chance, the intervals and the reasons for doubt.
 
     Raises:
-        TorchProfError: a file cannot be read, or has too few steps.
+        TorchProfError: a file cannot be read, has too few steps, or was recorded with another level of detail.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     for _ in range(40):
+        ...         y = torch.ones(3) + 1
+        ...         prof.step()
+        >>> prof.export_chrome_trace("before.json")
+        >>> otp.diff("before.json", "before.json").is_slower_by(0.05)
+        False
     """
     sides, problems = [], []
     for path in (before, after):
@@ -72,7 +87,7 @@ class _Side(NamedTuple):
     recording: Recording
     tree: TreeTimes
     doubts: list[str]
-    """Why its times are not the program's."""
+    """Reasons why its times are not the program's."""
 
 
 def _check_alike(before: _Side, after: _Side) -> None:
@@ -104,7 +119,7 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
 
 
 def _doubts(path: str, found: StepList) -> list[str]:
-    """As explain has them: events that are lost, steps that are told twice, processors that others had."""
+    """Returns the doubts that ``explain`` has too: dropped events, duplicate steps, a busy machine."""
     doubts = []
     for each in found.processes.values():
         steps = [step for step in each.steps if step.is_training][DIFF_RULES.warm_up_steps :]

@@ -1,4 +1,4 @@
-"""What is said of two recordings: as data, as text for a terminal, and as Markdown for a pull request."""
+"""Differences between two recordings: as data, as text for a terminal, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 _LEAST_RARE = 0.01
-"""Less is not worth a word."""
+"""Smaller shares are not mentioned."""
 _SHOWN_NAMES = 4
-"""Of a path, the last of them."""
+"""Displayed names of a path, counted from its end."""
 
 
 class Change(NamedTuple):
-    """What takes more or less time in the second recording; seconds are self time of a step, in the fastest tenth of those in which it runs."""
+    """An operator, label or module that takes more or less time in the second recording.
+
+    Seconds are self time per step, in the fastest tenth of the steps that contain it.
+    """
 
     name: str
     path: tuple[str, ...]
-    """From the step down; empty where it is the same on several paths."""
+    """Path from the step down; empty if several paths have the same change."""
     before: float
     after: float
     low: float
     high: float
-    """The 95 % interval of ``after / before``; NaN where it is new, or vanished."""
+    """``low`` and ``high`` are the 95 % interval of ``after / before``; NaN if it is new or vanished."""
     calls_before: float
     calls_after: float
-    """Per step, as medians; NaN where spans stand for several."""
+    """Calls per step, as medians; NaN if spans are aggregates."""
     share: float
-    """Of the difference beyond what the machine may have changed, in the first recording's step."""
+    """Difference beyond the machine's own change, as a fraction of the first recording's step."""
 
     @property
     def is_new(self) -> bool:
-        """It ran in no step of the first recording."""
+        """Whether no step of the first recording contains it."""
         return self.calls_before == 0
 
     @property
     def is_vanished(self) -> bool:
-        """It ran in no step of the second recording."""
+        """Whether no step of the second recording contains it."""
         return self.calls_after == 0
 
     @property
     def moved(self) -> str:
-        """By how much it changed, in a word."""
+        """The change as a signed percentage, ``new`` or ``vanished``."""
         if self.is_new or self.is_vanished:
             return "new" if self.is_new else "vanished"
         return _signed(self.after / self.before - 1)
 
     @property
     def sentence(self) -> str:
-        """One line."""
+        """The change in one line."""
         times = f"{time(self.before)} -> {time(self.after)} a step"
         calls = "" if self._same_calls else f", {self.calls_before:g} -> {self.calls_after:g} calls"
         return f"{self.name}: {self.moved}, {times}{calls}, {_signed(self.share)} of the step"
@@ -69,39 +72,52 @@ class Change(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What was compared of a file."""
+    """The compared steps of one file."""
 
     path: str
     steps: int
     median: float
-    """Seconds of a step."""
+    """Median duration of a step in seconds."""
     rare: float
-    """As a fraction of it, what runs in less than half of the steps and is not compared."""
+    """Fraction of it in spans that fewer than half of the steps contain, which are not compared."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a recording differs from one before."""
+    """Difference between two recordings of one program: the result of :func:`diff`. Immutable.
+
+    ``print()`` writes the text of ``otel-torchprof diff``; a notebook displays Markdown.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     for _ in range(40):
+        ...         y = torch.ones(3) + 1
+        ...         prof.step()
+        >>> prof.export_chrome_trace("trace.json")
+        >>> found = otp.diff("trace.json", "trace.json")
+        >>> found.ratio, found.changes
+        (1.0, ())
+    """
 
     before: Recording
     after: Recording
     ratio: float
-    """Of the medians of steps: 1.05 is 5 % slower."""
+    """Ratio of the median step durations: 1.05 is 5 % slower."""
     low: float
     high: float
-    """Its 95 % interval."""
+    """``low`` and ``high`` are its 95 % interval."""
     common: float
-    """By what everything changed alike, as a ratio: the machine, its clock, or what all operators share."""
+    """Ratio by which everything changed alike: the machine, its clock, or a cost that all operators share."""
     changes: tuple[Change, ...]
-    """What changed beyond that and beyond chance, the largest first."""
+    """Changes beyond that and beyond chance, largest first."""
     problems: tuple[str, ...]
-    """What could not be read."""
+    """Parts of the files that could not be read."""
     doubts: tuple[str, ...] = ()
-    """Why the times of a recording are not the program's: then nothing is judged."""
+    """Reasons why the times of a recording are not the program's; with any, nothing is judged."""
 
     @property
     def is_common(self) -> bool:
-        """Everything changed alike by more than machines do from one recording to the next."""
+        """Whether everything changed alike by more than machines vary from one recording to the next."""
         return abs(math.log(self.common)) > math.log1p(DIFF_RULES.common_change)
 
     @property
@@ -118,27 +134,36 @@ class Difference:
         return f"no difference that is more than chance; {step}"
 
     def is_slower_by(self, fraction: float) -> bool:
-        """Whether what changed makes steps longer by more than this.
+        """Whether the changes make a step longer by more than a fraction.
 
-        What all changed by does not count: it is the machine's speed, which is another one from one minute to the next. False where there
-        are :attr:`doubts`.
+        A change that everything shares does not count: it is the speed of the machine, which varies from minute to
+        minute.
+
+        Args:
+            fraction: limit of :attr:`slowdown`, 0.05 for 5 %.
+
+        Returns:
+            False if there are :attr:`doubts`.
         """
         return not self.doubts and self.slowdown > fraction
 
     @property
     def slowdown(self) -> float:
-        """What the changes add to the first recording's step, as a fraction of it."""
+        """Time that the changes add to a step, as a fraction of the first recording's step.
+
+        Negative if steps are faster.
+        """
         return math.fsum(each.share for each in self.changes)
 
     def __str__(self) -> str:
         return as_text(self)
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """Markdown for a notebook."""
         return as_markdown(self)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with the rules, as what the json module takes."""
+        """Returns all fields, and the thresholds of the rules, as a dictionary for the json module."""
         return {
             "verdict": self.headline,
             "before": self.before._asdict(),
@@ -155,14 +180,14 @@ class Difference:
 
 
 def as_text(found: Difference) -> str:
-    """For a terminal."""
+    """Formats a difference for a terminal."""
     blocks = ([found.headline], _changes(found), _steps(found))
     texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
 def as_markdown(found: Difference) -> str:
-    """For a pull request."""
+    """Formats a difference for a pull request."""
     lines = [f"**{escaped(found.headline)}**", ""]
     if found.changes:
         lines += [

@@ -1,4 +1,4 @@
-"""What is said of why training is slow: as data, as text for a terminal, and as Markdown for a pull request."""
+"""Explanations of slow training: as data, as text for a terminal, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from .slow_steps import SlowStep
 
 _WIDTH = 30
-"""Of the bar of a whole step."""
+"""Characters of the bar of a whole step."""
 _LISTED = 8
-"""Reasons for no verdict: each rank may have one."""
+"""Most displayed reasons for no verdict; each rank may have one."""
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _PLAIN = " #"
 
 
 class PhaseRow(NamedTuple):
-    """A phase in the steady steps of all ranks; in seconds, and of the step."""
+    """A phase in the steady steps of all ranks: seconds per step, and share of the step time."""
 
     phase: str
     median: float
@@ -36,32 +36,46 @@ class PhaseRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the files say about why training is slow."""
+    """Verdicts about slow training with their evidence: the result of :func:`explain`. Immutable.
+
+    ``print()`` writes the text of ``otel-torchprof explain``; a notebook displays Markdown. ``docs/verdicts.md`` lists
+    the verdicts.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     for _ in range(40):
+        ...         y = torch.ones(3) + 1
+        ...         prof.step()
+        >>> found = prof.explain()
+        >>> found.steps >= 40, len(found.ranks)
+        (True, 1)
+    """
 
     ranks: tuple[str, ...]
     steps: int
     steady_steps: int
     findings: tuple[Finding, ...]
-    """Verdicts, those first of which the most seconds can be recovered."""
+    """The verdicts, ordered by the seconds that can be recovered, most first."""
     notes: tuple[Finding, ...]
-    """What is too small for a verdict, or has no cause."""
+    """Findings that are too small for a verdict, or have no cause."""
     abstentions: tuple[Abstention, ...]
     phases: tuple[PhaseRow, ...]
     step_median: float
     slow_steps: tuple[SlowStep, ...]
     problems: tuple[str, ...]
-    """What could not be read."""
+    """Parts of the files that could not be read."""
     knows_runnable: bool = True
-    """Whether the files say how long the loop's thread was ready to run; else a machine that was busy is not seen."""
+    """Whether the files have the time for which the loop's thread was ready to run; without it a busy machine is not
+    detected."""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """The verdicts that are more than what a step is for."""
+        """The verdicts that are faults: those with a severity other than ``none``."""
         return tuple(each for each in self.findings if each.severity != "none")
 
     @property
     def headline(self) -> str:
-        """The verdict in one line."""
+        """The most important verdict in one line, or why there is none."""
         if self.faults:
             first = self.faults[0]
             more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
@@ -80,11 +94,11 @@ class Explanation:
         return as_text(self)
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """Markdown for a notebook."""
         return as_markdown(self)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with the rules, as what the json module takes."""
+        """Returns all fields, and the thresholds of the rules, as a dictionary for the json module."""
         return {
             "verdict": self.headline,
             "ranks": list(self.ranks),
@@ -103,7 +117,7 @@ class Explanation:
 
 
 def as_text(found: Explanation, *, is_plain: bool = False) -> str:
-    """For a terminal; plain: bars are of ASCII."""
+    """Formats an explanation for a terminal; ``is_plain`` draws bars in ASCII."""
     blocks = [
         [] if found.faults or found.headline.startswith("no verdict") else [found.headline],
         *(_finding_lines(each) for each in found.findings),
@@ -117,7 +131,7 @@ def as_text(found: Explanation, *, is_plain: bool = False) -> str:
 
 
 def as_markdown(found: Explanation) -> str:
-    """For a pull request."""
+    """Formats an explanation for a pull request."""
     lines = [f"**{escaped(found.headline)}**", ""]
     for each in found.findings:
         lines += [f"- **{escaped(each.sentence)}** ({each.severity}, {each.confidence}{_on_ranks(each)})"]
@@ -142,7 +156,7 @@ def as_markdown(found: Explanation) -> str:
 
 
 def _doubts(found: Explanation) -> Iterator[str]:
-    """Notes, and reasons for no verdict."""
+    """Yields notes and reasons for no verdict."""
     for note in found.notes:
         yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
     for each in found.abstentions[:_LISTED]:
@@ -178,7 +192,7 @@ def _phase_lines(found: Explanation, *, is_plain: bool) -> Iterator[str]:
 
 
 def _bar(share: float, blocks: str) -> str:
-    """As long as the share, to an eighth of a character."""
+    """Draws a bar for a share, precise to an eighth of a character."""
     steps = len(blocks) - 1
     eighths = round(min(max(share, 0.0), 1.0) * _WIDTH * steps)
     return blocks[-1] * (eighths // steps) + blocks[eighths % steps].strip()
@@ -206,10 +220,10 @@ def _numbered(rank: str, number: int, found: Explanation) -> str:
 
 
 def escaped(text: str) -> str:
-    """Names come from the file: none of them is Markdown, or HTML."""
+    """Escapes a text from a file, so that no name in it is Markdown or HTML."""
     text = printable(text)
     for char in "\\`*_[]<>|#":
         text = text.replace(char, f"\\{char}")
-    for begin in ("@", "://", "www."):  # of what GitHub makes mentions and links of
+    for begin in ("@", "://", "www."):  # GitHub makes mentions and links of these
         text = text.replace(begin, f"{begin[0]}<!-- -->{begin[1:]}")
     return text

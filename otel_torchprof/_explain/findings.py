@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HIGH, _MEDIUM = 0.4, 0.2
 _MOST_RESAMPLED = 2000
-"""Steps: of more, every so many-th is drawn from."""
+"""Most resampled steps; of more, every n-th is used."""
 
 
 class Finding(NamedTuple):
@@ -26,32 +26,32 @@ class Finding(NamedTuple):
 
     verdict: str
     severity: str
-    """What it costs: ``high``, ``medium``, ``low``, or ``none`` for what is no fault."""
+    """Cost of the fault: ``high``, ``medium``, ``low``, or ``none`` for a verdict that is not a fault."""
     confidence: str
-    """How sure it is: ``firm`` or ``tentative``."""
+    """``firm`` or ``tentative``."""
     is_note: bool
-    """It is too small for a verdict."""
+    """Whether it is too small for a verdict."""
     share: float
-    """Of the time that was looked at."""
+    """Share of the examined time."""
     recoverable_seconds: float
-    """At most this much of the recording, without the cause."""
+    """Upper limit of the seconds that the recording would be shorter without the cause."""
     evidence: tuple[str, ...]
     next_action: str
     check: str
-    """What would show that it is wrong."""
+    """Observation that would refute the verdict."""
     ranks: tuple[str, ...] = ()
-    """Those of which it is true; empty where there is one."""
+    """Ranks with this verdict; empty if there is one rank."""
 
     @property
     def sentence(self) -> str:
-        """One line."""
+        """The finding in one line."""
         return f"{self.verdict}: {self.share:.0%} {ADVICE[self.verdict].meaning}"
 
 
 def finding(
     verdict: str, share: float, recoverable: float, evidence: tuple[str, ...], *, steps: int, is_note: bool
 ) -> Finding:
-    """A finding with its advice; severity by its share, confidence by how many steps it is from."""
+    """Makes a finding with its advice; severity comes from its share, confidence from the number of steps."""
     severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
     advice = ADVICE[verdict]
     return Finding(
@@ -73,18 +73,18 @@ def trained(rank: Rank) -> Flags:
 
 
 def steady(rank: Rank) -> Flags:
-    """Those of them that did not compile."""
+    """Selects the training steps after the warm-up that did not compile."""
     return trained(rank) & (rank.phases[:, PLACE_OF["compile"]] <= RULES.recompiling_share * rank.seconds)
 
 
 def with_runnable(rank: Rank, chosen: Flags) -> Flags:
-    """Those of the chosen steps of which it is known how long they were ready to run; none where that is less than half of them."""
+    """Selects the chosen steps whose runnable time is known; none if that is less than half of them."""
     known = chosen & ~np.isnan(rank.runnable)
     return known if 2 * int(known.sum()) >= int(chosen.sum()) else np.zeros_like(chosen)
 
 
 def busy_share(rank: Rank, chosen: Flags) -> float:
-    """Share of the time ready to run: of most steps, or of all together, as far as that is sure; 0 where it is not known."""
+    """Returns the share of time ready to run: of most steps, or the lower limit for all together; 0 if unknown."""
     known = with_runnable(rank, chosen)
     if not known.any():
         return 0.0
@@ -93,14 +93,17 @@ def busy_share(rank: Rank, chosen: Flags) -> float:
 
 
 def median_share(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
-    """The median of the shares of steps, and the 95 % interval of it: the bootstrap's."""
+    """Returns the median share of steps and its 95 % bootstrap interval."""
     thinned = (seconds / of_steps)[:: _thinning(seconds)]
     low, high = np.percentile(np.median(thinned[_drawn(len(thinned))], axis=1), (2.5, 97.5))
     return float(np.median(seconds / of_steps)), float(low), float(high)
 
 
 def whole_time(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
-    """The share of all steps together, likewise: of what some steps have much of and others nothing, a median says little."""
+    """Returns the share of all steps together and its interval, for times that few steps have.
+
+    A median says little of these.
+    """
     part, whole = (each[:: _thinning(seconds)] for each in (seconds, of_steps))
     drawn = _drawn(len(part))
     low, high = np.percentile(part[drawn].sum(axis=1) / whole[drawn].sum(axis=1), (2.5, 97.5))
@@ -116,5 +119,5 @@ def _drawn(count: int) -> Integers:
 
 
 def time(seconds: float) -> str:
-    """A duration in words."""
+    """Formats a duration."""
     return format_time(seconds * 1e6)

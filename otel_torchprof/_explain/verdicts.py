@@ -1,4 +1,4 @@
-"""Why training is slow: files in, verdicts with their evidence out."""
+"""Explains why training is slow: reads trace files and returns verdicts with their evidence."""
 
 from __future__ import annotations
 
@@ -30,22 +30,39 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 _OF_THE_REST = frozenset(("gil", "machine-busy", "operator-bound", "python-gap"))
-"""Verdicts that hold whatever is in no phase, and may be on just that."""
+"""Verdicts that do not depend on the unattributed time, and may be about it."""
 NOT_KNOWN = "not known"
-"""What is in no phase where phases come from names of operators."""
+"""Name of the time outside of all phases if phases come from names of operators."""
 
 
 def explain(
     *paths: str | os.PathLike[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
 ) -> Explanation:
-    """Says why training is slow, and what that is known from.
+    """Explains why training is slow, with the evidence for each verdict.
+
+    Needs at least 25 steps for a verdict. Reads each file twice, as a stream. Thread-safe. ``docs/verdicts.md``
+    describes the verdicts.
 
     Args:
-        paths: trace files, one or more for each rank: Chrome JSON (of this package, or of torch.profiler) or OTLP.
-        watch: gets the name and the stream of each file when it is opened, twice, to see how far it has been read.
+        paths: paths of trace files, one or more per rank: Chrome JSON, of this package or of torch.profiler, or OTLP.
+        watch: called with the path and the byte stream of each file when it is opened, twice per file, for a progress
+            display. Default: none.
+
+    Returns:
+        The verdicts, or the reasons why there are none.
 
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     for _ in range(40):
+        ...         y = torch.ones(3) + 1
+        ...         prof.step()
+        >>> prof.export_chrome_trace("trace.json")
+        >>> found = otp.explain("trace.json")
+        >>> isinstance(found.headline, str), found.problems
+        (True, ())
     """
     if not paths:
         raise TorchProfError("there is no file to explain: name one, or one for each rank")
@@ -53,7 +70,7 @@ def explain(
 
 
 def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
-    """What the steps of some ranks say; ``problems``: of what could not be read."""
+    """Judges the steps of some ranks; ``problems`` are the parts of files that could not be read."""
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
     is_doubtful = any(reason.leaves is not Leaves.SINGLE_STEPS for reason in reasons)
     late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
@@ -79,7 +96,10 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
 
 
 def _of_ranks(ranks: list[Rank]) -> list[Finding]:
-    """Findings of each rank; the same verdict on several is one, that with the largest share."""
+    """Returns the findings of all ranks.
+
+    A verdict of several ranks is reported once, from the rank with the largest share.
+    """
     by_verdict: dict[tuple[str, bool], list[tuple[str, Finding]]] = defaultdict(list)
     for rank in ranks:
         for each in _judged(rank):
@@ -101,7 +121,7 @@ def _of_ranks(ranks: list[Rank]) -> list[Finding]:
 
 
 def _judged(rank: Rank) -> list[Finding]:
-    """What may be said of a rank, whatever it abstains from."""
+    """Returns the findings of a rank that its abstentions allow."""
     reasons = abstentions(rank)
     if not reasons:
         return [*levels(rank), *spikes(rank), *pauses(rank)]

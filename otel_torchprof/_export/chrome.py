@@ -1,4 +1,4 @@
-"""``ChromeTraceExporter``: spans into a file that Perfetto and chrome://tracing open."""
+"""``ChromeTraceExporter``: writes spans to a file that Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ fork.watch(_log)
 
 
 class _Trace:
-    """One trace of this process: shared by the exporters that write to it."""
+    """The trace of one path in this process, shared by the exporters that write to it."""
 
     def __init__(self, path: str, rotation: Rotation) -> None:
         self.lock = threading.Lock()
@@ -44,7 +44,7 @@ class _Trace:
 
 
 class _Traces:
-    """The trace files of this process by their real path."""
+    """The traces of this process, by real path."""
 
     def __init__(self) -> None:
         self._begin()
@@ -56,7 +56,10 @@ class _Traces:
         self._traces: dict[str, _Trace] = {}
 
     def join(self, exporter: ChromeTraceExporter, path: str, rotation: Rotation) -> _Trace:
-        """The file that the exporter shares with all others of that path, whose rotation is that of the first."""
+        """Registers the exporter for a path and returns the trace of that path.
+
+        The first exporter of a path sets its rotation.
+        """
         real = (
             os.path.realpath(path) if Path(path).is_absolute() else path
         )  # relative: where there is no working directory
@@ -71,7 +74,7 @@ class _Traces:
         return trace
 
     def leave(self, exporter: ChromeTraceExporter, trace: _Trace) -> None:
-        """The last one to leave closes the file. Without effect for one that has left; raises OSError."""
+        """Removes an exporter and closes the file with the last one. A second call has no effect. Raises OSError."""
         with self._lock:
             if exporter not in self._exporters:
                 return
@@ -84,7 +87,10 @@ class _Traces:
             trace.files.close()
 
     def after_fork_in_child(self) -> None:
-        """The files are the parent's; the child's exporters join files of its own, which are made when they export."""
+        """Moves the child's exporters to files of their own, which their next export creates.
+
+        The open files are the parent's.
+        """
         for trace in self._traces.values():
             trace.files.abandon()
         self._begin()
@@ -96,45 +102,60 @@ _TRACES = _Traces()
 
 
 class ChromeTraceExporter(SpanExporter):
-    """Writes spans, torch's and all others, to a Chrome JSON file for https://ui.perfetto.dev or chrome://tracing.
+    """Writes spans to Chrome JSON files for https://ui.perfetto.dev or chrome://tracing.
 
-    For any span processor (``BatchSpanProcessor(ChromeTraceExporter("trace.json"))``), for :class:`TorchSpanProcessor`, and
-    for ``OTEL_TRACES_EXPORTER=chrome``. The file is complete after each export, also when the process is killed; it is made
-    by the first one, and an older file of that name is replaced. What is in it: one track per thread for spans with a
-    ``thread.id``, further tracks ("spans 1", ...) for spans without, on which a span lies inside another only if that is
-    its parent. Ids, attributes, status and links are the arguments of a slice, span events are instants.
+    Works with any span processor (``BatchSpanProcessor(ChromeTraceExporter("trace.json"))``), with
+    :class:`TorchSpanProcessor` and as ``OTEL_TRACES_EXPORTER=chrome``; it writes torch's spans and all others. The
+    first export creates the file and replaces an older file of that name. The file is a complete document after each
+    export, even if the process is killed.
 
-    Exporters of one process with the same file share it; the last one to be shut down closes it. A forked child writes to a
-    file of its own, and so does a process whose file another one writes to: the process id goes before the suffix.
+    Spans with a ``thread.id`` lie on one track per thread. Other spans lie on further tracks ("spans 1", ...), on which
+    a span contains another only if it is its parent. Ids, attributes, status and links become arguments of a slice;
+    span events become instants.
 
-    With ``max_bytes`` or ``steps_per_file`` there are several files, each a whole document with the names of its threads, whose
-    times count from the same moment: ``trace.000000.json``, ``trace.000001.json`` and so on, or the number in place of
-    ``{part}``. No tree of spans is torn: the next file begins where a step has ended; where there are no steps, at an
-    top-level span. A step that is larger than ``max_bytes`` has a file of its own, which then is as well. Files of an earlier
-    run are replaced where the names are the same, and never deleted otherwise. What is no regular file never rotates by size.
+    Exporters of one process with the same path share the file; the last one to shut down closes it. A forked child
+    writes to its own file, and so does a process whose file another process already writes: the process id is inserted
+    before the suffix.
 
-    Memory does not grow with the number of spans. Costs about 0.3 µs per span for those of torch in
-    :class:`TorchSpanProcessor` and 30 µs for objects of the SDK. Safe from any thread.
+    ``max_bytes`` and ``steps_per_file`` rotate the file: ``trace.000000.json``, ``trace.000001.json`` and so on, or the
+    number in place of ``{part}``. Each file is a complete document with thread names, and the timestamps of all files
+    have one origin. A tree of spans is never split: the next file begins after a step has ended or, without steps, at a
+    top-level span. A step larger than ``max_bytes`` gets its own file, which exceeds the limit. Files of an earlier run
+    are replaced if the names match and are never deleted otherwise. A path that is not a regular file never rotates by
+    size.
+
+    Thread-safe. Memory does not grow with the number of spans. Costs about 0.3 µs per torch span in a
+    :class:`TorchSpanProcessor` and 30 µs per span object of the SDK.
 
     Args:
-        path: the file; ``{pid}`` in it is replaced by the process id, ``{rank}`` by the rank that the launcher gave it (0 without one), and a name that ends in ``.gz`` is compressed.
-            Default: ``OTEL_TORCHPROF_CHROME_TRACE``, else ``trace-{pid}.json`` in the working directory.
-        max_bytes: of a file on the disk, so compressed where it is, beyond which the next begins. A number, or ``"100M"``.
-            Default: ``OTEL_TORCHPROF_CHROME_TRACE=PATH,max_bytes=...``, else one file of any size.
-        steps_per_file: after which the next begins. Default: its ``steps_per_file=``, else any number.
-        max_files: that are kept; the oldest go. Default: its ``max_files=``, else all.
+        path: path of the file. ``{pid}`` is replaced by the process id and ``{rank}`` by the rank from the launcher (0
+            without one); a name that ends in ``.gz`` is compressed. Default: ``OTEL_TORCHPROF_CHROME_TRACE``, else
+            ``trace-{pid}.json`` in the working directory.
+        max_bytes: size on disk, after compression, at which the next file begins: an int of bytes or a str such as
+            ``"100M"``. Default: ``OTEL_TORCHPROF_CHROME_TRACE=PATH,max_bytes=...``, else no limit.
+        steps_per_file: number of steps after which the next file begins. Default: ``steps_per_file=`` of the same
+            variable, else no limit.
+        max_files: number of files to keep; the oldest are deleted. Default: ``max_files=`` of the same variable, else
+            all.
 
     Raises:
-        ExportError: ``path`` cannot be written, for instance because its folder does not exist. One from the environment is
-            warned of instead, so that the application starts.
+        ExportError: ``path`` cannot be written, for example because its folder does not exist. A path from the
+            environment is logged as a warning instead, so that the application starts.
         TypeError: ``path`` is not a str or path-like.
-        ValueError: another argument is no such number; the message names it.
+        ValueError: another argument is not an allowed number; the message names it.
+
+    Examples:
+        >>> exporter = otp.ChromeTraceExporter("trace.json")
+        >>> with otp.stream(exporter):
+        ...     y = torch.ones(3) + 1
+        >>> [path.rpartition("/")[2] for path in exporter.files]
+        ['trace.json']
     """
 
     takes_span_lists = True
-    """Batches of torch's spans are welcome whole."""
+    """Span processors may pass a ``SpanList`` of torch's spans as it is."""
     takes_whole_traces = True
-    """A file has no budget: it gets all that was recorded, before a policy leaves anything out."""
+    """A file has no trace size limit: it gets every recorded span, before a policy drops any."""
 
     def __init__(
         self,
@@ -163,21 +184,24 @@ class ChromeTraceExporter(SpanExporter):
 
     @property
     def path(self) -> str:
-        """Where this process writes now."""
+        """Absolute path of the file that this process is writing."""
         return self._trace.files.file.path
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What is there of the trace, the oldest file first; nothing before the first export."""
+        """Paths of the files of the trace that exist, oldest first; empty before the first export."""
         return self._trace.files.files
 
     @property
     def bytes_written(self) -> int:
-        """On the disk so far, files that were deleted since then among them."""
+        """Bytes written to disk so far, including files that were deleted since."""
         return self._trace.files.bytes_written
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Appends the spans to the file. Never raises: FAILURE, with a warning once a minute, when they could not be written."""
+        """Appends spans to the file.
+
+        Never raises: returns FAILURE, with a warning once a minute, if they cannot be written.
+        """
         if self._down:
             _log.warning("ChromeTraceExporter is shut down: %d spans are not written to %r", len(spans), self.path)
             return SpanExportResult.FAILURE
@@ -190,14 +214,24 @@ class ChromeTraceExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Waits for an export that another thread is in; each export hands all it has to the system. False after the timeout."""
+        """Waits for a running export on another thread; exports leave nothing buffered here.
+
+        Args:
+            timeout_millis: longest wait in milliseconds.
+
+        Returns:
+            False after the timeout, else True.
+        """
         if not self._trace.lock.acquire(timeout=max(timeout_millis, 0) / 1000):
             return False
         self._trace.lock.release()
         return True
 
     def shutdown(self) -> None:
-        """Closes the file if no other exporter uses it. Nothing is written after this; a second call has no effect."""
+        """Closes the file unless another exporter uses it.
+
+        Later exports return FAILURE; a second call has no effect.
+        """
         self._down = True
         try:
             _TRACES.leave(self, self._trace)
@@ -205,7 +239,7 @@ class ChromeTraceExporter(SpanExporter):
             _log.warning("Chrome trace %r could not be ended: %s", self.path, error)
 
     def shared(self) -> ChromeTraceExporter:
-        """One more exporter that writes to the same file, which the last of them to be shut down closes."""
+        """Returns another exporter for the same file; the last of them to shut down closes it."""
         return ChromeTraceExporter(self._template, **self._rotation._asdict())
 
     def _join_as_child(self) -> None:

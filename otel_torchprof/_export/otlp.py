@@ -1,4 +1,4 @@
-"""``OTLPExporter``: spans to a collector, by gRPC or HTTP."""
+"""``OTLPExporter``: sends spans to a Collector by gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -32,34 +32,47 @@ __all__ = ["ExportStats", "OTLPExporter"]
 class OTLPExporter(SpanExporter):
     """Sends spans to an OpenTelemetry Collector or any OTLP receiver, by gRPC or HTTP.
 
-    Spans of this package go as bytes from the native encoder; any other span as OpenTelemetry encodes it, so the exporter
-    serves every span processor. What is not given is read from the standard ``OTEL_EXPORTER_OTLP_*`` variables.
+    Works with every span processor: torch's spans are encoded by the native encoder, other spans by OpenTelemetry's.
+    Arguments that are not given are read from the standard ``OTEL_EXPORTER_OTLP_*`` variables.
 
-    ``export`` blocks until the receiver has answered, and retries what may pass: with growing waits, or as long as the
-    receiver asks for, all within ``timeout``. In a :class:`TorchSpanProcessor` what may pass is retried for as long as it fits
-    into the queue, so that an outage loses nothing that does. It never raises and never logs a header's value. Its own
-    traffic is not traced. Thread-safe; in a forked child it makes connections of its own.
+    ``export`` blocks until the receiver has responded. It retries temporary errors, with growing waits or after the
+    time that the receiver asks for, all within ``timeout``. In a :class:`TorchSpanProcessor` the queue retries for as
+    long as its limits allow, so an outage loses only spans that do not fit into the queue. ``export`` never raises and
+    never logs the value of a header. Its own requests are not traced. Thread-safe; a forked child opens its own
+    connections.
 
     Args:
-        endpoint: gRPC: ``http://host:port``, ``https://host:port`` or ``host:port``. HTTP: the URL as it is, with ``/v1/traces``.
-        protocol: ``grpc`` (the default) or ``http/protobuf``.
-        headers: to send along: a mapping, pairs, or ``"name=value,name=value"`` with percent-encoded values. They are added to those of the
-            variables.
-        timeout: seconds per message of up to ``max_request_bytes``, with its retries; in a TorchSpanProcessor per attempt. By default 10.
-        compression: ``gzip`` or ``none``; members of grpc's and OpenTelemetry's enums too.
-        insecure: gRPC: False asks for TLS whatever the endpoint's scheme; True for none where the endpoint has no scheme.
-        certificate_file: PEM file with the certificates to trust instead of the system's.
-        client_key_file: PEM file with the key of the client certificate.
-        client_certificate_file: PEM file with the client certificate, and its key where that has no file of its own.
-        max_request_bytes: size of a message, before compression. By default 1 MiB; gRPC receivers refuse more than 4 MiB unless told otherwise.
-            With a resource above 512 KiB, which each message has again, up to 4 MiB; with one above 4 MiB nothing can be sent.
+        endpoint: for gRPC ``http://host:port``, ``https://host:port`` or ``host:port``; for HTTP the complete URL,
+            including ``/v1/traces``.
+        protocol: ``grpc`` (default) or ``http/protobuf``.
+        headers: headers to send: a mapping, pairs, or ``"name=value,name=value"`` with percent-encoded values. They are
+            added to those of the variables.
+        timeout: seconds per message of up to ``max_request_bytes``, including its retries; in a TorchSpanProcessor,
+            seconds per attempt. Default: 10.
+        compression: ``gzip`` or ``none``, or a member of the enum of grpc or OpenTelemetry.
+        insecure: for gRPC. False uses TLS whatever the scheme of the endpoint; True uses none if the endpoint has no
+            scheme.
+        certificate_file: path of a PEM file with the certificates to trust. Default: those of the system.
+        client_key_file: path of a PEM file with the key of the client certificate.
+        client_certificate_file: path of a PEM file with the client certificate and, without ``client_key_file``, its
+            key.
+        max_request_bytes: size limit of a message in bytes, before compression. Default: 1 MiB; gRPC receivers refuse
+            more than 4 MiB unless configured otherwise. Every message repeats the resource: with one above 512 KiB
+            messages have up to 4 MiB, and with one above 4 MiB nothing can be sent.
 
     Raises:
-        ValueError: a bad argument, with its name, its value (never that of a header) and what is allowed.
+        ValueError: an argument is not allowed; the message has its name, its value (never that of a header) and the
+            allowed values.
+
+    Examples:
+        >>> exporter = otp.OTLPExporter("http://localhost:4317", timeout=5)
+        >>> exporter
+        <OTLPExporter grpc to localhost:4317>
+        >>> exporter.shutdown()
     """
 
     takes_span_lists = True
-    """Whoever batches spans may hand over a whole SpanList of any length."""
+    """Span processors may pass a whole ``SpanList`` of any length."""
 
     def __init__(
         self,
@@ -93,19 +106,25 @@ class OTLPExporter(SpanExporter):
 
     @property
     def displayed_endpoint(self) -> str:
-        """Where it sends to, without a password that may be in the URL."""
+        """The endpoint, without a password in its URL."""
         return self._sender.settings.displayed_endpoint
 
     @property
     def stats(self) -> ExportStats:
-        """What it did so far, at one moment."""
+        """Counts of spans, requests and bytes so far, as one consistent :class:`ExportStats`."""
         return self._sender.stats
 
     def export(self, spans: Sequence[ReadableSpan], timeout_millis: float | None = None) -> SpanExportResult:
-        """Sends the spans; SUCCESS when the receiver took every message.
+        """Sends spans and waits for the responses.
 
-        A message that is refused does not stop those after it. ``timeout_millis`` bounds the whole call; without it, it lasts at
-        most ``timeout`` for each message.
+        A refused message does not stop the messages after it.
+
+        Args:
+            spans: the spans, of torch or of the SDK.
+            timeout_millis: limit of the whole call in milliseconds. Default: ``timeout`` for each message.
+
+        Returns:
+            SUCCESS if the receiver accepted every message, else FAILURE.
         """
         deadline = Deadline.after(math.inf if timeout_millis is None else timeout_millis / 1000)
         with suppressed():
@@ -121,10 +140,17 @@ class OTLPExporter(SpanExporter):
     def export_some(
         self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool = False
     ) -> Iterator[Delivery]:
-        """Sends the spans, each message once, until the receiver says, or shows, that it can take no more now.
+        """Sends each message once, until the receiver asks to retry later or stops responding.
 
-        For a queue that keeps the rest and tries again; it is notified of each message before it is sent and after. Raises nothing.
-        ``timeout_millis`` bounds the whole of it; ``again``: the first message was sent before, and was not taken.
+        For a queue, which keeps the remaining spans and retries. Raises nothing.
+
+        Args:
+            spans: the spans, of torch or of the SDK.
+            timeout_millis: limit of the whole call in milliseconds.
+            again: whether the first message is a retry of one that was not accepted.
+
+        Yields:
+            A ``Delivery`` before each message is sent, and one with its outcome.
         """
         deadline = Deadline.after(timeout_millis / 1000)
         first = True
@@ -146,18 +172,21 @@ class OTLPExporter(SpanExporter):
             yield Delivery(failed=left)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the base's signature)
-        """True: nothing is kept here, ``export`` returns when everything has been sent."""
+        """Returns True: the exporter buffers nothing, since ``export`` returns after everything was sent."""
         return True
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:  # noqa: ARG002 (as OpenTelemetry's exporters have it)
-        """Sends no more, wakes whoever waits to try again, and closes the connections. Does not block; a second call does nothing."""
+        """Stops sending, wakes threads that wait for a retry and closes the connections.
+
+        Does not block; a second call has no effect.
+        """
         self._sender.close()
 
     def __repr__(self) -> str:
         return self._sender.name
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: connections, locks and counts of its own. Called by itself."""
+        """Gives a forked child its own connections, locks and counts. Called automatically."""
         self._sender.after_fork_in_child()
 
     # ---- within ----
@@ -165,7 +194,7 @@ class OTLPExporter(SpanExporter):
     def _export(
         self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Response], deadline: Deadline
     ) -> Iterator[Delivery]:
-        """Sends message after message until one answers RETRY, or there is no time left."""
+        """Sends messages until one gets the outcome RETRY or the time is over."""
         settled = 0
         try:
             for message, count in messages(spans, self._sender.settings.max_request_bytes):
@@ -182,7 +211,7 @@ class OTLPExporter(SpanExporter):
                     yield delivery
                 if settled < before + count:
                     return
-        except Exception as error:  # noqa: BLE001 (an exporter never raises; whatever it was is told)
+        except Exception as error:  # noqa: BLE001 (an exporter never raises; the error is reported)
             left = len(spans) - settled
             reason = f"cannot be encoded: {type(error).__name__}: {error}"
             self._sender.count(Response(Outcome.REFUSED, reason), left)
@@ -195,7 +224,10 @@ class OTLPExporter(SpanExporter):
         send: Callable[[bytes, int], Response],
         deadline: Deadline,
     ) -> Iterator[Delivery]:
-        """What became of the spans of a message with that response; of one that is too large each half is sent."""
+        """Yields the outcome of the spans of a message.
+
+        A message that is too large is split into halves, which are sent.
+        """
         count = len(spans)
         if response.outcome is Outcome.TOO_LARGE and count > 1:
             settled = 0

@@ -1,4 +1,4 @@
-"""``OTLPFileExporter``: spans into files that can be delivered later."""
+"""``OTLPFileExporter``: writes spans to files that can be sent later."""
 
 from __future__ import annotations
 
@@ -31,37 +31,45 @@ if TYPE_CHECKING:
 
 
 class OTLPFileExporter(SpanExporter):
-    """Writes spans to a file in OTLP's own form, for ``otel-torchprof send FILE``, an OTLP receiver or a Collector.
+    """Writes spans to files in an OTLP format, for ``otel-torchprof send FILE``, an OTLP receiver or a Collector.
 
-    A name that ends in ``.json`` or ``.jsonl`` gets OTLP/JSON, one ``ExportTraceServiceRequest`` per line, as the
-    specification's file exporter writes it and a Collector's receiver for such files reads it. Any other gets protobuf:
-    messages end to end, which are one valid message again. ``.gz`` after either compresses it.
+    A name that ends in ``.json`` or ``.jsonl`` selects OTLP/JSON: one ``ExportTraceServiceRequest`` per line, the
+    format of the specification's file exporter, which a Collector's file receiver reads. Any other name selects
+    protobuf: messages back to back, which together are one valid message. ``.gz`` after either compresses the file.
 
-    For :class:`TorchSpanProcessor`, for any other span processor, and for ``OTEL_TRACES_EXPORTER=otlp_file``. The file is made
-    by the first export, an older one of that name is replaced, and it is whole after each export; a process that is killed in
-    the middle of one leaves a part of a message at the end, before which everything can be read. A forked child writes to a
-    file of its own, and so does a process whose file another one writes to: the process id goes before the suffix.
+    Works with :class:`TorchSpanProcessor`, with any other span processor and as ``OTEL_TRACES_EXPORTER=otlp_file``. The
+    first export creates the file and replaces an older file of that name. The file is complete after each export; if
+    the process is killed during one, a partial message remains at the end, and everything before it can be read. A
+    forked child writes to its own file, and so does a process whose file another process already writes: the process id
+    is inserted before the suffix.
 
-    Memory does not grow with the number of spans. Costs about 0.1 µs per span of torch as protobuf and 0.2 µs as JSON, more
-    with ``.gz``, and 25 to 75 µs per object of the SDK. Safe from any thread.
+    Thread-safe. Memory does not grow with the number of spans. Costs about 0.1 µs per torch span as protobuf and 0.2 µs
+    as JSON, more with ``.gz``, and 25 to 75 µs per span object of the SDK.
 
     Args:
-        path: the file; ``{pid}`` in it is replaced by the process id, ``{rank}`` by the rank that the launcher gave it (0 without one). Default: ``OTEL_TORCHPROF_OTLP_FILE``, else
-            ``trace-{pid}.otlp`` in the working directory.
-        max_bytes: of one file, on the disk; what does not fit goes into the next one: ``trace.000000.otlp``,
-            ``trace.000001.otlp`` and so on (``{part}`` in the path: there instead). An int, or a str with K, M or G. A single span
-            that is larger has a file of its own. Default: one file without a bound.
-        max_files: with ``max_bytes``: so many are kept, the oldest are deleted. Default: all.
+        path: path of the file. ``{pid}`` is replaced by the process id and ``{rank}`` by the rank from the launcher (0
+            without one). Default: ``OTEL_TORCHPROF_OTLP_FILE``, else ``trace-{pid}.otlp`` in the working directory.
+        max_bytes: size of one file on disk, an int of bytes or a str with K, M or G; further spans go to the next file:
+            ``trace.000000.otlp``, ``trace.000001.otlp`` and so on, or the number in place of ``{part}``. A single
+            larger span gets its own file. Default: one file without a limit.
+        max_files: with ``max_bytes``, the number of files to keep; the oldest are deleted. Default: all.
 
     Raises:
-        ExportError: ``path`` cannot be written, for instance because its folder does not exist. One from the environment is
-            warned of instead, so that the application starts.
+        ExportError: ``path`` cannot be written, for example because its folder does not exist. A path from the
+            environment is logged as a warning instead, so that the application starts.
         TypeError: ``path`` is not a str or path-like.
-        ValueError: a bad bound, with what is allowed.
+        ValueError: a limit is not allowed; the message has the allowed values.
+
+    Examples:
+        >>> exporter = otp.OTLPFileExporter("trace.jsonl")
+        >>> with otp.stream(exporter):
+        ...     y = torch.ones(3) + 1
+        >>> [path.rpartition("/")[2] for path in exporter.files]
+        ['trace.jsonl']
     """
 
     takes_span_lists = True
-    """Batches of torch's spans are welcome whole."""
+    """Span processors may pass a ``SpanList`` of torch's spans as it is."""
 
     def __init__(
         self,
@@ -96,17 +104,20 @@ class OTLPFileExporter(SpanExporter):
 
     @property
     def path(self) -> str:
-        """The file that this process writes now."""
+        """Absolute path of the file that this process is writing."""
         return self._file.path
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those that were written and are kept, the oldest first."""
+        """Paths of the files that were written and not deleted, oldest first."""
         with self._lock:
             return (*self._whole, *(() if self._file.is_empty else (self._file.path,)))
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Appends the spans. Never raises: FAILURE, with a warning once a minute, when any could not be written."""
+        """Appends spans to the file.
+
+        Never raises: returns FAILURE, with a warning once a minute, if any cannot be written.
+        """
         failed = sum(delivery.failed for delivery in self.export_some(spans, 0.0))
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
@@ -117,7 +128,10 @@ class OTLPFileExporter(SpanExporter):
         *,
         again: bool = False,  # noqa: ARG002 (for a queue)
     ) -> Iterator[Delivery]:
-        """As :meth:`export`, saying how many were written; a file does not keep anybody waiting."""
+        """Like :meth:`export`, for a queue: yields the number of written and failed spans.
+
+        Never waits for a receiver.
+        """
         yield Delivery(sending=len(spans))
         written, why = 0, "it is shut down"
         if not self._down:
@@ -134,14 +148,21 @@ class OTLPFileExporter(SpanExporter):
         yield Delivery(written, lost)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Waits for an export that another thread is in; each export hands all it has to the system. False after the timeout."""
+        """Waits for a running export on another thread; exports leave nothing buffered here.
+
+        Args:
+            timeout_millis: longest wait in milliseconds.
+
+        Returns:
+            False after the timeout, else True.
+        """
         if not self._lock.acquire(timeout=max(timeout_millis, 0) / 1000):
             return False
         self._lock.release()
         return True
 
     def shutdown(self) -> None:
-        """Closes the file. Nothing is written after this; a second call has no effect."""
+        """Closes the file. Later exports return FAILURE; a second call has no effect."""
         self._users -= 1
         if self._users > 0:
             return
@@ -153,14 +174,14 @@ class OTLPFileExporter(SpanExporter):
             self._log.warning("OTLPFileExporter: %r could not be closed: %s", self.path, error)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: a file of its own, made when it exports. Called by itself."""
+        """Gives a forked child its own file, which its first export creates. Called automatically."""
         self._log.after_fork_in_child()
         self._file.abandon()
         path = own_path(self._template)
         self._begin(path if PID in self._template else before_suffix(path, str(os.getpid())))
 
     def shared(self) -> OTLPFileExporter:
-        """Itself, for one more user: the last of them to shut it down closes the file."""
+        """Returns this exporter for one more user; the last of them to shut it down closes the file."""
         self._users += 1
         return self
 
@@ -201,7 +222,7 @@ class OTLPFileExporter(SpanExporter):
         self._file = self._new_file()
 
     def _delete_oldest(self, keep: int) -> None:
-        """Once something is in the file after them."""
+        """Deletes the oldest files, once the file after them has spans."""
         while len(self._whole) >= keep:
             oldest = self._whole.popleft()
             try:

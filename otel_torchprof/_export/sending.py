@@ -1,4 +1,4 @@
-"""Messages on their way to one receiver, and what became of the spans in them."""
+"""Sends messages to one receiver and counts the outcomes of their spans."""
 
 from __future__ import annotations
 
@@ -22,47 +22,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportStats:
-    """What an exporter did so far. Every span that it has done with is accepted, rejected or failed, and only once.
+    """Counts of an :class:`OTLPExporter`. Each finished span is accepted, rejected or failed, exactly once. Immutable.
 
-    Those that a :class:`TorchSpanProcessor` keeps for another attempt are in none of the numbers.
+    Spans that a :class:`TorchSpanProcessor` keeps for a retry are in none of the counts.
+
+    Examples:
+        >>> exporter = otp.OTLPExporter("http://localhost:4317")
+        >>> exporter.stats.accepted_spans, exporter.stats.requests
+        (0, 0)
+        >>> exporter.shutdown()
     """
 
     accepted_spans: int = 0
-    """The receiver took them."""
+    """Spans that the receiver accepted."""
     rejected_spans: int = 0
-    """The receiver took their message and said that it dropped them."""
+    """Spans that the receiver dropped, by its response, from messages that it accepted (OTLP's partial success)."""
     failed_spans: int = 0
-    """Never arrived: refused, out of time, after the shutdown, or not to be encoded."""
+    """Spans that never arrived: refused, out of time, exported after the shutdown, or impossible to encode."""
     requests: int = 0
     """Attempts to send a message."""
     retries: int = 0
-    """Those of them that were not the message's first."""
+    """Attempts that were not the first one of their message."""
     bytes_sent: int = 0
     """Bytes of all attempts, before compression."""
     last_error: str = ""
-    """What went wrong last, in words."""
+    """Text of the last error; empty if there was none."""
 
 
 class Transport(Protocol):
-    """A way to send messages; all of it thread-safe."""
+    """A way to send messages. Thread-safe."""
 
     def prepare(self, message: bytes) -> bytes:
-        """What to send, made once for all attempts."""
+        """Returns the bytes to send, made once for all attempts."""
 
     def send(self, message: bytes, timeout: float) -> Response:
-        """Sends what ``prepare`` returned, once, within ``timeout`` seconds."""
+        """Sends the result of ``prepare`` once, within ``timeout`` seconds."""
 
     def close(self) -> None:
-        """Frees the connections."""
+        """Closes the connections."""
 
     def after_fork_in_child(self) -> None:
-        """Lets go of the parent's connections without touching them."""
+        """Forgets the parent's connections without touching them."""
 
 
 class SizeLimit:
-    """Sends messages of one batch or file, but none as large as one with a single span that the receiver found too large.
+    """Sends the messages of one batch or file, except messages as large as one with a single span that was too large.
 
-    Else each span of a resource that alone is too large would be a request.
+    Otherwise each span with a resource that is too large by itself would cost a request.
     """
 
     def __init__(self, send: Callable[[bytes], Response]) -> None:
@@ -113,13 +119,13 @@ class Sender:
         response = self._send(self._transport.prepare(message), len(message), self._timeout(deadline))
         if again:
             self._counts.add(retries=1)
-        if response.outcome is Outcome.RETRY:  # nobody else redacts what others say of it
+        if response.outcome is Outcome.RETRY:  # others log it without redaction
             response = response._replace(reason=self.settings.redacted(response.reason))
             self._counts.add(last_error=response.text)
         return response
 
     def deliver(self, message: bytes, deadline: Deadline) -> Response:
-        """Sends until the response is final, within the settings' timeout and the deadline; never answers RETRY."""
+        """Sends until the response is final, within the settings' timeout and the deadline; never returns RETRY."""
         body = self._transport.prepare(message)
         return deliver(
             lambda timeout: self._send(body, len(message), timeout),
@@ -130,7 +136,7 @@ class Sender:
         )
 
     def count(self, response: Response, spans: int) -> bool:
-        """Counts and logs what became of so many spans; whether their message was taken."""
+        """Counts and logs the outcome of ``spans`` spans; returns whether their message was accepted."""
         reason = self.settings.redacted(response.text)
         if response.outcome is not Outcome.ACCEPTED:
             self._counts.add(failed_spans=spans, last_error=reason)
@@ -145,7 +151,10 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """Sends no more, wakes whoever waits to try again, and closes the connections. Again without effect."""
+        """Stops sending, wakes threads that wait for a retry and closes the connections.
+
+        A second call has no effect.
+        """
         if not self._stopping.is_set():
             self._stopping.set()
             self._transport.close()
@@ -168,7 +177,7 @@ class Sender:
         try:
             return self._transport.send(body, timeout)
         except Exception as error:  # noqa: BLE001 (a transport's surprise is a message that did not arrive)
-            # A connection that is closed under its request raises whatever it comes upon first.
+            # A connection that is closed during its request raises any error.
             return Response(Outcome.REFUSED, CLOSED if self.is_closed else root_cause(error))
 
     def _retrying(self, response: Response, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""``TorchInstrumentor``: torch's work in the traces of any service, as other libraries' instrumentations do for theirs."""
+"""``TorchInstrumentor``: instruments torch, as OpenTelemetry's instrumentations do for other libraries."""
 
 from __future__ import annotations
 
@@ -47,60 +47,63 @@ _logger = logging.getLogger("otel_torchprof")
 _NOT_INSTRUMENTED = "not instrumented"
 _SDK_DISABLED = f"{OTEL_SDK_DISABLED} is true"
 _WORKER_SECONDS = 3.0
-"""What a worker process may take to send its last spans: a DataLoader gives its workers five seconds to end."""
+"""Limit for a worker process to send its last spans: a DataLoader gives its workers five seconds to end."""
 _LOADER_WORKER = "this is a worker of a DataLoader, see loader_workers"
 
 
 class TorchInstrumentor(BaseInstrumentor):
     """Instruments torch: ``TorchInstrumentor().instrument(tracer_provider=provider)``, or ``opentelemetry-instrument``.
 
-    ``instrument()`` takes:
+    A singleton, as every instrumentor; thread-safe. ``docs/services.md`` and ``docs/training.md`` are guides. Arguments
+    of ``instrument()``:
 
-    - ``tracer_provider``: the SDK's; by default the global one, also when that is set later.
-    - ``detail``: ``"off"``, ``"metrics"``, ``"steps"`` (default), ``"modules"``, ``"ops"`` or ``"frames"``; by default as
-      ``OTEL_TORCHPROF_DETAIL`` says. ``"metrics"`` makes no spans and needs no TracerProvider.
-    - ``meter_provider``: gets the durations of steps and figures of the recorder; with ``"metrics"`` also those of operators;
-      by default the global one, also when that is set later.
-    - ``overhead``: share of the time that ``"metrics"`` may cost, above 0, up to 1, by which every step is recorded; by
-      default as ``overhead=`` in ``OTEL_TORCHPROF_METRICS`` says, else 0.01.
-    - ``max_operators``: how many operators have series of their own with ``"metrics"``; by default as
-      ``max_operators=`` in ``OTEL_TORCHPROF_METRICS`` says, else 50.
-    - ``record_shapes``: keep the shapes of operators' inputs, with ``"ops"`` and ``"frames"``.
-    - ``use_device``: the type of device whose times are recorded, ``"cuda"`` for one, from when the program first uses it
-      (``docs/devices.md``); by default as ``OTEL_TORCHPROF_DEVICE`` says, else none. With ``"steps"`` the energy alone.
-    - ``device_events``: for which events, as for :class:`profile`; by default as ``events=`` in ``OTEL_TORCHPROF_DEVICE`` says, else
-      ``"ops"``.
-    - ``energy``: whether the energy counters of NVIDIA's GPUs are read, ten times a second, on a thread of its own; by default
-      where ``use_device`` is ``"cuda"``.
-    - ``gpu_metrics``: False: no :class:`GpuMetrics` for the ``meter_provider``; by default there are, where somebody reads them, unless
-      ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
-    - ``frames``: which of Python's calls are recorded, with ``"frames"``: a :class:`FrameFilter`; by default as the environment
-      says (``OTEL_TORCHPROF_FRAMES``), else all.
-    - ``export_ranks``: which ranks of a distributed program record and export: ``"all"`` (default), ``"node"``, the first of each
-      node, ``"one"``, or a share above 0, up to 1; by default as ``export=`` in ``OTEL_TORCHPROF_RANKS`` says. The others record
-      nothing. ``"metrics"`` is not affected.
-    - ``ranks``: ``"apart"`` (default), a trace per step and rank, or ``"together"``, one per step for all ranks; by default as
-      ``OTEL_TORCHPROF_RANKS`` says.
-    - ``loader_workers``: True: worker processes of a ``DataLoader`` record and export too, each for itself; by default as
-      ``OTEL_TORCHPROF_LOADER_WORKERS`` says, else they do not.
-    - ``sigterm_timeout``: seconds in which what was recorded is sent at SIGTERM, where the program does not handle it
-      (``docs/delivery.md``); 0: SIGTERM is left alone; by default as ``OTEL_TORCHPROF_SIGTERM_TIMEOUT`` says, else 5.
-    - ``blackbox``: ``"steps"`` or ``"ops"``: keep the latest events in memory that outlives the process, whatever ends it
-      (``docs/blackbox.md``), in ``"ops,/a/folder,32M"`` with a folder and a size; by default as ``OTEL_TORCHPROF_BLACKBOX`` says,
-      else not.
-    - ``steps``: what ends a step of training: ``"auto"`` (default), a rule that is learned from the loop itself; ``"program"``:
-      :meth:`step` alone; an optimizer; or a ``DataLoader``, each of whose batches is a step. With ``"auto"``, trainers of Hugging Face and
-      Lightning say it (``docs/frameworks.md``). Whatever it is, :meth:`step` ends one.
-    - ``policy``: which steps are traced in full, and how much of each: a :class:`SpanPolicy`; by default as the environment
-      says.
+    - ``tracer_provider``: the SDK's provider. Default: the global one, even if it is set later.
+    - ``meter_provider``: receives step durations and recorder metrics, and with ``"metrics"`` operator metrics.
+      Default: the global one, even if it is set later.
+    - ``detail``: ``"off"``, ``"metrics"``, ``"steps"``, ``"modules"``, ``"ops"`` or ``"frames"``; ``"metrics"`` creates
+      no spans and needs no TracerProvider. Default: ``OTEL_TORCHPROF_DETAIL``, else ``"steps"``.
+    - ``overhead``: share of the time, above 0, up to 1, that ``"metrics"`` may cost; at 1 every step is recorded.
+      Default: ``overhead=`` of ``OTEL_TORCHPROF_METRICS``, else 0.01.
+    - ``max_operators``: number of operators with their own series with ``"metrics"``. Default: ``max_operators=`` of
+      ``OTEL_TORCHPROF_METRICS``, else 50.
+    - ``record_shapes``: whether to record the shapes of operators' inputs, with ``"ops"`` and ``"frames"``. Default:
+      False.
+    - ``use_device``: type of device to time, such as ``"cuda"``, from its first use on (``docs/measurements.md``); with
+      ``"steps"``, energy only. Default: ``OTEL_TORCHPROF_DEVICE``, else none.
+    - ``device_events``: events to time, as for :class:`profile`. Default: ``events=`` of ``OTEL_TORCHPROF_DEVICE``,
+      else ``"ops"``.
+    - ``energy``: whether a thread reads the energy counters of NVIDIA GPUs ten times a second. Default: True if
+      ``use_device`` is ``"cuda"``.
+    - ``gpu_metrics``: whether :class:`GpuMetrics` go to the ``meter_provider``. Default: True if it has a reader,
+      unless ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
+    - ``frames``: a :class:`FrameFilter` for ``"frames"``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
+    - ``export_ranks``: ranks of a distributed program that record and export: ``"all"``, ``"node"`` (the first of each
+      node), ``"one"``, or a share above 0, up to 1; others record nothing. ``"metrics"`` ignores it. Default:
+      ``export=`` of ``OTEL_TORCHPROF_RANKS``, else ``"all"``.
+    - ``ranks``: ``"apart"``, one trace per step and rank, or ``"together"``, one trace per step of all ranks. Default:
+      ``OTEL_TORCHPROF_RANKS``, else ``"apart"``.
+    - ``loader_workers``: whether worker processes of a ``DataLoader`` record and export too, each on its own. Default:
+      ``OTEL_TORCHPROF_LOADER_WORKERS``, else False.
+    - ``sigterm_timeout``: seconds to send the recorded spans at SIGTERM if the program does not handle it
+      (``docs/losses.md``); 0 leaves SIGTERM alone. Default: ``OTEL_TORCHPROF_SIGTERM_TIMEOUT``, else 5.
+    - ``blackbox``: ``"steps"`` or ``"ops"`` keeps the latest events in memory that outlives the process
+      (``docs/crashes.md``); ``"ops,/a/folder,32M"`` adds a folder and a size. Default: ``OTEL_TORCHPROF_BLACKBOX``,
+      else off.
+    - ``steps``: what ends a training step: ``"auto"`` (default), a rule that is learned from the loop, or the trainers
+      of Hugging Face and Lightning (``docs/training.md``); ``"program"``, only :meth:`step`; an optimizer; or a
+      ``DataLoader``, one step per batch. :meth:`step` always ends a step.
+    - ``policy``: a :class:`SpanPolicy`: the steps to trace in full, and trace size limits. Default:
+      ``OTEL_TORCHPROF_POLICY``.
 
-    Spans go to the :class:`TorchSpanProcessor` that was added to the provider. Where there is none, one is made whose
-    exporters are those that ``OTEL_TRACES_EXPORTER`` names (``otlp`` by default), until one is added. A second ``instrument()`` changes
-    what it is given, and nothing else.
+    Spans go to the provider's :class:`TorchSpanProcessor`. Until one is added, a default processor uses the exporters
+    of ``OTEL_TRACES_EXPORTER`` (``otlp`` by default). Works before and after the import of torch, and does not import
+    it. Continues in a forked process, except in workers of a ``DataLoader``.
 
-    Works before and after torch is imported, and imports nothing of it. In a forked process it continues by itself, but in the workers
-    of a ``DataLoader``.
-    ``uninstrument()`` takes every hook and callback back and sends what was recorded.
+    Examples:
+        >>> torch_instrumentor = otp.TorchInstrumentor()
+        >>> torch_instrumentor.instrument(detail="steps")
+        >>> torch_instrumentor.step({"torch.step.loss": 2.31})
+        >>> torch_instrumentor.uninstrument()
     """
 
     _running: Instrumentation | MetricsInstrumentation | None = None
@@ -108,7 +111,7 @@ class TorchInstrumentor(BaseInstrumentor):
     _processor: TorchSpanProcessor | None = None
     _own: DefaultProcessor | None = None
     _given: Mapping[str, Any] = MappingProxyType({})
-    """The arguments that it was instrumented with."""
+    """Arguments of the last ``instrument()``."""
     _gpus: GpuMetrics | None = None
     _ranks: Ranks | None = None
     _sigterm: SigtermFlush | None = None
@@ -116,18 +119,18 @@ class TorchInstrumentor(BaseInstrumentor):
     _sessions = 0
     _loader_workers = False
     _off = _NOT_INSTRUMENTED
-    """Why nothing is recorded, where nothing is."""
+    """Reason why nothing is recorded, if nothing is."""
     _lock = threading.RLock()
 
     @takes_arguments_of(Options)
     def instrument(self, **given: Any) -> None:
-        """Begins; see the class. Again after the provider's shutdown, which has ended it, without :meth:`uninstrument`.
+        """Starts the instrumentation with the arguments that the class describes.
 
-        While torch is instrumented, arguments other than those in force are applied, with one warning, in a new recording; those that are
-        not given stay as they are.
+        Restarts it after a provider's shutdown. A second call while torch is instrumented applies the arguments that
+        differ, with a warning, in a new recording; other arguments stay in force.
 
         Raises:
-            TypeError, ValueError: a bad argument; the message names it, its value and what is allowed.
+            TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
         """
         with self._lock:
             unused.note_recording()
@@ -157,39 +160,41 @@ class TorchInstrumentor(BaseInstrumentor):
                 raise
 
     def uninstrument(self) -> None:
-        """Takes every hook and callback back and sends what was recorded."""
+        """Removes every hook and callback and sends the recorded spans."""
         with self._lock:
             super().uninstrument()
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """The versions of torch that are instrumented."""
+        """Returns the supported versions of torch, for OpenTelemetry's dependency check."""
         return ("torch >= 2.6",)
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
-        """Says that a step of the loop has ended, and the next begins; from then on nothing else does.
+        """Ends the current step of the loop and begins the next one; after the first call nothing else ends a step.
 
-        Does nothing where nothing is instrumented. Costs some 15 us.
+        Does nothing while torch is not instrumented. Costs about 15 us.
 
         Args:
-            attributes: of the span of the step that has ended, ``{"torch.step.loss": 2.31}``: numbers, booleans, texts.
+            attributes: attributes for the span of the ended step, ``{"torch.step.loss": 2.31}``: numbers, booleans,
+                texts.
         """
         if self._running is not None:
             self._running.step(attributes)
 
     def keep_step(self) -> None:
-        """Keeps the detail of the step that runs, where the policy keeps that of slow steps only: somebody saw something odd.
+        """Samples the current step in full, even if the policy keeps slow steps only.
 
-        Does nothing where no spans are made. Costs some 10 us; any thread.
+        For a program that detects something unusual. Does nothing if no spans are created. Costs about 10 us;
+        thread-safe.
         """
         if isinstance(self._running, Instrumentation):
             self._running.keep_step()
 
     @property
     def health(self) -> ProcessorHealth:
-        """What is on, what is off and why; with ``detail="metrics"`` also how many steps are recorded, and what that costs.
+        """State of every source; with ``detail="metrics"`` also the number of recorded steps and the overhead.
 
-        With the other details it is that of the :class:`TorchSpanProcessor`. Where GPU metrics are read, ``gpus`` among
-        the sources says of them what :attr:`GpuMetrics.health` does.
+        With other details it is the health of the :class:`TorchSpanProcessor`. If GPU metrics are read, the source
+        ``gpus`` summarizes :attr:`GpuMetrics.health`.
         """
         found = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
         if isinstance(self._running, MetricsInstrumentation):
@@ -242,7 +247,7 @@ class TorchInstrumentor(BaseInstrumentor):
             self._box = None
 
     def _end(self) -> None:
-        """All but the black box, which ranks that export nothing have too."""
+        """Ends everything except the black box, which ranks that export nothing have too."""
         self._off = _NOT_INSTRUMENTED
         if self._waiting is not None:
             self._waiting.give_up()
@@ -324,7 +329,7 @@ class TorchInstrumentor(BaseInstrumentor):
         self._watch_gpus(options)
 
     def _is_silent(self) -> bool:
-        """Whether this is a rank that does not export, as far as is known: then nothing is begun."""
+        """Whether this rank is known not to export; then nothing is started."""
         if self._ranks is None:
             return False
         self._ranks.look()
@@ -333,14 +338,14 @@ class TorchInstrumentor(BaseInstrumentor):
         return why is not None
 
     def _is_unwanted(self) -> bool:
-        """Whether this turns out to be a worker of a DataLoader that was started anew; then it is stopped."""
+        """Whether this is a spawned worker of a DataLoader; then it is stopped."""
         if self._loader_workers or not is_loader_worker():
             return False
         self._fall_silent(_LOADER_WORKER)
         return True
 
     def _fall_silent(self, why: str | None = None) -> None:
-        """It turns out now, in the middle of the program's ``init_process_group`` or of a drain."""
+        """Stops on a thread of its own, since the caller is inside ``init_process_group`` or a drain."""
         ranks, running, given = self._ranks, self._running, self._given
 
         def stop() -> None:
@@ -359,7 +364,7 @@ class TorchInstrumentor(BaseInstrumentor):
             self._gpus = GpuMetrics(options.meter_provider).start(look=is_read)
 
     def _give_way(self, processor: TorchSpanProcessor) -> None:
-        """A processor was added after ``instrument()``: it gets torch's spans from now on, and the one that was made is shut down."""
+        """Moves to a processor that was added after ``instrument()`` and shuts the default one down."""
         if not self._lock.acquire(
             blocking=False
         ):  # it is being begun or ended; the next look is a quarter of a second away
@@ -377,7 +382,7 @@ class TorchInstrumentor(BaseInstrumentor):
         own.shutdown()
 
     def _wait_for_provider(self, options: Options) -> None:
-        """Many programs instrument first and configure the SDK later; until then nothing is recorded."""
+        """Waits for the SDK: many programs instrument first and configure it later. Nothing is recorded until then."""
         self._off = "no TracerProvider of opentelemetry-sdk is set yet"
         self._awaiting = options
         self._waiting = ProviderWait(self._start_late)
@@ -390,11 +395,11 @@ class TorchInstrumentor(BaseInstrumentor):
             self._waiting = None
             try:
                 self._start(trace.get_tracer_provider(), self._awaiting)
-            except Exception:  # on a thread of our own nobody else would say so
+            except Exception:  # nothing else reports an error of this thread
                 _logger.exception("torch is not instrumented")
 
     def _begin_in_worker(self) -> None:
-        """In a process of ``multiprocessing``, before what it is for."""
+        """Runs in a process of ``multiprocessing`` before its target."""
         from multiprocessing import util
 
         if is_loader_worker() and not self._loader_workers:
@@ -422,9 +427,10 @@ class TorchInstrumentor(BaseInstrumentor):
 
 @functools.cache
 def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
-    """Lets processes of ``multiprocessing`` send what they have when they end: they skip what others do at exit.
+    """Lets processes of ``multiprocessing`` send their spans when they end: they skip the usual exit handlers.
 
-    Workers of a DataLoader are stopped unless asked for: in every list they would be processes without steps beside the one that trains.
+    Workers of a DataLoader are stopped unless requested: in every list they would be processes without steps beside the
+    one that trains.
     """
     from multiprocessing import util
 
@@ -438,7 +444,7 @@ def _watch_worker_processes(instrumentor: TorchInstrumentor) -> None:
 
 
 def running_ranks() -> Ranks | None:
-    """What this process knows of its ranks, while torch is instrumented."""
+    """Returns the ranks of this process while torch is instrumented, else None."""
     instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
     return None if instance is None else instance._ranks  # noqa: SLF001 - our own
 
@@ -462,7 +468,7 @@ _forking = _Forking()
 
 
 def _before_fork() -> None:
-    """Lets a start or stop on another thread end first, if it does within a second: the child would get half of it."""
+    """Waits up to a second for a start or stop on another thread, of which the child would get half."""
     _forking.prepared = None
     _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=fork.LONGEST_WAIT)  # noqa: SLF001 - our own
     if (running := _running_metrics()) is not None:
@@ -479,7 +485,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # After the processors, whose module is imported first: what they hold is the parent's.
+    # After the processors, whose module is imported first: their spans are the parent's.
     TorchInstrumentor._lock = threading.RLock()  # noqa: SLF001 - our own
     instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
     if instance is not None:

@@ -1,4 +1,4 @@
-"""The arguments of ``TorchInstrumentor().instrument()``, checked, with what the environment says where they do not."""
+"""The arguments of ``TorchInstrumentor().instrument()``, checked, with defaults from the environment."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _P = ParamSpec("_P")
 
 
 class Optimizer(Protocol):
-    """As much of one of torch's as an instrumentation needs."""
+    """The part of torch's ``Optimizer`` that the instrumentation needs."""
 
     param_groups: Any
 
     def step(self) -> Any:
-        """Changes the parameters."""
+        """Updates the parameters."""
 
 
 class Loader(Protocol):
-    """As much of a ``DataLoader`` as an instrumentation needs."""
+    """The part of a ``DataLoader`` that the instrumentation needs."""
 
     dataset: Any
 
     def __iter__(self) -> Any:
-        """The batches."""
+        """Iterates over the batches."""
 
 
 class Options:
-    """The arguments of ``instrument()``, checked: their one list, from which ``instrument()`` has its signature.
+    """The checked arguments of ``instrument()``, and the source of its signature.
 
     Raises:
-        TypeError, ValueError: naming the argument, its value and what is allowed.
+        TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Options:
         )
 
     def differences(self, other: Options) -> set[str]:
-        """Attributes that another has otherwise; a provider that is not given is the global one."""
+        """Returns the attributes that differ from another object; a provider that is not given is the global one."""
         others = other._resolved()
         return {name for name, value in self._resolved().items() if value != others[name]}
 
@@ -125,10 +125,10 @@ class Options:
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """The arguments of ``instrument()``.
+    """Checks the arguments of ``instrument()``.
 
     Raises:
-        TypeError, ValueError: one is wrong, or there is none of that name.
+        TypeError, ValueError: an argument is wrong or unknown.
     """
     allowed = (*(Options.__init__.__kwdefaults__ or {}), *SourceOptions.__annotations__)
     for name in given:
@@ -142,7 +142,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
 def takes_arguments_of(
     function: Callable[_P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
-    """Gives a method that takes any keyword the signature of another function, for people, editors and type checkers."""
+    """Gives a method the signature of another function, for documentation, editors and type checkers."""
 
     def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
         own = next(iter(inspect.signature(method).parameters.values()))
@@ -164,10 +164,11 @@ def live_options(
     device_events: str | None,
     sources: SourceOptions,
 ) -> RecordingOptions:
-    """What a recording that is drained while it runs is to hold, as given, else as the environment says.
+    """Returns the recording options of a live recording: the arguments, else the environment.
 
     Raises:
-        TypeError, ValueError: ``use_device`` is no name, ``device_events`` is nothing that can be timed, ``frames`` no filter.
+        TypeError, ValueError: ``use_device`` is not a name, ``device_events`` is unknown, or ``frames`` is not a
+            filter.
     """
     if use_device is not None and not isinstance(use_device, str):
         raise TypeError(

@@ -1,8 +1,8 @@
-"""What is called at forks and at exit, registered when the package is imported, and in this order.
+"""Callbacks at forks and at exit, registered when the package is imported, in this order.
 
-A program's own functions at exit, which a flush may be waiting for, run before ours only if they were registered later; and ours
-rely on their order among themselves. So all modules that register any are imported here, and no others: these may come when
-something of them is asked for.
+Exit functions of a program, for which a flush may wait, run before this package's only if they were registered later;
+and this package's depend on their order. So all modules that register any are imported here, and no others, which are
+imported on first access to their names.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _forking = threading.local()
 
 
 def imported(module: str) -> Any:
-    """Imports a module for a name that is asked for; a fork waits for it.
+    """Imports a module on access to one of its names; a fork waits for it.
 
-    Python does not release the lock of a module that another thread was importing at the fork: a child that asks too waits for ever.
+    Python does not release the lock of a module that another thread was importing at the fork: a child that imports it
+    waits forever.
     """
     with _importing:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""``TorchSpanProcessor``: the model's work, inside the traces of the service."""
+"""``TorchSpanProcessor``: adds torch's spans to the traces of a service."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MAX_OPEN_SPANS = 100_000
 _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800
-"""What a span object of the SDK takes, for the queue's account (measured with five attributes)."""
+"""Memory of a span object of the SDK, for the queue's limit (measured with five attributes)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,32 +71,48 @@ class _Attached:
 
 
 class TorchSpanProcessor(SpanProcessor):
-    """Brings torch's work into the traces of a service, and sends it to exporters of its own.
+    """Adds torch's spans to the traces of a service and sends them to its own exporters.
 
-    Add it to a TracerProvider, then ``TorchInstrumentor().instrument(tracer_provider=provider)``; until then there is nothing
-    to process. The application's own spans pass through it as through any processor: they are nodes of the
-    tree that averages are made of, and parents of what ran inside them. They are *sent* by the application's own processors,
-    not by this one, except to a :class:`ChromeTraceExporter`, whose file would be incomplete without them.
+    Add it to a TracerProvider, then call ``TorchInstrumentor().instrument(tracer_provider=provider)``; until then it
+    has nothing to process. Spans of the application pass through it as through any processor: they are parents of the
+    work inside them and part of the averages. The application's own processors send them; this one sends them only to a
+    :class:`ChromeTraceExporter`, whose file would be incomplete without them.
 
-    Nothing it does waits on the application's threads: ``on_start`` and ``on_end`` take a microsecond, recording some tens of
-    nanoseconds per operator, and all else is done by two threads of its own. Safe from any thread, and after a fork.
+    Never blocks the application's threads: ``on_start`` and ``on_end`` take a microsecond, recording takes some tens of
+    nanoseconds per operator, and two background threads do the rest. Thread-safe and fork-safe.
 
     Args:
-        exporters: any SpanExporter; :class:`OTLPExporter` and :class:`ChromeTraceExporter` take the spans as columns, at some
-            100 ns each, others as objects, at some 20 us.
-        sdk_spans: None: the application's spans go to Chrome files only, while torch is instrumented; True: to every exporter,
-            also while it is not (a provider that has no other processor); False: to none.
-        memory_limit: bytes that the recorder may hold, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``); beyond it the
-            oldest events go, and are counted.
-        max_queue_size: spans that may wait per exporter; beyond it the oldest go, and are counted (``OTEL_BSP_MAX_QUEUE_SIZE``).
-        max_queue_bytes: memory that spans may wait in, per exporter, by default 256 MiB (``OTEL_TORCHPROF_MAX_QUEUE_BYTES``). While a
-            backend is down this is what bounds how much of it is made up for, at some 120 bytes per span.
-        schedule_delay_millis: time between two exports (``OTEL_BSP_SCHEDULE_DELAY``).
-        max_export_batch_size: spans per call of an exporter that takes objects (``OTEL_BSP_MAX_EXPORT_BATCH_SIZE``).
-        export_timeout_millis: for one call of an exporter (``OTEL_BSP_EXPORT_TIMEOUT``).
+        exporters: any SpanExporter. :class:`OTLPExporter`, :class:`OTLPFileExporter` and :class:`ChromeTraceExporter`
+            take spans as columns, at about 100 ns each; others take objects, at about 20 us each.
+        sdk_spans: whether the application's spans go to these exporters: None, to Chrome files only, while torch is
+            instrumented; True, to all, even while it is not (for a provider without other processors); False, to none.
+            Default: None.
+        memory_limit: limit of the recorder in bytes, beyond which the oldest events are dropped and counted. Default:
+            ``OTEL_TORCHPROF_MEMORY_LIMIT``, else 512 MiB.
+        max_queue_size: limit of spans waiting per exporter, beyond which the oldest are dropped and counted. Default:
+            ``OTEL_BSP_MAX_QUEUE_SIZE``.
+        max_queue_bytes: memory limit of the spans waiting per exporter, in bytes; it limits the length of an outage
+            that loses nothing, at about 120 bytes per span. Default: ``OTEL_TORCHPROF_MAX_QUEUE_BYTES``, else 256 MiB.
+        schedule_delay_millis: milliseconds between two exports. Default: ``OTEL_BSP_SCHEDULE_DELAY``.
+        max_export_batch_size: spans per call of an exporter that takes objects. Default:
+            ``OTEL_BSP_MAX_EXPORT_BATCH_SIZE``.
+        export_timeout_millis: milliseconds for one call of an exporter. Default: ``OTEL_BSP_EXPORT_TIMEOUT``.
 
     Raises:
-        TypeError, ValueError: a bad argument, which the message names.
+        TypeError, ValueError: a bad argument; the message names it.
+
+    Examples:
+        >>> from opentelemetry.sdk.trace import TracerProvider
+        >>> from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+        >>> exporter = InMemorySpanExporter()
+        >>> provider = TracerProvider()
+        >>> provider.add_span_processor(otp.TorchSpanProcessor(exporter))
+        >>> otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops")
+        >>> with provider.get_tracer("app").start_as_current_span("request"):
+        ...     y = torch.ones(3) + 1
+        >>> otp.TorchInstrumentor().uninstrument()
+        >>> [span.name for span in exporter.get_finished_spans() if "add" in span.name]
+        ['aten::add']
     """
 
     _living: ClassVar[weakref.WeakSet[TorchSpanProcessor]] = weakref.WeakSet()
@@ -135,7 +151,7 @@ class TorchSpanProcessor(SpanProcessor):
             unused.note_processor()
 
     def _reset(self) -> None:
-        """What belongs to one process: after a fork the child has no threads, and maybe locks that nobody will release."""
+        """Resets the state of one process: a forked child has no threads and may have locks that are never released."""
         self._attached: _Attached | None = None
         self._drainer = Drainer(self._settings.schedule_delay_millis / 1000, self._hand_on, self._is_due)
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
@@ -145,13 +161,13 @@ class TorchSpanProcessor(SpanProcessor):
         self._lag = self._unseen = self._held = 0
         self._heap = Heap()
 
-    # ---- what the SDK calls ----
+    # ---- called by the SDK ----
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """A span of the application has begun: nothing to do, whoever runs in it finds it by itself."""
+        """Does nothing: recordings find the current span of the application themselves."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """A span of the application has ended; it is looked at with the next drain. Costs a microsecond."""
+        """Queues an ended span of the application for the next drain. Costs a microsecond."""
         attached = self._attached
         if self._down or (attached is None and not self._sends_alone):
             return
@@ -165,7 +181,14 @@ class TorchSpanProcessor(SpanProcessor):
             self._drainer.start()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Sends what has been recorded so far; False when ``timeout_millis`` was not enough, or an exporter refused."""
+        """Sends everything that was recorded so far.
+
+        Args:
+            timeout_millis: limit in milliseconds, shared by all exporters.
+
+        Returns:
+            False after the timeout, or if an exporter failed; else True.
+        """
         deadline = Deadline.after(timeout_millis / 1000)
         drained = self._flush(deadline)
         # All are asked, also when one of them is too slow: each has its own thread, and they share the deadline.
@@ -173,14 +196,14 @@ class TorchSpanProcessor(SpanProcessor):
         return drained and all(flushed)
 
     def shutdown(self) -> None:
-        """Stops recording, sends the rest, shuts the exporters down: within 30 seconds. Further calls do nothing.
+        """Stops recording, sends the remaining spans and shuts the exporters down, within 30 seconds.
 
-        An exporter whose receiver has not answered at all so far is given 5 seconds, several share them.
+        Further calls do nothing. Exporters whose receivers have never responded share 5 seconds.
         """
         self._shut_down(_SHUTDOWN_SECONDS, _UNANSWERED_SECONDS)
 
     def shutdown_within(self, seconds: float) -> None:
-        """:meth:`shutdown` within so many seconds, whether the receivers have answered or not."""
+        """Like :meth:`shutdown`, within a limit in seconds for all receivers, whether they have responded or not."""
         self._shut_down(seconds, math.inf)
 
     def _shut_down(self, seconds: float, unanswered_seconds: float) -> None:
@@ -192,7 +215,7 @@ class TorchSpanProcessor(SpanProcessor):
             if (attached := self._attached) is not None:
                 attached.release(of_recording)
             self.detach(of_recording)
-        except Exception as error:  # noqa: BLE001 - the exporters are shut down whatever this is
+        except Exception as error:  # noqa: BLE001 - the exporters are shut down after any error
             self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
             # One that hangs must not take the time of those after it, whose exporters may have files to close.
@@ -201,25 +224,25 @@ class TorchSpanProcessor(SpanProcessor):
         self._heap.look(0)
         self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
 
-    # ---- what users ask ----
+    # ---- queries ----
 
     def key_averages(self) -> EventList[FunctionEventAvg]:
-        """Sums and counts by name, over the life of this processor, up to now: torch's operators, labels, modules, steps.
+        """Returns sums and counts by name since the start: operators, labels, modules, steps, application spans.
 
-        The spans of the application are in it too, with the time that was neither in their children nor in torch as their
-        own. Takes what has been recorded first (some 0.3 us per event since the last drain). Memory is constant: it grows
-        with the number of names only. Any thread, at any time, also after the shutdown. An operator that only calls one of
-        its own name is one with it, as in torch's lists; where a drain comes between their ends, they count as two.
+        Covers the life of this processor. The self time of an application span is the time outside its children and
+        outside torch. An operator that only calls one of its own name counts once, as in torch's lists, unless a drain
+        comes between their ends. Drains the recorder first (about 0.3 us per event since the last drain). Memory grows
+        with the number of names only. Thread-safe; also works after the shutdown. Times are in microseconds.
         """
         self._flush(Deadline.after(_SHUTDOWN_SECONDS))
         sums, device = self.averages.read(), self.averages.device_type
         return averages_list(sums, None if device is None else device_name(device))
 
     def explain(self) -> Explanation:
-        """What the last 1,000 steps were bound by, with the evidence: as :func:`otel_torchprof.explain` of a file, of this rank.
+        """Explains the last 1,000 steps of this rank, with evidence, as :func:`otel_torchprof.explain` explains a file.
 
-        By phases, and by what the system says of each step: operators, gaps between them and collectives are in files only. Takes what
-        has been recorded first; some 10 ms. Any thread, at any time, also after the shutdown.
+        Uses phases and operating system counters of each step; operators, gaps between them and collectives are only in
+        files. Drains the recorder first; costs about 10 ms. Thread-safe; also works after the shutdown.
 
         Raises:
             TorchProfError: no step has ended.
@@ -233,9 +256,9 @@ class TorchSpanProcessor(SpanProcessor):
 
     @property
     def health(self) -> ProcessorHealth:
-        """What is on, what is off and why, what was recorded, dropped, sent and refused; at any time."""
+        """State of every source, and counts of recorded, dropped, sent and refused events and spans. Thread-safe."""
         attached = self._attached
-        # Who is asked for the notes brings the sources up to date.
+        # Reading the notes updates the sources.
         notes = () if attached is None else tuple(attached.notes())
         if self._lag:
             notes += (
@@ -249,21 +272,21 @@ class TorchSpanProcessor(SpanProcessor):
         sources = {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources}
         return ProcessorHealth(sources, entries.recorded, entries.dropped, exporters, notes, entries.spans)
 
-    # ---- what the instrumentor calls ----
+    # ---- called by the instrumentor ----
 
     @property
     def exporter_figures(self) -> list[ExporterFigures]:
-        """What became of the spans, for metrics."""
+        """Outcomes of the spans, for metrics."""
         return exporter_figures(self._queues, self._settings.max_queue_size)
 
     def figures(self) -> RecorderFigures:
-        """What was recorded, lost and sent so far, for metrics; any thread."""
+        """Returns counts of recorded, dropped and sent events and spans, for metrics. Thread-safe."""
         with self._ledger.lock:
             entries, exporters = self._ledger.read(), self.exporter_figures
         return RecorderFigures(entries, self._recorder_bytes(), self.memory_limit, exporters=exporters)
 
     def refresh(self) -> None:
-        """Takes what has been recorded so far, for a second at most; any thread. Before metrics are read."""
+        """Drains the recorder before metrics are read, for a second at most. Thread-safe."""
         self._drain(Deadline.after(_REFRESH_SECONDS))
 
     @property
@@ -278,16 +301,16 @@ class TorchSpanProcessor(SpanProcessor):
         sources: Mapping[str, str],
         notes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Lets it drain a recording from now on; ``release`` stops the instrumentation when the provider shuts down.
+        """Starts draining a recording; ``release`` stops the instrumentation when the provider shuts down.
 
-        ``sources`` and ``notes`` are for :attr:`health`, which shows what they are when it is asked.
+        ``sources`` and ``notes`` are read by :attr:`health` on each access.
         """
         with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
             self._attached = _Attached(recording, release, sources, notes)
             self._drainer.start()
 
     def detach(self, deadline: Deadline | None = None) -> None:
-        """Ends that: stops the recording and takes the rest, within 30 seconds. Its exporters stay open."""
+        """Stops the recording and drains the rest, within 30 seconds. The exporters stay open."""
         attached = self._attached
         try:
             with self._ledger.let_go():
@@ -297,7 +320,7 @@ class TorchSpanProcessor(SpanProcessor):
             raise
 
     def hand_over(self, to: TorchSpanProcessor) -> None:
-        """Lets another processor drain the recording from now on, and has the averages so far; what waits for exporters stays here."""
+        """Moves the recording and its averages to another processor; spans that wait for exporters stay in this one."""
         attached, self._attached = self._attached, None
         self._drainer.end(Deadline.after(_SHUTDOWN_SECONDS))
         if attached is None:
@@ -328,7 +351,7 @@ class TorchSpanProcessor(SpanProcessor):
         return 0 if attached is None else attached.recording.bytes_buffered
 
     def _is_due(self) -> bool:
-        """Whether so much waits that it is to be taken before it is time; gives memory back where a backlog is over."""
+        """Whether a drain is due before its time; also frees memory after a backlog."""
         held, before = self._recorder_bytes(), self._held
         self._held = held
         self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
@@ -337,13 +360,13 @@ class TorchSpanProcessor(SpanProcessor):
         return full or len(self._ended) >= _MAX_ENDED // 8
 
     def _flush(self, deadline: Deadline) -> bool:
-        """As :meth:`_drain`, and nothing that was recorded until now waits to be told its step."""
+        """Drains, including events that wait for the end of their step."""
         if (attached := self._attached) is not None:
             attached.recording.flush()
         return self._drain(deadline)
 
     def _drain(self, deadline: Deadline) -> bool:
-        """Hands on what was recorded until now; False where there was no time or it failed."""
+        """Drains the recorder; False if the time was over or the drain failed."""
         with self._ledger.let_go():
             return self._drainer.drain(deadline)
 
@@ -352,7 +375,7 @@ class TorchSpanProcessor(SpanProcessor):
         if take is None and attached is not None:
             take = attached.recording.drain
         drained = None if take is None else take()
-        if drained is None and take is not None:  # what ran inside of the application's spans waits, and so do they
+        if drained is None and take is not None:  # events inside the application's spans wait, and so do the spans
             if attached is not None and len(self._ended) >= _MAX_ENDED // 8:
                 attached.recording.flush()
             return NEVER
@@ -380,7 +403,7 @@ class TorchSpanProcessor(SpanProcessor):
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
-        """The application's spans, so many that had ended before the drain, as far as what ran inside of them was drained."""
+        """Queues the first ``count`` ended spans of the application, up to those whose inner events were drained."""
         ended: list[_Ended] = []
         while len(ended) < count and self._ended and self._ended[0][0] <= watermark:
             ended.append(self._ended.popleft())
@@ -396,7 +419,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._add_up(ended)
 
     def _add_up(self, ended: Sequence[_Ended]) -> None:
-        """Adds spans of the application to the averages; children come before their parents, or are not counted there."""
+        """Adds spans of the application to the averages; children must come before their parents to count there."""
         for end, start, name, span_id, parent_id, _span in ended:
             if start is None:
                 continue
@@ -410,18 +433,19 @@ class TorchSpanProcessor(SpanProcessor):
 
     @classmethod
     def after_fork_in_child(cls) -> None:
-        """Lets every processor of a forked child begin anew: the parent sends what the parent recorded."""
+        """Resets every processor of a forked child: the parent sends the parent's recording."""
         for processor in list(cls._living):
             processor._log.after_fork_in_child()  # noqa: SLF001 - its own class
             processor._reset()  # noqa: SLF001
 
 
 def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
-    """What is needed of a span that has ended.
+    """Extracts the needed fields of an ended span.
 
-    Spans wait for a drain by the thousand. Kept as they are, each is a dozen objects that the garbage collector goes through
-    again and again: 66 us of collections per request of 36 us (measured). A plain tuple of plain values it leaves alone, once
-    it has seen it; a subclass such as a NamedTuple it does not, nor one with another inside that it has not seen.
+    Spans wait for a drain by the thousand. As objects, each is a dozen objects that the garbage collector visits again
+    and again: 66 us of collections per request of 36 us (measured). A plain tuple of plain values is untracked after
+    the first visit; a subclass such as a NamedTuple is not, nor is a tuple with another one inside that was not
+    visited.
     """
     context, parent, start, end = span.context, span.parent, span.start_time, span.end_time
     if context is None or end is None:
@@ -430,10 +454,13 @@ def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
 
 
 def _text_of(name: object) -> str:
-    """The SDK takes any object for a name; the text of one may be somebody's code, which is run on the drain's thread."""
+    """Returns the name as text.
+
+    The SDK accepts any object; its ``__str__`` may be application code, which runs on the drain's thread.
+    """
     try:
         return str(name)
-    except Exception:  # noqa: BLE001 - whatever it raises, the events of this drain are not lost by it
+    except Exception:  # noqa: BLE001 - no error may lose the events of this drain
         return f"({type(name).__name__})"
 
 

@@ -1,4 +1,4 @@
-"""What a program may ask of its ranks: the resource of its own one, and the span of any rank's step."""
+"""Public queries about ranks: the resource of this rank, and the span of any rank's step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ __all__ = ["RankResourceDetector", "rank_resource", "step_context"]
 
 
 def rank_resource() -> Resource:
-    """The attributes by which this rank's telemetry is told from that of others: ``torch.distributed.rank`` and the like.
+    """Returns the attributes that identify this rank, such as ``torch.distributed.rank``, as a Resource.
 
-    The instrumentation adds them to its own spans. For metrics, logs and other spans, whose resource is the program's to
-    decide: ``Resource.create({...}).merge(otel_torchprof.rank_resource())``. Before ``init_process_group`` it has what the
-    launcher says (torchrun, SLURM, MPI), after it also a run id where the launcher gave none; in a process that is no rank it is
-    empty. Raises nothing. Any thread; microseconds, and a round trip to the process group's store.
+    The instrumentation adds them to its own spans. For metrics, logs and other spans, whose resource the program sets:
+    ``Resource.create({...}).merge(otel_torchprof.rank_resource())``. Before ``init_process_group`` it has the
+    attributes from the launcher (torchrun, SLURM, MPI); after it, also a run id if the launcher gave none. Empty in a
+    process that is not a rank. Raises nothing. Thread-safe; costs microseconds, and a round trip to the process group's
+    store.
+
+    Examples:
+        >>> from opentelemetry.sdk.resources import Resource
+        >>> resource = Resource.create({"service.name": "training"}).merge(otp.rank_resource())
+        >>> resource.attributes["service.name"]
+        'training'
     """
     from .instrumentor import running_ranks
 
@@ -30,11 +37,21 @@ def rank_resource() -> Resource:
 
 
 def step_context(rank: int, step: int) -> SpanContext | None:
-    """The span of a step on any rank of this run, to link to: computed, without asking that rank.
+    """Computes the SpanContext of a step on any rank of this run, for a link, without communication.
 
-    None where torch is not instrumented, there is one rank only, or the ranks have not agreed on their run yet, which they do
-    when the process group is made. Whether that rank's step was sampled, or will happen, nobody knows here. Any thread;
-    microseconds.
+    The span may be unsampled, or may never exist: this is not known here. Thread-safe; costs microseconds.
+
+    Args:
+        rank: global rank.
+        step: number of the step.
+
+    Returns:
+        None while torch is not instrumented, with one rank only, or before the ranks have agreed on their run, which
+            happens when the process group is created.
+
+    Examples:
+        >>> otp.step_context(rank=3, step=100) is None
+        True
     """
     from .instrumentor import running_ranks
 
@@ -43,8 +60,8 @@ def step_context(rank: int, step: int) -> SpanContext | None:
 
 
 class RankResourceDetector(ResourceDetector):
-    """:func:`rank_resource` for ``OTEL_EXPERIMENTAL_RESOURCE_DETECTORS=torch_ranks``: without a change of code."""
+    """:func:`rank_resource` for ``OTEL_EXPERIMENTAL_RESOURCE_DETECTORS=torch_ranks``, without a change of code."""
 
     def detect(self) -> Resource:
-        """The attributes of this rank."""
+        """Returns the attributes of this rank."""
         return rank_resource()

@@ -1,4 +1,4 @@
-"""``stream``: a profile that hands on what it records while it runs, for as long as it takes."""
+"""``stream``: a profile that sends spans while it records, for runs of any length."""
 
 from __future__ import annotations
 
@@ -46,36 +46,44 @@ _NOT_STARTED, _IS_STOPPED = "not started", "stopped"
 
 
 class stream:  # noqa: N801 - beside profile
-    """A profile whose memory does not grow: ``with otp.stream(otp.ChromeTraceExporter("trace.json")):``.
+    """Profiles with constant memory: ``with otp.stream(otp.ChromeTraceExporter("trace.json")):``.
 
-    Where :class:`profile` keeps every event until it is asked for them, this sends them as spans while it records, every five
-    seconds and whenever some megabytes have come, and keeps only sums. So it can run for hours. What it records, and under
-    which parent, is what :class:`TorchInstrumentor` does with the same ``detail``: every thread, steps by :meth:`step` or by the
-    program's optimizers, each a trace of its own, all of them sampled. It needs no TracerProvider, leaves the application's alone,
-    and may run beside ``TorchInstrumentor``, ``profile`` and other streams. A span of the application that is current is the
-    parent of what runs inside; where that was not sampled, nothing in it is recorded.
+    :class:`profile` keeps every event until it is read. A stream sends its events as spans every five seconds, and
+    whenever some megabytes have accumulated, and keeps only sums, so it can run for hours. It records the same events
+    with the same parents as :class:`TorchInstrumentor` with that ``detail``: every thread, with steps by :meth:`step`
+    or by the program's optimizers. Each step is a trace, and all are sampled. A stream needs no TracerProvider, leaves
+    the application's alone, and may run beside ``TorchInstrumentor``, ``profile`` and other streams. The current span
+    of the application is the parent of the work inside it; inside an unsampled span nothing is recorded.
 
-    With ``detail="frames"`` Python's calls are recorded from the import of torch on; from the start where torch is imported
-    already, or not installed.
+    With ``detail="frames"`` Python calls are recorded from the import of torch on, or from the start if torch is
+    imported or not installed.
 
-    The end of the ``with`` block, also by an exception, sends the rest and shuts the exporters down. A stream is started once. A
-    forked child is not recorded. Recording costs what the instrumentation costs; the sending is done by two threads of its own,
-    and what they cannot keep up with is dropped, the oldest first, and counted. Safe from any thread.
+    The end of the ``with`` block, even by an exception, sends the remaining spans and shuts the exporters down. A
+    stream can be started once. It does not record forked children. Recording costs what the instrumentation costs. Two
+    background threads send; events that they cannot keep up with are dropped, oldest first, and counted. Thread-safe.
 
     Args:
-        exporters: as for :class:`TorchSpanProcessor`; none where only the averages are wanted.
-        detail: ``"steps"``, ``"modules"``, ``"ops"`` or ``"frames"``.
-        record_shapes: keep the shapes of operators' inputs.
-        frames: which of Python's calls are recorded, with ``"frames"``; by default as the environment says, else all.
-        use_device: the type of device whose times are recorded, as for :class:`TorchInstrumentor`.
-        device_events: for which events, likewise.
-        policy: which steps are traced in full and how much of each; by default as the environment says.
-        memory_limit: bytes that the recorder may hold, as for :class:`TorchSpanProcessor`.
-        source_options: what single sources understand: ``energy``, as for :class:`TorchInstrumentor`.
-        resource: of the spans; by default the one that ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` describe.
+        exporters: as for :class:`TorchSpanProcessor`; none if only averages are needed.
+        detail: ``"steps"``, ``"modules"``, ``"ops"`` or ``"frames"``. Default: ``"ops"``.
+        record_shapes: whether to record the shapes of operators' inputs. Default: False.
+        frames: a :class:`FrameFilter` for ``"frames"``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
+        use_device: type of device to time, as for :class:`TorchInstrumentor`.
+        device_events: events to time on the device, as for :class:`TorchInstrumentor`.
+        policy: a :class:`SpanPolicy`. Default: ``OTEL_TORCHPROF_POLICY``.
+        memory_limit: limit of the recorder in bytes, as for :class:`TorchSpanProcessor`.
+        resource: resource of the spans. Default: ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``.
+        source_options: ``energy``, as for :class:`TorchInstrumentor`.
 
     Raises:
-        TypeError, ValueError: a bad argument; the message names it, its value and what is allowed.
+        TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
+
+    Examples:
+        >>> with otp.stream(otp.OTLPFileExporter("trace.otlp")) as recording:
+        ...     for _ in range(3):
+        ...         y = torch.ones(3) + 1
+        ...         recording.step()
+        >>> [average.count for average in recording.key_averages() if average.key == "aten::add"]
+        [3]
     """
 
     def __init__(
@@ -131,11 +139,11 @@ class stream:  # noqa: N801 - beside profile
         self.stop()
 
     def start(self) -> None:
-        """Records from now on. A stream that is never stopped is when the interpreter ends.
+        """Starts the recording. A stream that is still running at the exit of the interpreter is stopped then.
 
         Raises:
-            TorchProfError: it was started before.
-            NativeError: there is no room for another recording (16 in a process).
+            TorchProfError: the stream was started before.
+            NativeError: 16 recordings are running in this process.
         """
         if self._state is not _NOT_STARTED:
             raise TorchProfError("a stream is started once, since its exporters are shut down at its end: make another")
@@ -153,10 +161,13 @@ class stream:  # noqa: N801 - beside profile
             raise
 
     def stop(self, timeout: float | None = None) -> None:
-        """Ends the recording, sends the rest and shuts the exporters down, within so many seconds.
+        """Stops the recording, sends the remaining spans and shuts the exporters down.
 
-        By default within 30, or 5 where no receiver has answered so far, as :meth:`TorchSpanProcessor.shutdown`. A second call does
-        nothing, but the rest of one that was interrupted.
+        A second call has no effect, unless the first was interrupted.
+
+        Args:
+            timeout: limit in seconds. Default: 30, or 5 if no receiver has responded, as
+                :meth:`TorchSpanProcessor.shutdown`.
         """
         if self._state:
             return
@@ -171,7 +182,7 @@ class stream:  # noqa: N801 - beside profile
     def _shut_down(self) -> None:
         seconds = _STOP_SECONDS if self._seconds is None else self._seconds
         deadline = Deadline.after(seconds)
-        # First: a start that was interrupted may not have told the processor of it.
+        # First: an interrupted start may not have attached the processor.
         self._instrumentation.stop(Deadline.after(seconds / 2))
         if self._seconds is None:
             self._processor.shutdown()
@@ -179,30 +190,45 @@ class stream:  # noqa: N801 - beside profile
             self._processor.shutdown_within(deadline.remaining())
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
-        """Says that a step of the loop has ended, and the next begins; from then on nothing else does. Costs some microseconds.
+        """Ends the current step of the loop and begins the next one; after the first call nothing else ends a step.
+
+        Costs some microseconds.
 
         Args:
-            attributes: of the span of the step that has ended: numbers, booleans, texts.
+            attributes: attributes for the span of the ended step: numbers, booleans, texts.
         """
         if not self._state and not self._off:
             self._instrumentation.step(attributes)
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Sends what has been recorded so far; False when so many seconds were not enough, or an exporter refused."""
+        """Sends everything that was recorded so far.
+
+        Args:
+            timeout: limit in seconds. Default: 30.
+
+        Returns:
+            False after the timeout, or if an exporter failed; else True.
+        """
         return self._processor.force_flush(round(timeout * 1000))
 
     def key_averages(self) -> EventList[FunctionEventAvg]:
-        """Sums and counts by name, from the start up to now, as ``TorchSpanProcessor.key_averages``; also after the end."""
+        """Returns sums and counts by name since the start, as :meth:`TorchSpanProcessor.key_averages`.
+
+        Also after the end.
+        """
         return self._processor.key_averages()
 
     @property
     def steps(self) -> int:
-        """Steps that have ended, as far as what was recorded was taken from the recorder."""
+        """Number of ended steps among the drained events."""
         return self._instrumentation.steps
 
     @property
     def health(self) -> ProcessorHealth:
-        """What is on, or was until the end, what is off and why, what was recorded, dropped, sent and refused; at any time."""
+        """State of every source, and counts of recorded, dropped, sent and refused events and spans.
+
+        Also after the end.
+        """
         found = self._processor.health
         if self._off or self._state is _NOT_STARTED:
             return replace(found, sources={"recording": f"off: {self._off or self._state}"})
@@ -212,7 +238,10 @@ class stream:  # noqa: N801 - beside profile
         return replace(found, sources=sources, notes=self._last.notes)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: nothing is recorded, and nothing of the parent's is sent. Called by itself."""
+        """Stops the stream in a forked child, which records nothing and sends nothing of the parent.
+
+        Called automatically.
+        """
         if not self._state:
             self._state = "a forked process"
             self._instrumentation.leave_in_child()

@@ -1,4 +1,4 @@
-"""GPU metrics: what NVIDIA's management library reports about the GPUs, as OpenTelemetry metrics."""
+"""GPU metrics: reports values of NVIDIA's management library as OpenTelemetry metrics."""
 
 from __future__ import annotations
 
@@ -27,24 +27,29 @@ _KILLED = f"off: {config.ENABLED} is false"
 
 
 class GpuMetrics:
-    """Watches the GPUs: utilisation, memory, PCIe traffic, temperature, power, energy, errors and state.
+    """Reports GPU metrics: utilization, memory, PCIe traffic, temperature, power, energy, errors and state.
 
-    Names, units and attributes are those of the semantic conventions (``docs/metrics.md`` lists them). The values are read
-    when a metric reader collects, on its thread, all GPUs in one pass; there is no thread of ours, and between two
-    collections it costs nothing. Whatever cannot be had, the driver included, is a reason in :attr:`health` and no error.
+    Names, units and attributes follow the semantic conventions; ``docs/metrics.md`` lists them. All GPUs are read in
+    one pass when a metric reader collects, on its thread. There is no background thread, and no cost between two
+    collections. If a value or the driver is not available, :attr:`health` has the reason; it is not an error.
 
-    Safe to use from any thread, in any number, and as a context manager. In a forked child it continues where its reader does.
+    Thread-safe; several may run, and it is a context manager. In a forked child it continues if its reader does.
 
     Args:
-        meter_provider: which gets the instruments; the global one by default.
-        devices: ``"visible"``: those that CUDA shows to this process (``CUDA_VISIBLE_DEVICES``); ``"all"``: those of the
-            host. By default what ``OTEL_TORCHPROF_GPU_DEVICES`` says, else ``"visible"``.
-        clock: monotonic seconds.
-        lock_timeout: seconds that a reader waits for one that reads meanwhile.
+        meter_provider: provider of the instruments. Default: the global one.
+        devices: ``"visible"``, the GPUs that CUDA shows to this process (``CUDA_VISIBLE_DEVICES``), or ``"all"``, those
+            of the host. Default: ``OTEL_TORCHPROF_GPU_DEVICES``, else ``"visible"``.
+        clock: function that returns monotonic seconds.
+        lock_timeout: seconds that a reader waits for another one. Default: 0.5.
 
     Raises:
-        ValueError: ``devices`` is neither.
-        TypeError: ``meter_provider`` is none.
+        ValueError: ``devices`` is another value.
+        TypeError: ``meter_provider`` is not a MeterProvider.
+
+    Examples:
+        >>> with otp.GpuMetrics() as metrics:
+        ...     print(metrics.health)
+        nvml o...
     """
 
     def __init__(
@@ -72,9 +77,11 @@ class GpuMetrics:
         fork.watch(self)
 
     def start(self, *, look: bool = True) -> Self:
-        """Begins to watch; no effect when started. Finds the GPUs and reads them once, so that :attr:`health` can tell.
+        """Starts the metrics and returns self; has no effect while they run.
 
-        ``look=False``: leaves that, and NVML, until a metric reader asks, which may be never.
+        Args:
+            look: whether to find and read the GPUs once now, so that :attr:`health` has their state; False loads NVML
+                only when a reader collects. Default: True.
         """
         with self._lock:
             if self._pass is not None:
@@ -91,7 +98,7 @@ class GpuMetrics:
         return self
 
     def stop(self) -> None:
-        """Ends it; no effect when stopped. Readers get nothing more from it, and a reading under way is not waited for."""
+        """Stops the metrics; has no effect while they are stopped. Does not wait for a running collection."""
         with self._lock:
             watched, instruments = self._pass, self._instruments
             self._pass = self._instruments = None
@@ -103,12 +110,12 @@ class GpuMetrics:
         watched.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: with a lock of its own. Called by itself."""
+        """Gives a forked child its own lock. Called automatically."""
         self._lock = threading.Lock()
 
     @property
     def health(self) -> GpuHealth:
-        """What is on, what is off and why, as of the last reading. Asks nothing of the driver."""
+        """State of every metric, as of the last reading: a :class:`GpuHealth`. Does not call the driver."""
         watched = self._pass
         found, look = (Found(off=self._state), Look(0.0)) if watched is None else (watched.found, watched.last)
         states, notes = sources(found, look, METRICS)

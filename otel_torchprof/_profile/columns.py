@@ -1,4 +1,4 @@
-"""What a profile recorded, as columns."""
+"""The recorded events of a profile as columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RecordedColumns:
-    """The part of :class:`profile` that hands out what was recorded as it is. Thread-safe once the recording has stopped."""
+    """Base of :class:`profile` with the raw columns. Thread-safe once the recording has stopped."""
 
     def _batch(self) -> Batch:
         raise NotImplementedError
@@ -21,49 +21,56 @@ class RecordedColumns:
     def columns(self) -> Mapping[str, Array]:
         """Every recorded event as numpy arrays by name, without an object per event.
 
-        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread`` (index into :attr:`threads`),
-        ``sequence_nr``, ``scope`` and the others of ``docs/columns.md``. Read-only; valid as long as they are held.
+        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread``
+        (index into :attr:`threads`), ``sequence_nr``, ``scope`` and others: see ``docs/columns.md``. The arrays are
+        read-only and stay valid while they are referenced.
         """
         return self._batch().columns
 
     @property
     def names(self) -> Names:
-        """The names that :attr:`columns` points to."""
+        """Names by the index in :attr:`columns`."""
         return self._batch().names
 
     @property
     def threads(self) -> Sequence[Thread]:
-        """The threads that :attr:`columns` points to."""
+        """Threads by the index in :attr:`columns`."""
         return self._batch().threads
 
     @property
     def memory(self) -> Mapping[str, Array] | None:
-        """What was allocated and freed, as numpy arrays by name: see ``docs/columns.md``. None without ``profile_memory``."""
+        """Allocations and releases as numpy arrays by name: see ``docs/columns.md``.
+
+        None without ``profile_memory``.
+        """
         return self._batch().memory
 
     @property
     def devices(self) -> Mapping[str, Array] | None:
-        """How long devices worked for events, as numpy arrays by name: see ``docs/columns.md``. None where none was timed."""
+        """Device times of events as numpy arrays by name: see ``docs/columns.md``. None if no device was timed."""
         return self._batch().devices
 
     @property
     def energy(self) -> Mapping[str, Array] | None:
-        """Readings of GPUs' energy counters, as numpy arrays by name: see ``docs/columns.md``. None where there are none."""
+        """Readings of GPU energy counters as numpy arrays by name: see ``docs/columns.md``. None if there are none."""
         return self._batch().energy
 
     @property
     def collectives(self) -> Mapping[str, Array] | None:
-        """Groups, numbers and sizes of collectives, as numpy arrays by name: see ``docs/columns.md``. None without operators."""
+        """Groups, numbers and sizes of collectives as numpy arrays by name: see ``docs/columns.md``.
+
+        None without operators.
+        """
         return self._batch().collectives
 
     @property
     def modules(self) -> tuple[ModuleInfo, ...]:
-        """The modules that were called, by first call: names, classes, parameters. Of ``with_stack``; empty without it."""
+        """Called modules, by first call: names, classes, parameters. Empty without ``with_stack``."""
         info = self._batch().frame_info
         return () if info is None else info.all_modules()
 
     @property
     def optimizers(self) -> tuple[OptimizerInfo, ...]:
-        """The optimizers that made steps, by first step: groups of parameters, state. Of ``with_stack``; empty without it."""
+        """Optimizers that made steps, by first step: parameter groups and state. Empty without ``with_stack``."""
         info = self._batch().frame_info
         return () if info is None else info.all_optimizers()

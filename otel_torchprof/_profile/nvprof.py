@@ -1,4 +1,4 @@
-"""Files of nvprof (``nvprof -o trace_name.prof``) as an EventList: the ranges of ``emit_nvtx`` with the kernels inside."""
+"""Reads files of nvprof (``nvprof -o trace_name.prof``): ranges of ``emit_nvtx`` with their kernels."""
 
 from __future__ import annotations
 
@@ -47,16 +47,25 @@ _THREAD = 2
 
 
 class EnforceUnique:
-    """Raises an error when it sees a key for the second time. For one thread."""
+    """Detects duplicate keys. Not thread-safe. Mirrors torch's class of that name.
+
+    Examples:
+        >>> unique = otp.EnforceUnique()
+        >>> unique.see("kernel", 1)
+        >>> unique.see("kernel", 1)
+        Traceback (most recent call last):
+            ...
+        RuntimeError: duplicate key: ('kernel', 1)
+    """
 
     def __init__(self) -> None:
         self.seen: set[tuple[Any, ...]] = set()
 
     def see(self, *key: Any) -> None:
-        """Remembers a key.
+        """Records a key.
 
         Raises:
-            RuntimeError: it was seen before.
+            RuntimeError: the key was recorded before.
         """
         if key in self.seen:
             raise RuntimeError(f"duplicate key: {key}")
@@ -64,24 +73,30 @@ class EnforceUnique:
 
 
 def load_nvprof(path: str | os.PathLike[str]) -> EventList[FunctionEvent]:
-    """Reads a file that nvprof wrote.
+    """Reads a file of nvprof as an EventList; otherwise like :func:`parse_nvprof_trace`, including its errors.
 
-    Returns and raises what :func:`parse_nvprof_trace` does, as an EventList.
+    Mirrors ``torch.autograd.profiler.load_nvprof``.
+
+    Examples:
+        >>> events = otp.load_nvprof("trace_name.prof")  # doctest: +SKIP
     """
     return EventList(parse_nvprof_trace(path))
 
 
 def parse_nvprof_trace(path: str | os.PathLike[str]) -> list[FunctionEvent]:
-    """The ranges in a file that nvprof wrote, in the order of their begin, each with the kernels launched inside it.
+    """Returns the ranges in a file of nvprof, ordered by start, each with the kernels launched inside it.
 
-    A kernel belongs to every range around its launch: of the thread that launched it, where the file names threads. Names
-    are demangled, of kernels too (torch shows their number in the file). Times are in microseconds from nvprof's own zero
-    (torch shows nvprof's nanoseconds as if they were microseconds). Instants are no events. Costs some microseconds per row,
-    grows with n log n, and reads nothing but the file.
+    Mirrors torch's function of that name. A kernel belongs to every range that encloses its launch, on the launching
+    thread if the file has threads. Names are demangled, also those of kernels (torch shows their number in the file).
+    Times are in microseconds from nvprof's own zero (torch shows nvprof's nanoseconds as microseconds). Instants are
+    not events. Costs some microseconds per row, grows with n log n, and reads nothing but the file. Thread-safe.
 
     Raises:
         OSError: the file cannot be opened.
-        TorchProfError: it is no SQLite file, or none of nvprof's, or damaged; the message names the file and what is wrong.
+        TorchProfError: the file is not SQLite, not of nvprof, or damaged; the message has its path and the reason.
+
+    Examples:
+        >>> events = otp.parse_nvprof_trace("trace_name.prof")  # doctest: +SKIP
     """
     import sqlite3
 

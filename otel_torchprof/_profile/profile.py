@@ -1,4 +1,4 @@
-"""``profile``: torch's profiler, by a change of import."""
+"""``profile``: replaces torch's profiler by a change of import."""
 
 from __future__ import annotations
 
@@ -40,59 +40,70 @@ if TYPE_CHECKING:
 
 
 class profile(ProfileResults):  # noqa: N801 - torch's name
-    """Records what runs between its start and its stop: torch's operators and labels, as averages, traces and spans.
+    """Records torch's operators and labels between start and stop, for averages, traces and spans.
 
-    Takes the arguments of ``torch.autograd.profiler.profile`` and of ``torch.profiler.profile``; ``docs/profile.md`` says what
-    each does here. A context manager, or ``start()`` and ``stop()``. Records the calling thread and what torch carries on for
-    it (autograd's threads, ``jit.fork``), as torch does; ``all_threads=True`` records every thread. Several may run at the same
-    time, on any threads and in any order; each operator is recorded once. May be stopped and read from any thread. Entered
-    again after its end it keeps the events that it has.
+    Takes the arguments of ``torch.autograd.profiler.profile`` and of ``torch.profiler.profile``; ``docs/profile.md`` is
+    the guide. Use it as a context manager, or call ``start()`` and ``stop()``. Records the calling thread and the
+    threads on which torch continues its work (autograd, ``jit.fork``), as torch does; ``all_threads=True`` records
+    every thread. Several profiles may run at the same time, on any threads and in any order; each operator is recorded
+    once. Any thread may stop and read a profile. A profile that is entered again keeps its events.
 
-    Inside a span of the application, its spans join that trace (see ``docs/spans.md``).
+    Inside a span of the application, the profile's spans join that trace (``docs/spans.md``).
 
-    Costs some 25 ns per operator while it runs, over what torch needs to call any observer (40 to 70), and more where caches
-    are cold; nothing before and after. Reading costs some 30 ns per event the first time, whatever is read (see
-    ``docs/benchmarks.md``).
+    Costs about 25 ns per operator while it runs, besides torch's own cost of calling any observer (40 to 70 ns), and
+    more with cold caches; nothing before and after. The first read costs about 30 ns per event
+    (``docs/benchmarks.md``).
 
     Args:
-        enabled: False: nothing is recorded, everything else works.
-        use_cuda: up to torch 2.13, deprecated, with its warning; use ``use_device`` or ``activities``.
-        use_device: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1 backend: its times are recorded
-            (see ``docs/devices.md``), and it is waited for at the end. The CUDA activity means the same.
-        record_shapes: keep the shapes of the operators' inputs.
-        with_flops: estimate floating point operations from the shapes, which are then kept.
-        profile_memory: record allocations and releases.
-        with_stack: record Python and C calls, and the stack of each operator.
-        with_modules: record the hierarchy of modules around each operator; deprecated by torch 2.14, with its warning.
-        use_kineto: chooses nothing here; torch's rules for the other arguments depend on it.
-        use_cpu: False: the CPU's events are not recorded, which needs another activity.
-        experimental_config: a torch ``_ExperimentalConfig``, of which ``trace_only``, ``capture_overload_names`` and
-            ``profile_all_threads`` mean something here.
-        activities: ProfilerActivity values, ours or torch's, or dictionaries from them to lists of activity types.
-        activity_filters: such a dictionary, as torch.autograd's class has it.
-        schedule: gets the number of a step and returns a :class:`ProfilerAction` (see :func:`schedule`).
-        on_trace_ready: called with the profile at the end of each cycle, and at the end where that cuts a cycle short.
-        execution_trace_observer: an object with ``start``, ``stop`` and ``cleanup``, which are called with the recording.
-        acc_events: keep the events of earlier cycles of the schedule.
-        custom_trace_id_callback: returns the id of the trace that begins; by default a random one.
-        post_processing_timeout_s: has no meaning here, where reading takes no such time.
-        all_threads: every thread of the process.
-        operators: True: an error where operators cannot be recorded; None (default): labels alone where torch is not
-            installed; False: labels alone.
-        memory_limit: bytes that may be held in the recorder, by default 512 MiB (``OTEL_TORCHPROF_MEMORY_LIMIT``), by each
-            cycle of a schedule. What comes after is dropped and counted: see :attr:`health`.
-        frames: with ``with_stack``, which calls are recorded; by default as the environment says (``OTEL_TORCHPROF_FRAMES``),
-            else all.
-        device_events: for which events the device's time is measured, each at the cost of two events of its own, some
-            microseconds: ``"ops"`` (operators that give a device work themselves, labels and modules; default), ``"all"``
-            (all operators but views, as torch's legacy engine), ``"labels"`` (labels and modules) or ``"off"``.
-        device_events_every: only in every so many steps, from the first recorded one on.
-        source_options: what single sources understand: ``energy``, whether to read the energy counters of NVIDIA's GPUs, ten
-            times a second, on a thread of its own; by default where the device is ``cuda``.
+        enabled: False records nothing; everything else works. Default: True.
+        use_cuda: deprecated, with torch's warning; up to torch 2.13. Use ``use_device`` or ``activities``.
+        use_device: type of device to time: ``cuda``, ``xpu``, ``mtia``, ``hpu`` or the name of torch's PrivateUse1
+            backend (``docs/measurements.md``). The stop synchronizes with it. The CUDA activity has the same effect.
+        record_shapes: whether to record the shapes of operators' inputs. Default: False.
+        with_flops: whether to estimate floating point operations from the shapes, which are then recorded. Default:
+            False.
+        profile_memory: whether to record allocations and releases. Default: False.
+        with_stack: whether to record Python and C calls, and the stack of each operator. Default: False.
+        with_modules: whether to record the modules that enclose each operator; deprecated in torch 2.14, with its
+            warning.
+        use_kineto: selects nothing here; torch's rules for the other arguments depend on it.
+        use_cpu: False records no CPU events, and needs another activity. Default: True.
+        experimental_config: a torch ``_ExperimentalConfig``; ``trace_only``, ``capture_overload_names`` and
+            ``profile_all_threads`` have an effect.
+        activities: ProfilerActivity values, of this package or torch, or dictionaries from them to lists of activity
+            types.
+        activity_filters: such a dictionary, as in torch.autograd's class.
+        schedule: function from the number of a step to a :class:`ProfilerAction`; see :func:`schedule`. Default: every
+            step.
+        on_trace_ready: called with the profile at the end of each cycle, and at a stop that cuts a cycle short.
+        execution_trace_observer: object whose ``start``, ``stop`` and ``cleanup`` are called with the recording.
+        acc_events: whether to keep the events of earlier cycles of the schedule. Default: False.
+        custom_trace_id_callback: function that returns the id of each trace. Default: random ids.
+        post_processing_timeout_s: has no effect.
+        all_threads: whether to record every thread of the process. Default: False.
+        operators: True raises if operators cannot be recorded; False records labels only. Default: None, operators if
+            torch is installed.
+        memory_limit: limit of the recorder in bytes, per cycle of a schedule; further events are dropped and counted in
+            :attr:`health`. Default: ``OTEL_TORCHPROF_MEMORY_LIMIT``, else 512 MiB.
+        frames: a :class:`FrameFilter` for ``with_stack``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
+        device_events: events to time on the device, at two device events each, some microseconds: ``"ops"`` (operators
+            that launch device work, labels and modules), ``"all"`` (all operators except views, as torch's legacy
+            profiler), ``"labels"`` (labels and modules) or ``"off"``. Default: ``"ops"``.
+        device_events_every: times the device in every n-th step only, from the first recorded step on. Default: 1.
+        source_options: ``energy``, whether a thread reads the energy counters of NVIDIA GPUs ten times a second.
+            Default: True if the device is ``cuda``.
 
     Raises:
-        TorchLibraryError: operators are wanted and cannot be recorded (no compiler); the message names the fix.
-        AssertionError, RuntimeError, TypeError, ValueError: a bad argument; torch's own error where torch has one.
+        TorchLibraryError: operators are required and cannot be recorded (no compiler); the message names the fix.
+        AssertionError, RuntimeError, TypeError, ValueError: a bad argument; torch's own error if torch has one.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> with otp.profile() as prof:
+        ...     y = model(torch.ones(4, 8))
+        >>> print(prof.key_averages().table(sort_by="self_cpu_time_total", row_limit=5))
+        --...  Name  ...  # of Calls...
+        >>> prof.export_chrome_trace("trace.json")
     """
 
     def __init__(
@@ -208,11 +219,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
                 self.execution_trace_observer.cleanup()
 
     def start(self) -> None:
-        """Starts recording, or the schedule. What was recorded before is kept, and joined with what comes now.
+        """Starts the recording, or the schedule. Events of an earlier recording are kept and joined with the new ones.
 
         Raises:
-            RuntimeError: it runs already.
-            NativeError: 16 recordings run already.
+            RuntimeError: the profile is running.
+            NativeError: 16 recordings are running.
         """
         if not self.enabled:
             return
@@ -225,15 +236,17 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._begin_step_label()
 
     def stop(self) -> None:
-        """Stops recording; a second call does nothing, but the rest of one that was interrupted. Events still open end now and are marked unfinished.
+        """Stops the recording.
+
+        Open events end now and are marked unfinished; a second call has no effect, unless the first was interrupted.
 
         Raises:
-            RuntimeError: not started, or this process was forked from one that recorded.
+            RuntimeError: the profile was not started, or this process was forked from the recording one.
         """
         if not self.enabled:
             return
         lock: Any = self._segments.stopping
-        if lock._is_owned():  # noqa: SLF001 - as threading.Condition asks. What is called when a trace is ready stops it
+        if lock._is_owned():  # noqa: SLF001 - as threading.Condition asks. on_trace_ready has called stop()
             return
         with lock:
             if active := self._active:
@@ -242,11 +255,11 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             raise TorchProfError("the profile cannot be stopped: it was not started; use `with profile():` or start()")
 
     def step(self) -> None:
-        """Says that the next step of the loop begins: each step becomes a trace of its own, and a slice in Chrome JSON.
+        """Begins the next step of the loop; each step becomes a trace of its own, and a slice in Chrome JSON.
 
-        The first step begins at the start of the recording. With a schedule the next step may be one that is not recorded, or
-        the first of another cycle; the steps are then labels among the events too. Costs some microseconds within a cycle.
-        Without effect, and said once, while the profile does not run.
+        The first step begins with the recording. With a schedule the next step may be unrecorded or begin another
+        cycle, and steps are labels among the events. Costs some microseconds within a cycle. Has no effect, with one
+        warning, while the profile does not run.
         """
         if self.enabled and not self._active:
             config.warn_once(
@@ -262,16 +275,16 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._begin_step_label()
 
     def prepare_trace(self) -> None:
-        """The first half of :meth:`start`: makes the recording ready, under a new trace id."""
+        """First half of :meth:`start`: prepares the recording, under a new trace id."""
         self._prepare(new_cycle=False)
 
     _prepare_trace = prepare_trace
 
     def start_trace(self) -> None:
-        """The second half of :meth:`start`: records from now on.
+        """Second half of :meth:`start`: starts the recording.
 
         Raises:
-            AssertionError: not prepared, as torch's.
+            AssertionError: the trace was not prepared; torch's error.
         """
         if self.execution_trace_observer is not None:
             self.execution_trace_observer.start()
@@ -291,10 +304,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
     _start_trace = start_trace
 
     def stop_trace(self) -> None:
-        """Stops what :meth:`start_trace` began, after the device in use has done its work.
+        """Stops the recording of :meth:`start_trace`, after synchronizing with the device in use.
 
         Raises:
-            AssertionError: not prepared, as torch's.
+            AssertionError: the trace was not prepared; torch's error.
         """
         if not self._prepared:
             raise AssertionError("Profiler must be initialized before stopping trace")
@@ -312,10 +325,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             )
 
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
-        """Pauses the recording, or continues with it, where the CPU is among the activities; costs nothing while it pauses.
+        """Pauses or resumes the recording, if ``activities`` include the CPU. A paused recording costs nothing.
 
-        What is open at a pause ends there and is marked unfinished. What follows is recorded on the thread that calls this. No
-        effect before the recording and after it.
+        A pause ends open events and marks them unfinished. A resumed recording records the calling thread. Has no
+        effect before and after the recording.
         """
         if not self._tracing or ProfilerActivity.CPU not in map(options.as_activity, activities):
             return
@@ -326,21 +339,21 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._segments.begin()
             self._device_steps.choose(self.step_num, self._segments.time_devices)
 
-    # ---- where it is ----
+    # ---- state ----
 
     @property
     def profiler(self) -> Self | None:
-        """Itself; None before it was begun. In torch.profiler's class this is the profile of torch.autograd inside."""
+        """The profile itself; None before its start. In torch.profiler's class, the inner profile of torch.autograd."""
         return self if self._prepared else None
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and not stopped since; a schedule may leave out the step that runs."""
+        """Whether the profile is started and not stopped; its schedule may skip the current step."""
         return self._active
 
     @property
     def schedule(self) -> Callable[[int], Any]:
-        """The schedule that it was given, or one that records every step. Another one is asked from the next step on."""
+        """The schedule in use. A new one applies from the next step on."""
         return self._cycles.schedule
 
     @schedule.setter
@@ -349,54 +362,60 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
 
     @property
     def step_num(self) -> int:
-        """Number of the step that is running; the first is 0."""
+        """Number of the current step; the first is 0."""
         return self._cycles.step_num
 
     @step_num.setter
     def step_num(self, number: int) -> None:
-        """For loops that count by themselves, from 0 or on from a checkpoint. The schedule is asked for the step after it next."""
+        """Sets the number, for loops that count themselves, from 0 or from a checkpoint.
+
+        The schedule is next asked for the step after it.
+        """
         self._cycles.step_num = operator.index(number)
 
     @property
     def record_steps(self) -> bool:
-        """Whether steps are labels among the events: where there is a schedule."""
+        """Whether steps are labels among the events: True with a schedule."""
         return self._labels_steps
 
     @property
     def profiler_kind(self) -> Any:
-        """Torch's ``ProfilerState`` for the device that is in use; imports torch."""
+        """Torch's ``ProfilerState`` of the device in use; imports torch."""
         return options.torchs_state(self)
 
     @property
     def current_action(self) -> ProfilerAction:
-        """What the schedule says of that step."""
+        """The schedule's :class:`ProfilerAction` of the current step."""
         return self._cycles.current
 
     @property
     def health(self) -> Health:
-        """What was on, what was off and why, what was dropped, how long its parts took; at any time."""
+        """State of every source, counts of dropped events, and durations: a :class:`Health`.
+
+        Can be read at any time.
+        """
         return replace(self._segments.health(), stats=self._figures)
 
     def _stats(self) -> ProfilerStats:
-        """As ``health.stats``, under the name that torch.profiler has for it."""
+        """``health.stats``, under the name in torch.profiler."""
         return self._figures
 
-    # ---- what goes with the trace ----
+    # ---- ids and options of the trace ----
 
     def set_custom_trace_id_callback(self, callback: Callable[[], str] | None) -> None:
-        """Sets what gives the ids of the traces that begin from now on; None: random ones."""
+        """Sets the function that returns the ids of new traces; None for random ids."""
         self.custom_trace_id_callback = callback
 
     def default_trace_id(self) -> str:
-        """A random id for a trace: 32 hexadecimal digits, as torch's."""
+        """Returns a random trace id: 32 hexadecimal digits, as torch's."""
         return f"{uuid.uuid4().int:032X}"
 
     def create_trace_id(self) -> str:
-        """The id for a trace that begins: what the callback returns, or a random one."""
+        """Returns the id of a new trace: the callback's result, or a random id."""
         return self.custom_trace_id_callback() if self.custom_trace_id_callback else self.default_trace_id()
 
     def config(self, create_trace_id: bool = False) -> Any:
-        """The profile's options as torch's ``ProfilerConfig``; imports torch.
+        """Returns the options of the profile as torch's ``ProfilerConfig``; imports torch.
 
         Raises:
             ImportError: torch is not installed.
@@ -455,4 +474,4 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
 
 
 _KinetoProfile = profile
-"""Torch's base class, without schedules: here its one class, which needs none."""
+"""Torch's base class without schedules; here the same class."""

@@ -1,4 +1,4 @@
-"""What can be asked of a profile that has recorded: events, averages, tables, traces and spans."""
+"""Results of a profile: events, averages, tables, traces and spans."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Path = str | os.PathLike[str]
 
 
 class ProfileResults(RecordedColumns):
-    """The half of :class:`profile` that reads. Thread-safe once the recording has stopped."""
+    """Base of :class:`profile` that reads the recording. Thread-safe once the recording has stopped."""
 
     def __init__(self, segments: Segments) -> None:
         self.enabled = True
@@ -94,10 +94,10 @@ class ProfileResults(RecordedColumns):
     # ---- events and averages ----
 
     def events(self) -> EventList[FunctionEvent]:
-        """The events as torch shows them: a list whose ``FunctionEvent`` objects are made when they are looked at.
+        """Returns the events as torch shows them: a list that creates ``FunctionEvent`` objects on access.
 
         Raises:
-            RuntimeError: not finished, or ``trace_only`` was asked for.
+            RuntimeError: the profile has not finished, or has ``trace_only``.
         """
         if self._trace_only:
             raise TorchProfError(
@@ -111,15 +111,15 @@ class ProfileResults(RecordedColumns):
 
     @property
     def function_events(self) -> EventList[FunctionEvent]:
-        """As :meth:`events`, under the name that torch.autograd.profiler has for it."""
+        """The result of :meth:`events`, under its name in torch.autograd.profiler."""
         return self.events()
 
     @property
     def kineto_results(self) -> ProfilerResult | None:
-        """What was recorded as torch's profiler keeps it: ``experimental_event_tree()`` gives everything as one tree.
+        """The recording in the form of torch's profiler; ``experimental_event_tree()`` returns all of it as one tree.
 
-        For torch's own analyses, such as ``torch.profiler._pattern_matcher``, which read ``prof.profiler.kineto_results``.
-        None before it has finished. See ``docs/events.md``.
+        For torch's analyses, such as ``torch.profiler._pattern_matcher``, which read ``prof.profiler.kineto_results``.
+        None before the profile has finished. See ``docs/profile.md``.
         """
         if not self._is_finished():
             return None
@@ -132,7 +132,10 @@ class ProfileResults(RecordedColumns):
             return self._result
 
     def _memory_profile(self) -> Any:
-        """Torch's ``MemoryProfile`` of it, which :meth:`export_memory_timeline` is much faster than; imports torch."""
+        """Torch's ``MemoryProfile`` of the recording, much slower than :meth:`export_memory_timeline`.
+
+        Imports torch.
+        """
         from torch.profiler._memory_profiler import MemoryProfile
 
         from . import memory_timeline
@@ -147,41 +150,41 @@ class ProfileResults(RecordedColumns):
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
     ) -> EventList[FunctionEventAvg]:
-        """Sums and counts by name (and by shapes, stack, overload), as torch's. Needs no object per event.
+        """Returns sums and counts by name (and by shapes, stack, overload), as torch's. Creates no event objects.
 
-        The arguments are those of :meth:`EventList.key_averages`.
+        The arguments are those of :meth:`EventList.key_averages`; times are in microseconds.
         """
         return self.events().key_averages(
             group_by_input_shape, group_by_stack_n, group_by_overload_name, include_python_functions
         )
 
     def total_average(self) -> FunctionEventAvg:
-        """Sums over all events, under the key ``Total``."""
+        """Returns sums over all events, under the key ``Total``."""
         return self.events().total_average()
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Sum of all self times on the CPU, in microseconds."""
+        """Sum of the self CPU times of all events, in microseconds."""
         return self.events().self_cpu_time_total
 
     def to_pandas(self) -> pd.DataFrame:
-        """All events as a DataFrame, a row each, as :meth:`EventList.to_pandas`: times in us, sizes in bytes.
+        """Returns all events as a DataFrame, one row each: see :meth:`EventList.to_pandas`.
 
-        Makes no event. Raises ImportError where pandas is not installed.
+        Times are in us, sizes in bytes. Creates no event objects. Raises ImportError if pandas is not installed.
         """
         return self.events().to_pandas()
 
     def table(self, **arguments: Any) -> str:
-        """All events as text; the arguments are those of :meth:`EventList.table`."""
+        """Returns all events as a text table; the arguments are those of :meth:`EventList.table`."""
         return self.events().table(**arguments)
 
     def export_stacks(self, path: Path, metric: str = "self_cpu_time_total", *, merged: bool = False) -> None:
         """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
 
         Raises:
-            AssertionError: recorded without ``with_stack``, as torch's.
-            RuntimeError: not finished.
-            ValueError: another metric than those of ``supported_export_stacks_metrics()``.
+            AssertionError: recorded without ``with_stack``; torch's error.
+            RuntimeError: the profile has not finished.
+            ValueError: the metric is not one of ``supported_export_stacks_metrics()``.
         """
         events = self.events()
         if not self.with_stack:
@@ -189,13 +192,13 @@ class ProfileResults(RecordedColumns):
         events.export_stacks(path, metric, merged=merged)
 
     def export_memory_timeline(self, path: str, device: str | None = None) -> None:
-        """Writes what memory was used for over time, in torch's formats: ``.html``, ``.json``, ``.json.gz``, ``.raw.json.gz``.
+        """Writes memory use over time by category, as ``.html``, ``.json``, ``.json.gz`` or ``.raw.json.gz``.
 
-        Told by category, as ``docs/memory.md`` says. Deprecated by torch, with a FutureWarning. ``device`` defaults to the
-        device of the profile, else ``cuda:0`` where there is one, else ``cpu``.
+        The formats are torch's; ``docs/measurements.md`` describes the categories. Deprecated in torch, with its
+        FutureWarning. ``device`` defaults to the device of the profile, else ``cuda:0`` if there is one, else ``cpu``.
 
         Raises:
-            ValueError: recorded without ``record_shapes``, ``profile_memory`` or ``with_stack``, as torch's.
+            ValueError: recorded without ``record_shapes``, ``profile_memory`` or ``with_stack``; torch's error.
         """
         warn_caller(
             "`export_memory_timeline` is deprecated and will be removed in a future version. Please use "
@@ -216,7 +219,7 @@ class ProfileResults(RecordedColumns):
         return f"<profile of {len(self._batch() if self._trace_only else self.events())} events>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: figures, the averages with the most self time, the health; None where that fails."""
+        """Summary for a notebook: counts, averages by self time, health; None if that fails."""
         return markup.attempt(self._html)
 
     def _html(self) -> str:
@@ -235,30 +238,30 @@ class ProfileResults(RecordedColumns):
         self._metadata.add(key, value)
 
     def add_metadata_json(self, key: str, value: str) -> None:
-        """Adds what a JSON text stands for to the top level of the Chrome trace.
+        """Adds a value, given as JSON, to the top level of the Chrome trace.
 
         Raises:
-            ValueError: the value is no JSON.
+            ValueError: the value is not JSON.
         """
         self._metadata.add_json(key, value)
 
     def preset_metadata_json(self, key: str, value: str) -> None:
-        """As :meth:`add_metadata_json`, from the next start on.
+        """Like :meth:`add_metadata_json`, from the next start on.
 
         Raises:
-            ValueError: the value is no JSON.
+            ValueError: the value is not JSON.
         """
         self._metadata.add_preset(key, value)
 
     def wait_for_exports(self) -> None:
-        """Returns at once: each file is written when its export returns. Torch 2.14 writes those of one of its backends later."""
+        """Returns at once: exports write before they return. Torch 2.14 has a backend that writes later."""
 
     def take_pending_cupti_export(self) -> None:
-        """None: there is no export that waits. Torch 2.14 has some, of the same backend."""
+        """Returns None: no export is pending here. Torch 2.14 has pending exports of the same backend."""
         return
 
     def get_trace_id(self) -> str | None:
-        """The id of the trace, as it stands at the top level of the Chrome trace; None before one was begun."""
+        """Returns the trace id, which the Chrome trace has at its top level; None before a trace has begun."""
         return self.trace_id if self._prepared else None
 
     def export_chrome_trace(
@@ -267,15 +270,15 @@ class ProfileResults(RecordedColumns):
         metadata: Mapping[str, Any] | None = None,
         use_python_export: bool = False,  # noqa: ARG002 - of torch's signature
     ) -> None:
-        """Writes a Chrome JSON trace, gzipped where the name ends in ``.gz``.
+        """Writes a Chrome JSON trace for ui.perfetto.dev, chrome://tracing and tools for torch's traces.
 
-        For ui.perfetto.dev, chrome://tracing and tools that read torch's own traces. ``metadata`` is added at its top level, after what
-        :meth:`add_metadata` and its like were given. Streamed: memory does not grow with the trace. ``use_python_export``
-        chooses between two writers of torch's and has no meaning here.
+        A name that ends in ``.gz`` is compressed. ``metadata`` is added at the top level, after the values of
+        :meth:`add_metadata`. Streams the file: memory does not grow with the trace. ``use_python_export`` selects one
+        of torch's writers and has no effect here.
 
         Raises:
-            ExportError: the file cannot be written; a file that was there before is still whole.
-            ValueError: metadata that is no JSON.
+            ExportError: the file cannot be written; an older file stays complete.
+            ValueError: ``metadata`` is not JSON.
         """
         self.export_as(path, "chrome", metadata=metadata)
 
@@ -288,14 +291,14 @@ class ProfileResults(RecordedColumns):
         resource: Resource | None = None,
         detail: str = "ops",
     ) -> None:
-        """Writes a file in one of the formats ``chrome``, ``otlp`` and ``otlp_json``, gzipped where the name ends in ``.gz``.
+        """Writes a file in the format ``chrome``, ``otlp`` or ``otlp_json``, compressed if the name ends in ``.gz``.
 
-        Streamed: memory does not grow with the file. ``metadata`` as in :meth:`export_chrome_trace`, ``resource`` and ``detail`` as in
-        :meth:`export_otlp`; a format that has no use for one ignores it.
+        Streams the file: memory does not grow with it. Arguments as in :meth:`export_chrome_trace` and
+        :meth:`export_otlp`; a format ignores those that it does not use.
 
         Raises:
-            ExportError: the file cannot be written; a file that was there before is still whole.
-            ValueError: another format or detail, or metadata that is no JSON.
+            ExportError: the file cannot be written; an older file stays complete.
+            ValueError: the format or detail is unknown, or ``metadata`` is not JSON.
         """
         check_detail(detail)
         if format_name not in FORMATS:
@@ -316,10 +319,10 @@ class ProfileResults(RecordedColumns):
         file.write(path, FORMATS[format_name](recorded))
 
     def explain(self) -> Explanation:
-        """What the steps were bound by, with the evidence: as :func:`otel_torchprof.explain` of a file.
+        """Explains the steps, with evidence, as :func:`otel_torchprof.explain` explains a file.
 
-        Steps are those that :meth:`step` or a schedule told; at least 25 are needed for a verdict. Writes the spans to a temporary file
-        and reads it: some 30 us an event. Print ``prof.explain()`` for the text of ``otel-torchprof explain``.
+        Needs steps of :meth:`step` or of a schedule, at least 25 for a verdict. Writes the spans to a temporary file
+        and reads it: about 30 us per event. ``print(prof.explain())`` writes the text of ``otel-torchprof explain``.
 
         Raises:
             TorchProfError: nothing was recorded, or there are no steps.
@@ -333,14 +336,14 @@ class ProfileResults(RecordedColumns):
             return explain(path)
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
-        """Writes the spans as one OTLP protobuf message, or as lines of OTLP/JSON where the name ends in ``.json`` or ``.jsonl``.
+        """Writes the spans as one OTLP protobuf message, or as OTLP/JSON lines to a name in ``.json`` or ``.jsonl``.
 
-        Gzipped where ``.gz`` comes after that. ``otel-torchprof send`` delivers either form. The message is what an OTLP/HTTP receiver takes as the body of a POST to ``/v1/traces``, and what ``TracesData`` of opentelemetry-proto reads.
-        ``detail``: as in :meth:`spans`.
+        ``.gz`` after either compresses the file. ``otel-torchprof send`` sends both. The message can be the body of a
+        POST to ``/v1/traces``; ``TracesData`` of opentelemetry-proto parses it. ``detail`` as in :meth:`spans`.
 
         Raises:
             ExportError: the file cannot be written.
-            ValueError: another detail.
+            ValueError: the detail is unknown.
         """
         format_name = "otlp_json" if otlp_json.is_json(os.fspath(path)) else "otlp"
         self.export_as(path, format_name, resource=resource, detail=detail)
@@ -348,27 +351,26 @@ class ProfileResults(RecordedColumns):
     def to_otlp(
         self, *, resource: Resource | None = None, max_bytes: int = otlp.DEFAULT_MAX_BYTES, detail: str = "ops"
     ) -> Iterator[bytes]:
-        """The spans as serialized ``ExportTraceServiceRequest`` messages, each under 1 MiB (or ``max_bytes``).
+        """Iterates over serialized ``ExportTraceServiceRequest`` messages, each below ``max_bytes`` (1 MiB).
 
-        ``resource`` defaults to that of the TracerProvider in use. ``detail``: as in :meth:`spans`.
+        ``resource`` defaults to that of the TracerProvider in use; ``detail`` as in :meth:`spans`.
 
         Raises:
-            ValueError: another detail, or a bad ``max_bytes``.
+            ValueError: the detail is unknown, or ``max_bytes`` is not allowed.
         """
         found = resource or sdk.current_resource()
         table = self._limited(detail)
         return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
     def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> SpanList:
-        """The spans as a sequence of OpenTelemetry's ``ReadableSpan``, each made when it is looked at (some 30 us).
+        """Returns the spans as a sequence of OpenTelemetry's ``ReadableSpan``, created on access (about 30 us each).
 
-        ``detail`` says how much of what was recorded becomes spans, as that of the instrumentation: ``"modules"``: modules and
-        labels; ``"ops"``: operators too; ``"frames"``: Python's calls too, which are most of all that ``with_stack`` records.
-        What is left out has no span of its own, and what ran inside of it is below the nearest span around it. An event has the
-        same ids at every detail.
+        ``detail`` selects the events that become spans: ``"modules"``, modules and labels; ``"ops"``, also operators;
+        ``"frames"``, also Python calls, most of a recording with ``with_stack``. Children of an omitted event are below
+        its nearest parent with a span. Ids do not depend on the detail.
 
         Raises:
-            ValueError: another detail.
+            ValueError: the detail is unknown.
         """
         found = resource or sdk.current_resource()
         return SpanList(self._limited(detail), resource=found, scope=sdk.instrumentation_scope())
@@ -381,18 +383,18 @@ class ProfileResults(RecordedColumns):
         detail: str = "ops",
         policy: SpanPolicy | None = None,
     ) -> int:
-        """Sends the spans to a SpanExporter; returns how many. The exporter stays open.
+        """Sends the spans to a SpanExporter and returns their number.
 
-        Each trace is brought within the budget of ``policy`` first (5,000 spans and 4 MB by default, or as the environment says;
-        ``docs/spans.md``), of which nothing else applies to a profile; all are sent to an exporter that takes whole traces, as
-        :class:`ChromeTraceExporter` does. :class:`OTLPExporter` and that one take them as columns, any other as objects,
-        ``batch_size`` at a time. ``detail``: as in :meth:`spans`.
-        With ``OTEL_SDK_DISABLED=true`` none are sent, and the answer is 0.
+        0 with ``OTEL_SDK_DISABLED=true``. The exporter stays open. Reduces each trace to the trace size limit of
+        ``policy`` (default: the environment's, else 5,000 spans and 4 MB; ``docs/spans.md``), whose other options do
+        not apply to a profile. Exporters that take whole traces, such as :class:`ChromeTraceExporter`, get all spans.
+        They and :class:`OTLPExporter` take spans as columns, others as objects, ``batch_size`` at a time. ``detail`` as
+        in :meth:`spans`.
 
         Raises:
-            ExportError: the exporter answered FAILURE; the message says how many spans had been taken, and ``reason`` what the transport
-                of an :class:`OTLPExporter` said.
-            ValueError: another detail.
+            ExportError: the exporter returned FAILURE; the message has the number of spans accepted before, ``reason``
+                the error of an :class:`OTLPExporter`.
+            ValueError: the detail is unknown.
         """
         budget = None if sdk.takes_whole_traces(exporter) else checked_policy(policy).rules().budget
         table = self._limited(detail, budget)
@@ -444,7 +446,7 @@ class ProfileResults(RecordedColumns):
         return events
 
     def _forget_results(self) -> None:
-        """What was read no longer is all that there is."""
+        """Drops cached results, which no longer cover the whole recording."""
         with self._segments.reading:
             self._events, self._result, self._spans, self._ids = None, None, {}, sdk.SameIds()
 
@@ -452,7 +454,7 @@ class ProfileResults(RecordedColumns):
         return self._marks.steps(self._batch()["start"], labelled=self._labels_steps)
 
     def _limited(self, detail: str, budget: Budget | None = None) -> SpanTable:
-        """The spans as they are sent: each trace within the budget, if there is one, and then each span within OpenTelemetry's limits."""
+        """The spans to send: traces within the size limit, if any, and spans within OpenTelemetry's limits."""
         check_detail(detail)
         # The ids are made here: two threads that read at the same time have to get the same ones.
         with self._segments.reading:
@@ -465,7 +467,7 @@ class ProfileResults(RecordedColumns):
         return within_limits(table, sdk.span_limits())
 
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
-        """Every span with its attributes, and the id of the synthetic root of each."""
+        """Makes every span with its attributes, and the id of the synthetic root of each."""
         whole = self._batch()
         batch, callers = displayed(without(whole, step_labels(whole)) if self._labels_steps else whole, detail)
         new_trace_id, new_span_id = self._ids.again()

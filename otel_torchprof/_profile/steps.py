@@ -1,8 +1,8 @@
-"""``KinetoStepTracker``: the step of the training loop, as those who count it agree on it.
+"""``KinetoStepTracker``: the global step of the training loop, on which all counters agree.
 
-There is one truth. Once torch's profiler is imported it is torch's own tracker, which torch's hooks drive as well and which
-tells Kineto (and so a daemon that profiles on demand) of every new step. Before that, and without torch, it is kept here;
-what was counted by then is handed over, without telling Kineto of steps that were over before it was there.
+There is one tracker. Once torch's profiler is imported it is torch's, which torch's hooks drive as well and which
+notifies Kineto (and so a daemon that profiles on demand) of every new step. Before that, and without torch, it is kept
+here; its counts are handed over later, without notifying Kineto of steps before the import.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from otel_torchprof._sources.torch_hooks import OptimizerHooks
 __all__ = ["KinetoStepTracker", "OptimizerSteps", "ProfilerSteps"]
 
 _PROFILER_STEP = "ProfilerStep"
-"""The requester under which torch counts the steps of profiles."""
+"""Requester under which torch counts the steps of profiles."""
 
 _numbers = itertools.count(1)
 
 _OPTIMIZER = "Optimizer"
-"""The requester under which torch counts the steps of optimizers."""
+"""Requester under which torch counts the steps of optimizers."""
 
 
 class _OwnTracker:
-    """Counts where torch does not: the same methods as torch's class."""
+    """The methods of torch's class, without torch."""
 
     def __init__(self) -> None:
         self._current_step = 0
@@ -57,7 +57,7 @@ class _OwnTracker:
         return self._current_step
 
     def hand_over(self, torchs: Any) -> None:
-        """Leaves to torch's tracker what was counted here, and begins at zero again."""
+        """Moves the counts to torch's tracker, and restarts at zero."""
         for requester, count in self._step_dict.items():
             torchs._step_dict[requester] = max(torchs._step_dict.get(requester, 0), count)  # noqa: SLF001
         torchs._current_step = max(torchs._current_step, self._current_step)  # noqa: SLF001
@@ -65,11 +65,18 @@ class _OwnTracker:
 
 
 class KinetoStepTracker:
-    """The global step: every requester counts its own steps, and the largest count is the step.
+    """The global step: each requester counts its own steps, and the maximum is the global step. Mirrors torch's class.
 
-    So a program that calls ``profile.step()`` and whose optimizer is counted too is not counted twice. A requester that is
-    new begins at the current step. All calls may come from any thread; they take a lock and about a microsecond. Torch's
-    own hooks do not take that lock, only Python's.
+    A program that calls ``profile.step()`` and whose optimizer is counted too is therefore counted once. A new
+    requester begins at the current step. Thread-safe: calls take a lock and about a microsecond. Torch's own hooks do
+    not take that lock, only the GIL.
+
+    Examples:
+        >>> step = otp.KinetoStepTracker.current_step()
+        >>> otp.KinetoStepTracker.increment_step("loader") - step
+        1
+        >>> otp.KinetoStepTracker.erase_step_count("loader")
+        True
     """
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
@@ -77,34 +84,34 @@ class KinetoStepTracker:
 
     @classmethod
     def init_step_count(cls, requester: str) -> None:
-        """Lets a requester begin at the current step, also one that has counted before."""
+        """Sets the count of a requester to the current step, even if it has counted before."""
         with cls._lock:
             cls._tracker().init_step_count(requester)
 
     @classmethod
     def erase_step_count(cls, requester: str) -> bool:
-        """Forgets a requester; whether there was one. The current step stays."""
+        """Removes a requester and returns whether it existed. The current step stays."""
         with cls._lock:
             return bool(cls._tracker().erase_step_count(requester))
 
     @classmethod
     def increment_step(cls, requester: str) -> int:
-        """Counts a step of a requester, and returns the current step.
+        """Counts a step of a requester and returns the current step.
 
-        Kineto is notified of every new step. A step that jumps by more than one is warned of (UserWarning).
+        Notifies Kineto of every new step. Warns (UserWarning) if the step increases by more than one.
         """
         with cls._lock:
             return int(cls._tracker().increment_step(requester))
 
     @classmethod
     def current_step(cls) -> int:
-        """The largest count so far."""
+        """Returns the largest count so far."""
         with cls._lock:
             return int(cls._tracker().current_step())
 
     @classmethod
     def _tracker(cls) -> Any:
-        """Torch's tracker where its profiler is imported, else the one kept here."""
+        """Torch's tracker if its profiler is imported, else the one kept here."""
         torchs = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
         if torchs is None:
             return cls._own
@@ -114,35 +121,35 @@ class KinetoStepTracker:
 
 
 class ProfilerSteps:
-    """The steps that a program marks by ``step()``.
+    """The steps that a program reports by ``step()``.
 
-    They count where Kineto's daemon follows steps, as torch's do: where ``KINETO_USE_DAEMON`` is set. Each profile is a
-    requester of its own, while torch's profiles share one name, so that two profiles over one loop count its steps once.
+    They count if Kineto's daemon follows steps, as torch's do: if ``KINETO_USE_DAEMON`` is set. Each profile is a
+    requester of its own, while torch's profiles share one name, so that two profiles of one loop count its steps once.
     """
 
     def __init__(self) -> None:
         self._requester = f"{_PROFILER_STEP} otel_torchprof {next(_numbers)}"
 
     def begin(self) -> None:
-        """The profile starts: it counts from the current step."""
+        """Starts counting at the current step."""
         KinetoStepTracker.init_step_count(self._requester)
 
     def step(self) -> None:
-        """The loop's next step begins."""
+        """Counts the next step of the loop."""
         if os.environ.get("KINETO_USE_DAEMON", ""):
             KinetoStepTracker.increment_step(self._requester)
 
     def end(self) -> None:
-        """The profile stops; a second call does nothing."""
+        """Stops counting; a second call has no effect."""
         KinetoStepTracker.erase_step_count(self._requester)
 
 
 class OptimizerSteps:
-    """Lets the program's optimizers count steps, under the requester ``Optimizer``.
+    """Counts the steps of the program's optimizers, under the requester ``Optimizer``.
 
-    Two optimizers that take turns make one step per round (torch's own hook, which counts every call of either, makes two).
-    Where torch's hook is there (``KINETO_USE_DAEMON`` was set when torch was imported) that one counts and this one does
-    not. Installing and removing is for one thread. A call of an optimizer costs about a microsecond more.
+    Two optimizers that alternate make one step per round (torch's own hook, which counts every call of either, makes
+    two). If torch's hook is installed (``KINETO_USE_DAEMON`` was set when torch was imported), only that one counts.
+    Install and remove on one thread. A call of an optimizer costs about a microsecond more.
     """
 
     def __init__(self) -> None:
@@ -158,7 +165,7 @@ class OptimizerSteps:
         self._hooks.install(self._steps.optimizer_stepped)
 
     def remove(self) -> None:
-        """Takes the hook out of torch; without effect where there is none."""
+        """Removes the hook; no effect if there is none."""
         self._hooks.remove()
 
 

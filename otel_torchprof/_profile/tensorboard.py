@@ -1,4 +1,4 @@
-"""Traces as files where TensorBoard's profiler plugin looks for them."""
+"""``tensorboard_trace_handler``: writes traces where TensorBoard's profiler plugin looks for them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ def tensorboard_trace_handler(
     use_gzip: bool = False,
     use_python_export: bool = False,
 ) -> Callable[[Any], None]:
-    """For ``on_trace_ready``: writes each trace into a folder, under the names that torch's handler gives.
+    """Returns a handler for ``on_trace_ready`` that writes each trace into a folder, under torch's file names.
 
-    The names are ``<worker>.<Unix ns>.pt.trace.json``, with ``.gz`` if asked for.
+    The names are ``<worker>.<Unix ns>.pt.trace.json``, with ``.gz`` on request. Same arguments as torch's function.
 
     Args:
-        dir_name: made when the first trace is ready.
-        worker_name: different for every process; by default host and process id.
-        use_gzip: compress the files.
-        use_python_export: handed on to ``export_chrome_trace``, where it has no meaning.
+        dir_name: path of the folder, which the first trace creates.
+        worker_name: name that is unique per process. Default: host name and process id.
+        use_gzip: whether to compress the files. Default: False.
+        use_python_export: passed to ``export_chrome_trace``, where it has no effect.
 
     Raises:
-        TypeError: ``dir_name`` is no path.
-        RuntimeError: (the handler) the folder cannot be made; :class:`ExportError` if the file cannot be written.
+        TypeError: ``dir_name`` is not a path.
+        RuntimeError: (the handler) the folder cannot be created; :class:`ExportError` if the file cannot be written.
+
+    Examples:
+        >>> import os
+        >>> with otp.profile(on_trace_ready=otp.tensorboard_trace_handler("log", "worker0")):
+        ...     y = torch.ones(3) + 1
+        >>> os.listdir("log")
+        ['worker0....pt.trace.json']
     """
     if not isinstance(dir_name, str | os.PathLike):
         raise TypeError(f"dir_name is {dir_name!r}; it must be the path of a folder")

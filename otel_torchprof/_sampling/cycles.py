@@ -1,4 +1,4 @@
-"""Schedules: which steps of a loop are recorded, and what has to be done between two of them."""
+"""Schedules: which steps of a loop are recorded, and the actions between two steps."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
 
 
 class ProfilerAction(enum.Enum):
-    """What is done in a step: the values of ``torch.profiler.ProfilerAction``, without torch.
+    """Action of a profile in one step: the members and values of ``torch.profiler.ProfilerAction``, without torch.
 
-    Equal to torch's of the same value, whichever stands first, so that schedules of one work with profilers of the other.
+    Equal to torch's member of the same value in either order, so schedules of one package work with profilers of the
+    other.
+
+    Examples:
+        >>> otp.ProfilerAction.RECORD == torch.profiler.ProfilerAction.RECORD
+        True
     """
 
     NONE = 0
-    """Nothing is recorded."""
+    """Records nothing."""
     WARMUP = 1
-    """Everything is made ready; nothing is recorded."""
+    """Prepares the recording; records nothing."""
     RECORD = 2
-    """Everything is recorded."""
+    """Records the step."""
     RECORD_AND_SAVE = 3
-    """Everything is recorded, and at the end of the step ``on_trace_ready`` is called."""
+    """Records the step and calls ``on_trace_ready`` at its end."""
     DEVICE_STOPPED = 4
-    """Torch's own, for a device that gave up; no schedule may return it."""
+    """Set by torch for a device that stopped; a schedule must not return it."""
 
     def __eq__(self, other: object) -> bool:
         return type(other).__name__ == "ProfilerAction" and self.value == getattr(other, "value", None)
@@ -39,18 +44,28 @@ class ProfilerAction(enum.Enum):
 def schedule(
     *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Callable[[int], ProfilerAction]:
-    """A schedule for :class:`profile`: cycles of ``wait`` idle steps, ``warmup`` steps, and ``active`` recorded ones.
+    """Returns a schedule for :class:`profile`: cycles of ``wait`` idle, ``warmup`` and ``active`` recorded steps.
+
+    Same arguments as ``torch.profiler.schedule``.
 
     Args:
-        wait: steps of each cycle in which nothing happens.
-        warmup: steps after these in which the profile makes itself ready.
-        active: steps after these that are recorded; at the end of the last one ``on_trace_ready`` is called.
-        repeat: number of cycles; 0 for as many as there are steps.
-        skip_first: steps before the first cycle.
-        skip_first_wait: not 0: the first cycle has no ``wait``.
+        wait: idle steps at the start of each cycle.
+        warmup: steps after these in which the profile prepares itself.
+        active: recorded steps after these; ``on_trace_ready`` is called at the end of the last one.
+        repeat: number of cycles. Default: 0, no limit.
+        skip_first: steps before the first cycle. Default: 0.
+        skip_first_wait: if not 0, the first cycle has no ``wait``. Default: 0.
+
+    Returns:
+        A function from the number of a step, from 0 on, to its :class:`ProfilerAction`. Thread-safe.
 
     Raises:
-        AssertionError: a negative number, or nothing active; as torch's.
+        AssertionError: a number is negative, or ``active`` is 0; torch's error.
+
+    Examples:
+        >>> action = otp.schedule(wait=1, warmup=1, active=2, repeat=1)
+        >>> [action(step).name for step in range(5)]
+        ['NONE', 'WARMUP', 'RECORD', 'RECORD_AND_SAVE', 'NONE']
     """
     if wait < 0 or warmup < 0 or active <= 0 or repeat < 0 or skip_first < 0:
         raise AssertionError(
@@ -72,7 +87,7 @@ def schedule(
 def plan(
     *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Callable[[int], ProfilerAction]:
-    """As :func:`schedule`, of numbers that are right, and without a word about warming up, of which a recorder needs none."""
+    """The function of :func:`schedule`, for checked numbers and without its warning about a missing warm-up."""
     length = wait + warmup + active
 
     def action(step: int) -> ProfilerAction:
@@ -92,7 +107,7 @@ def plan(
 
 
 def always(_step: int) -> ProfilerAction:
-    """The schedule of a profile that was given none: every step is recorded."""
+    """Schedule of a profile without one: records every step."""
     return ProfilerAction.RECORD
 
 
@@ -109,9 +124,9 @@ _RECORDED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def moves(before: ProfilerAction, after: ProfilerAction | None) -> list[Move]:
-    """What lies between a step and the next one; ``after`` None for the end of the profile.
+    """Returns the moves between a step and the next one; ``after`` is None at the end of the profile.
 
-    Warns of an order that no cycle has: a warm-up or a recording that breaks off.
+    Warns of orders that no cycle has: a warm-up or a recording that is cut short.
     """
     if before is after and before is not ProfilerAction.RECORD_AND_SAVE:
         return []
@@ -134,7 +149,7 @@ def _leaving(before: ProfilerAction, after: ProfilerAction | None) -> list[Move]
 
 
 def _entering(before: ProfilerAction, after: ProfilerAction | None) -> list[Move]:
-    # What was prepared in a warm-up, or is left over from a recording that broke off, is not prepared again.
+    # A recording that is prepared, by a warm-up or since one was cut short, is not prepared again.
     found = []
     if before in {ProfilerAction.NONE, ProfilerAction.RECORD_AND_SAVE} and after not in {None, ProfilerAction.NONE}:
         found.append(Move.PREPARE)
@@ -144,16 +159,16 @@ def _entering(before: ProfilerAction, after: ProfilerAction | None) -> list[Move
 
 
 class Cycles:
-    """Where a profile is in its schedule.
+    """Position of a profile in its schedule.
 
     Args:
-        schedule: gets the number of a step and returns a ProfilerAction, ours or torch's.
+        schedule: function from the number of a step to a ProfilerAction, of this package or of torch.
 
-    What does the moves is passed by each call and not kept: a profile that kept one that does its own would be freed by
-    a collection only, with all that it has recorded. It gets a move, and whether a step brought it.
+    Each call passes the function that performs the moves, and no reference to it is kept: a profile in a reference
+    cycle would keep its recording until a garbage collection. The function gets the move and whether a step caused it.
 
     Raises:
-        TypeError, ValueError: the schedule answers with something else, or with DEVICE_STOPPED.
+        TypeError, ValueError: the schedule returns another type, or DEVICE_STOPPED.
     """
 
     def __init__(self, schedule: Callable[[int], Any]) -> None:
@@ -162,12 +177,12 @@ class Cycles:
         self.current = self._asked(0)
 
     def begin(self, do: Do) -> None:
-        """The profile starts."""
+        """Starts the profile."""
         for move in moves(ProfilerAction.NONE, self.current):
             do(move, False)
 
     def advance(self, do: Do) -> None:
-        """The next step begins. A schedule that fails leaves everything as it was."""
+        """Begins the next step. If the schedule raises, the position is unchanged."""
         following = self._asked(self.step_num + 1)
         before, self.current = self.current, following
         self.step_num += 1
@@ -175,7 +190,7 @@ class Cycles:
             do(move, True)
 
     def end(self, do: Do) -> None:
-        """The profile ends; a later begin continues with the step that it ended in."""
+        """Ends the profile; a later :meth:`begin` continues with the step in which it ended."""
         for move in moves(self.current, None):
             do(move, False)
 

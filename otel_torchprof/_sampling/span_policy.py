@@ -1,11 +1,11 @@
-"""Which steps are traced in full, and how much of each: ``TorchInstrumentor().instrument(policy=SpanPolicy(...))``."""
+"""``SpanPolicy``: which steps are traced in full, and how large their traces may be."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Callable  # noqa: TC003 - a type of a dataclass, which somebody may ask for
+from collections.abc import Callable  # noqa: TC003 - a type of a dataclass, whose annotations may be evaluated
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,36 +26,49 @@ _SCHEDULE_KEYS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 @dataclass(frozen=True)
 class SpanPolicy:
-    """How a training job's hundred thousand events a second become traces that people and their stores can take.
+    """Sampling policy and trace size limits of a training job, which has a hundred thousand events per second.
 
-    Three decisions, in this order. *Before* a step: whether it is recorded in detail (``schedule``, ``every``, ``ratio``: all
-    three must want it). *After* it: whether its detail is kept (``keep``). *Then*: what of it fits into a trace
-    (``max_spans``, ``max_bytes``, ``short``). A step that loses its detail by one of the first two keeps its span; whether there
-    is a span at all is for the provider's sampler to say. Where there are no steps, the top-level module, label or operator is
-    what a step is otherwise; only ``keep`` and the budget apply to it.
+    Makes three decisions, in this order. *Before* a step: whether it is traced in full. ``schedule``, ``every`` and
+    ``ratio`` must all select it. *After* it, tail sampling: whether its detail is sampled (``keep``). *Then*: which
+    spans fit into its trace (``max_spans``, ``max_bytes``, ``short``). A step that is not selected or not sampled still
+    has its step span, if the provider's sampler samples it. Without steps, a top-level module, label or operator takes
+    the place of a step; only ``keep`` and the size limits apply to it.
 
-    Immutable, hence safe to share.
+    Immutable, so threads may share it. ``docs/backends.md`` is the guide.
 
     Args:
-        schedule: which steps, by number, as for :class:`profile`; see :func:`schedule`.
-        every: every n-th step, from step 0 on.
-        ratio: share of the steps, above 0, up to 1, by their trace ids, as OpenTelemetry's ``TraceIdRatioBased`` decides: a
-            provider that samples by ratio and this choose among the same steps, and do not multiply.
-        keep: ``"all"``, or ``"slow"``: only of steps that turn out slow, that something failed in, or that were asked for by
-            ``TorchInstrumentor().keep_step()``. The others shrink to their span and its phases, with their averages on it. Steps are
-            compared with steps, evaluations with evaluations, checkpoints with checkpoints; set-up is kept.
-        slow_quantile: of the durations of the last 200 of a kind, above which one is slow; None: no such rule. Below 20, and as long
-            as the quantile would be the longest of them, one is slow above three times their median, from the fourth on.
-        slow_limit: seconds from which on a step is slow, whatever the others took; None: no such rule.
-        max_spans: in a trace. Beyond it runs of short spans of one name are aggregated, then short ones collapsed into their
-            parents, then the trace is split into linked ones (``docs/spans.md``).
-        max_bytes: of a trace, as OTLP; beyond it the same.
-        short: seconds below which spans may be aggregated and collapsed; None: a step's duration divided by ``max_spans``, which is
-            what a picture of it cannot show anyway.
-        job_interval: seconds after which the span of the job is ended and the next one begun; 0: no such spans.
+        schedule: function from the number of a step to a :class:`ProfilerAction`, as for :class:`profile`; see
+            :func:`schedule`. Default: every step.
+        every: selects every n-th step, from step 0 on. Default: 1.
+        ratio: share of the steps, above 0, up to 1, selected by trace id as OpenTelemetry's ``TraceIdRatioBased`` does:
+            together with a provider that samples by ratio the smaller ratio applies, not the product. Default: 1.
+        keep: ``"all"``, or ``"slow"``: samples only steps that are slow, contain an error, or were requested by
+            ``TorchInstrumentor().keep_step()``; others are reduced to the step span with its phases and averages. Steps
+            are compared with steps, evaluations with evaluations, checkpoints with checkpoints; set-up is always
+            sampled. Default: ``"all"``.
+        slow_quantile: quantile of the last 200 durations of a kind above which one is slow; None for no such rule.
+            Below 20 durations, and while the quantile is their maximum, a duration above three times their median is
+            slow, from the fourth on. Default: 0.95.
+        slow_limit: seconds from which on a step is always slow. Default: None, no such rule.
+        max_spans: limit of spans per trace. Beyond it, runs of short spans of one name are aggregated, then short spans
+            are collapsed into their parents, then the trace is split into linked traces (``docs/spans.md``). Default:
+            5,000.
+        max_bytes: size limit of a trace as OTLP, in bytes, with the same effect. Default: 4,000,000.
+        short: seconds below which spans may be aggregated and collapsed. Default: None, the step's duration divided by
+            ``max_spans``, which no display of the trace can resolve.
+        job_interval: seconds after which the job span ends and the next one begins; 0 for no job spans. Default: 600.
 
     Raises:
-        TypeError, ValueError: a bad argument; names it, its value and what is allowed.
+        TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
+
+    Examples:
+        >>> policy = otp.SpanPolicy(every=10, keep="slow", slow_limit=1.5)
+        >>> policy.max_spans
+        5000
+        >>> otp.SpanPolicy(ratio=2)
+        Traceback (most recent call last):
+            ...
+        ValueError: ratio is 2; it must be a number above 0, up to 1
     """
 
     schedule: Callable[[int], Any] | None = None
@@ -81,7 +94,7 @@ class SpanPolicy:
 
     @classmethod
     def from_environment(cls) -> SpanPolicy:
-        """As ``OTEL_TORCHPROF_POLICY`` says; what is bad in it is warned of once and ignored."""
+        """Returns the policy in ``OTEL_TORCHPROF_POLICY``; bad parts of it are ignored, with one warning each."""
         found: dict[str, Any] = {}
         for name, (setting, _) in _SETTINGS.items():
             value = setting._replace(parse=functools.partial(_read, name)).read()
@@ -90,12 +103,12 @@ class SpanPolicy:
         return cls(**found, schedule=_schedule_of_environment())
 
     def choice(self) -> StepChoice:
-        """Which steps are recorded in detail, for the model."""
+        """Returns the selection of steps that are traced in full, in internal form."""
         given = self.schedule
         return StepChoice(None if given is None else lambda step: given(step) in _DETAILED, self.every, self.ratio)
 
     def rules(self) -> Rules:
-        """What becomes of those that were, for the model."""
+        """Returns the tail sampling rules and size limits, in internal form."""
         return Rules(
             Budget(self.max_spans, self.max_bytes, self.short),
             keep_all=self.keep == "all",
@@ -105,10 +118,10 @@ class SpanPolicy:
 
 
 def checked_policy(given: SpanPolicy | None) -> SpanPolicy:
-    """The policy that was given, else the environment's.
+    """Returns the given policy, else the environment's.
 
     Raises:
-        TypeError: it is none.
+        TypeError: ``given`` is not a SpanPolicy.
     """
     if given is None:
         return SpanPolicy.from_environment()
@@ -119,28 +132,28 @@ def checked_policy(given: SpanPolicy | None) -> SpanPolicy:
 
 
 def policy_without_code() -> SpanPolicy:
-    """The environment's, where it has one; else the detail of slow steps only, which is what a backend on a laptop can take."""
+    """Returns the environment's policy, else ``keep="slow"``, whose volume a backend on a laptop can store."""
     return SpanPolicy.from_environment() if os.environ.get(config.POLICY, "").strip() else SpanPolicy(keep="slow")
 
 
 def policy_of_texts(texts: Mapping[str, str]) -> SpanPolicy:
-    """The environment's, but for the settings that are given, as somebody typed them.
+    """Returns the environment's policy with some settings replaced, given as text.
 
     Raises:
-        ValueError: one is bad; names it, its value and what is allowed.
+        ValueError: a setting is bad; the message has its name, its value and the allowed values.
     """
     return replace(SpanPolicy.from_environment(), **{setting: _read(setting, text) for setting, text in texts.items()})
 
 
 def _read(setting: str, text: str) -> Any:
-    """A setting that is text, if it is allowed."""
+    """Parses the text of a setting and checks it."""
     parse = _PARSERS[setting]
     try:
         value = parse(text)
     except ValueError:
         if parse is _schedule:
             raise
-        value = text  # which is no number: the policy says what is allowed
+        value = text  # not a number: the policy raises with the allowed values
     return getattr(SpanPolicy(**{setting: value}), setting)
 
 

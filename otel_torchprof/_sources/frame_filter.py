@@ -1,4 +1,4 @@
-"""Which of Python's calls a profile records: ``profile(with_stack=True, frames=FrameFilter(...))``."""
+"""``FrameFilter``: which Python calls a profile records: ``profile(with_stack=True, frames=FrameFilter(...))``."""
 
 from __future__ import annotations
 
@@ -19,28 +19,37 @@ _ENTRIES = "module names (torch.nn), and paths or globs, which have a / or a * (
 
 @dataclass(frozen=True)
 class FrameFilter:
-    """Which calls are recorded; what is left out costs next to nothing while the profile runs.
+    """Selects the Python calls to record. Calls that are not selected cost next to nothing.
 
-    Entries of ``include`` and ``exclude`` are names of modules, each of which stands for what is in it too (``torch.nn``), or
-    paths and globs: whatever has a ``/`` or a ``*``, or ends in ``.py``. A path stands for a file or for all in a folder, and
-    where it does not begin with ``/`` it may begin at any folder; ``*`` stands for any characters, ``/`` too. A glob without
-    ``/`` is held against module names as well. A call is recorded when ``include`` is empty or has it, and ``exclude`` has it
-    not; what it calls is judged by itself, and hangs under the nearest call around it that is recorded. Calls of
-    ``torch.nn.Module`` objects and steps of optimizers are not judged: they are there whatever the two say.
+    Entries of ``include`` and ``exclude`` are module names, which include submodules (``torch.nn``), or paths and
+    globs: entries with a ``/`` or a ``*``, or that end in ``.py``. A path selects a file or everything in a folder;
+    without a leading ``/`` it may begin at any folder. ``*`` matches any characters, including ``/``. A glob without
+    ``/`` is also matched against module names. A call is recorded if ``include`` is empty or matches it, and
+    ``exclude`` does not match it. Its callees are matched on their own, and become children of the nearest recorded
+    call. Calls of ``torch.nn.Module`` objects and optimizer steps are always recorded.
 
-    Immutable, hence safe to share between threads, profiles and processes.
+    Immutable, so threads, profiles and processes may share it.
 
     Args:
-        include: record these functions only.
-        exclude: but not these.
-        max_depth: how many recorded calls may be open around each other on a thread, at least 1, not counting those that were
-            open at the start; None: any number.
-        min_duration: seconds; shorter calls are taken out when the recording is read. They still cost their recording.
-        c_functions: False: no C functions. Those that are recorded go with the function that calls them.
-        modules_only: nothing but the calls of ``torch.nn.Module`` objects and the steps of optimizers.
+        include: functions to record. Default: all.
+        exclude: functions not to record. Default: none.
+        max_depth: limit of nested recorded calls per thread, at least 1, not counting calls that were open at the
+            start. Default: None, no limit.
+        min_duration: seconds; shorter calls are removed when the recording is read, but their recording still costs
+            time. Default: 0.
+        c_functions: whether to record C functions, which follow the selection of their caller. Default: True.
+        modules_only: whether to record only calls of ``torch.nn.Module`` objects and optimizer steps. Default: False.
 
     Raises:
-        TypeError, ValueError: a bad argument; names it, its value and what is allowed.
+        TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
+
+    Examples:
+        >>> import json
+        >>> only = otp.FrameFilter(include=["json"], c_functions=False)
+        >>> only.decide(json.dumps.__code__, "json")
+        True
+        >>> with otp.profile(with_stack=True, frames=only) as prof:
+        ...     text = json.dumps([1])
     """
 
     include: Iterable[str] = ()
@@ -65,28 +74,30 @@ class FrameFilter:
 
     @property
     def judges_code(self) -> bool:
-        """Whether :meth:`decide` may answer False."""
+        """Whether :meth:`decide` can return False."""
         return self._included is not None or self._excluded is not None
 
     def decide(self, code: types.CodeType, module_name: str | None) -> bool:
-        """Whether calls of a function are recorded, by ``include`` and ``exclude`` alone. Some microseconds; pure.
+        """Whether calls of a function are recorded according to ``include`` and ``exclude``.
+
+        Pure; costs some microseconds.
 
         Args:
-            code: of the function.
-            module_name: that it was defined in (``__name__`` of its globals); None where that is not known.
+            code: code object of the function.
+            module_name: its module (``__name__`` of its globals); None if unknown.
         """
         if not self.judges_code:
             return True
         path = code.co_filename
         if not path.startswith("<"):
-            path = os.path.abspath(path)  # noqa: PTH100 - must not resolve: the name is what people know it by
+            path = os.path.abspath(path)  # noqa: PTH100 - must not resolve: users know the path by this name
         if self._included is not None and not self._included.have(path, module_name):
             return False
         return self._excluded is None or not self._excluded.have(path, module_name)
 
     @classmethod
     def from_environment(cls) -> FrameFilter:
-        """As ``OTEL_TORCHPROF_FRAMES`` says; what is bad in it is warned of once and ignored."""
+        """Returns the filter in ``OTEL_TORCHPROF_FRAMES``; bad parts of it are ignored, with one warning each."""
         found: dict[str, Any] = {}
         for name, (setting, parse) in _SETTINGS.items():
 
@@ -100,10 +111,10 @@ class FrameFilter:
 
 
 def checked_filter(given: FrameFilter | None) -> FrameFilter:
-    """The filter that was given, else the environment's.
+    """Returns the given filter, else the environment's.
 
     Raises:
-        TypeError: it is none.
+        TypeError: ``given`` is not a FrameFilter.
     """
     if given is None:
         return FrameFilter.from_environment()
@@ -114,14 +125,14 @@ def checked_filter(given: FrameFilter | None) -> FrameFilter:
 
 
 class _Entries(NamedTuple):
-    """What ``include`` or ``exclude`` has, as one expression each."""
+    """The entries of ``include`` or ``exclude`` as one expression for modules and one for paths."""
 
     modules: re.Pattern[str] | None
     paths: re.Pattern[str] | None
 
     @classmethod
     def of(cls, entries: Iterable[str]) -> _Entries | None:
-        """None where there are none."""
+        """Compiles entries; None if there are none."""
         modules = [_as_expression(entry) for entry in entries if "/" not in entry and not entry.endswith(".py")]
         paths = [_path_expression(entry) for entry in entries if _is_path(entry)]
         if not modules and not paths:
@@ -129,7 +140,7 @@ class _Entries(NamedTuple):
         return cls(_any_of(modules, r"(\..*)?"), _any_of(paths, "(/.*)?"))
 
     def have(self, path: str, module_name: str | None) -> bool:
-        """Whether one of them fits."""
+        """Whether an entry matches."""
         if self.modules is not None and module_name is not None and self.modules.fullmatch(module_name):
             return True
         return self.paths is not None and self.paths.fullmatch(path) is not None
@@ -207,7 +218,7 @@ _SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
     "c_functions": (config.C_FUNCTIONS, parsers.switch),
     "modules_only": (config.MODULES_ONLY, parsers.switch),
 }
-"""How each is read from the environment."""
+"""Settings and parsers for the environment, by argument."""
 
 ALL_FRAMES = FrameFilter()
-"""Leaves nothing out."""
+"""Selects all calls."""

@@ -1,4 +1,4 @@
-"""Labels without a change of code: functions that a file or a list names are labelled where they are looked up."""
+"""Labels without a change of code: functions named in a file or a list are labelled at their place of definition."""
 
 from __future__ import annotations
 
@@ -26,22 +26,35 @@ _logger = logging.getLogger("otel_torchprof")
 
 
 def label_functions(source: str | os.PathLike[str] | Iterable[str]) -> FunctionLabels:
-    """Labels functions by name, as if each had ``record_function`` as its decorator, until the result's ``remove()``.
+    """Labels functions by name, as if each had the decorator ``record_function``, until the result's ``remove()``.
 
-    Takes the path of a file, or a list of such lines: ``package.module:function`` or ``package.module:Class.method``, then,
-    after a space, the name of the label if it is to be another than that; ``#`` begins a comment. A dot may stand for the
-    colon. Functions, methods, static and class methods, generators, coroutines and async generators, and C functions of
-    modules. What is in modules that are not imported yet is labelled when they are; nothing is imported.
+    Works for functions, methods, static and class methods, generators, coroutines, async generators, and C functions of
+    modules. Functions in modules that are not imported yet are labelled at the import; nothing is imported here.
 
-    A function is labelled where it is looked up, in its module or class: who has taken it from there before, as
-    ``from module import function`` does, calls the function without its label. What is labelled already is not labelled
-    again. Thread-safe. A call costs what a label costs, also where nobody records.
+    A function is replaced in its module or class. Code that fetched it before, as ``from module import function`` does,
+    calls it without the label. Functions that have a label get no second one. Thread-safe. A call costs what a label
+    costs, even while nothing is recorded.
+
+    Args:
+        source: path of a file, or a list of its lines: ``package.module:function`` or ``package.module:Class.method``,
+            optionally followed by a space and the name of the label. A dot may replace the colon; ``#`` starts a
+            comment.
+
+    Returns:
+        The labelled functions, also a context manager.
 
     Raises:
-        TypeError: neither a path nor a list of lines.
+        TypeError: ``source`` is neither a path nor a list of lines.
         OSError, UnicodeDecodeError: the file cannot be read.
-        ValueError: a line that names no function, or none that there is in a module that is imported; nothing is labelled then.
-            In modules that are imported later it is logged, once.
+        ValueError: a line does not name a function, or its function does not exist in an imported module; then no
+            function is labelled. For modules that are imported later this is logged once.
+
+    Examples:
+        >>> import json
+        >>> with otp.label_functions(["json:dumps serialize"]), otp.profile() as prof:
+        ...     text = json.dumps([1])
+        >>> [event.name for event in prof.events()]
+        ['serialize']
     """
     lines, errors = read_lines(source)
     if errors:
@@ -58,7 +71,18 @@ def _check_that_module_exists(line: Line) -> None:
 
 
 class FunctionLabels:
-    """Functions that are labelled until :meth:`remove`; also a context manager. Thread-safe. See :func:`label_functions`."""
+    """Labelled functions: the result of :func:`label_functions`.
+
+    A context manager that calls :meth:`remove`. Thread-safe.
+
+    Examples:
+        >>> import json
+        >>> labels = otp.label_functions(["json:dumps", "xmlrpc.server:resolve_dotted_attribute"])
+        >>> labels.labelled, labels.waiting
+        (('json:dumps',), ('xmlrpc.server:resolve_dotted_attribute',))
+        >>> labels.remove()
+        ()
+    """
 
     def __init__(self, lines: Iterable[Line], *, is_strict: bool, is_early: bool = False) -> None:
         self._is_early = is_early
@@ -70,25 +94,28 @@ class FunctionLabels:
         self._removed = False
         for line in lines:
             self._add(line)
-        errors, self._errors = self._errors, None  # from here on nobody is there to whom they could be raised
+        errors, self._errors = self._errors, None  # later errors have no caller to raise to
         if errors:
             self.remove()
             raise errors[0]
 
     @property
     def labelled(self) -> tuple[str, ...]:
-        """The functions that are labelled, as they were written."""
+        """The functions that have their label, as written in the source."""
         with _lock:
             return tuple(line.target for line in self._entries)
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Those whose modules are not imported yet, and of a script that has just begun those that it has not defined yet."""
+        """Functions of modules that are not imported yet, and of a started script that has not defined them yet."""
         with _lock:
             return tuple(sorted(line.target for line in self._waits))
 
     def look_again(self, *, is_early: bool) -> None:
-        """Labels what the script has defined since; unless it is early, what is missing still is warned of, and given up."""
+        """Labels functions that the script has defined since.
+
+        Unless ``is_early``, warns of missing ones and gives them up.
+        """
         if self._undefined:
             with _lock:
                 self._is_early = is_early
@@ -97,10 +124,10 @@ class FunctionLabels:
                 self._on_module(line, path, sys.modules["__main__"])
 
     def remove(self) -> tuple[str, ...]:
-        """Puts every function back in its place, and waits for no more modules; again without effect.
+        """Restores every function and stops waiting for modules. A second call has no effect.
 
-        Returns those that stay labelled: where another tool has put something in the place of the label, that is left alone,
-        with the label inside.
+        Returns:
+            Functions that stay labelled, because another tool has replaced or wrapped the labelled function.
         """
         with _lock:
             self._removed = True
@@ -137,7 +164,7 @@ class FunctionLabels:
                 self._undefined[line] = path
             else:
                 self._note(line, error)
-        except Exception as error:  # noqa: BLE001 - a class may refuse to be changed with whatever it likes
+        except Exception as error:  # noqa: BLE001 - a class may refuse the change with any error
             self._note(line, line.error(f"{module.__name__} does not let it be replaced: {error!r}"))
 
     def _label(self, line: Line, found: Found) -> None:
@@ -165,7 +192,7 @@ class FunctionLabels:
 
 
 class _Entry:
-    """A function that is labelled, and for whom. Used under the lock."""
+    """A labelled function and the users of its label. Used under the lock."""
 
     def __init__(self, line: Line, found: Found) -> None:
         self.line = line
@@ -177,11 +204,11 @@ class _Entry:
         setattr(found.owner, found.name, self._label)
 
     def is_there(self) -> bool:
-        """Whether the label stands where it was put."""
+        """Whether the label is still in place."""
         return vars(self._found.owner).get(self._found.name) is self._label
 
     def leave(self, user: FunctionLabels) -> bool:
-        """Takes the label away with its last user; False where it cannot be."""
+        """Removes the label with its last user; False if it cannot be removed."""
         self.users.discard(user)
         if self.users:
             return True
@@ -202,7 +229,7 @@ def _function_of(raw: Any) -> Any:
 
 
 _entries: dict[tuple[int, str], _Entry] = {}
-"""By owner, which the entry keeps alive, and name."""
+"""By owner, to which the entry keeps a reference, and name."""
 _lock = threading.RLock()
 
 
@@ -210,13 +237,14 @@ _lock = threading.RLock()
 
 
 _of_environment: dict[str, FunctionLabels] = {}
-"""By file, of which there is one unless the program changes its environment."""
+"""By file; more than one only if the program changes its environment."""
 
 
 def label_by_environment(*, is_early: bool = False) -> None:
-    """Labels what the file of ``OTEL_TORCHPROF_LABELS`` lists, once in a process, for good; raises nothing.
+    """Labels the functions listed in the file of ``OTEL_TORCHPROF_LABELS``, once per process, permanently.
 
-    ``is_early``: the script may not have defined its functions yet; they are looked for again with every call, until one is not.
+    Raises nothing. ``is_early``: the script may not have defined its functions yet; they are searched again on every
+    call, until a call without it.
     """
     path = config.LABELS.read()
     if path is None:
@@ -237,7 +265,7 @@ def label_by_environment(*, is_early: bool = False) -> None:
 
 
 def notes_of_environment() -> list[str]:
-    """What a reader should know: of functions that a file lists and that have not been seen yet."""
+    """Notes for health reports: functions of the file that were not found yet."""
     return [
         f"not labelled, since not imported or defined yet: {', '.join(labels.waiting)} ({path})"
         for path, labels in _of_environment.items()
@@ -246,7 +274,7 @@ def notes_of_environment() -> list[str]:
 
 
 def _in_child() -> None:
-    global _lock  # noqa: PLW0603 - whoever held it is not in this process
+    global _lock  # noqa: PLW0603 - its holder is not in this process
     _lock = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""Labels: named segments of the program's own, in the same tree as torch's operators."""
+"""Labels: named segments of the program, in the same tree as torch's operators."""
 
 from __future__ import annotations
 
@@ -19,20 +19,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 class record_function(Label):  # noqa: N801 - torch's name
     """Labels a segment of code: a context manager and a decorator, as torch's ``record_function``.
 
-    Works with and without torch; inside ``torch.compile`` and ``torch.jit.script`` it is torch's own, and what ``torch.jit.trace``
-    makes has it as torch's own. Writes straight to the recorder, at a small fraction of what torch's costs, also while no profile runs. Re-entrant, and safe to share between
-    threads; one that only one thread at a time is in may also be exited on another thread than it was entered. An exception
-    that leaves the block marks the event as an error and names the class of the exception; it is not swallowed. The
-    GeneratorExit of a generator that is closed early is none. As a decorator it takes functions, async functions,
-    generators and async generators: one event per call. These are off the stack of parents while they are suspended, so that
-    two that take turns do not become each other's parents.
+    Works with and without torch. Inside ``torch.compile`` and ``torch.jit.script``, and in the results of
+    ``torch.jit.trace``, it is torch's own. Writes directly to the recorder, at a small fraction of the cost of torch's,
+    even while no profile runs. An exception that leaves the block marks the event as an error with the name of its
+    class, and propagates; the GeneratorExit of a generator that is closed early is not an error.
+
+    As a decorator it accepts functions, async functions, generators and async generators, and records one event per
+    call. Suspended ones are not on the stack of parents, so that two that alternate do not become each other's parents.
+
+    Reentrant and thread-safe. A label that one thread uses at a time may be exited on another thread than it was
+    entered.
 
     Args:
-        name: shown in tables and as the span's name; keep the number of different names small.
-        args: what it is called with, as a str; recorded where a profile keeps inputs (``record_shapes``), free otherwise.
+        name: name in tables and of the span; the number of different names should be small.
+        args: description of the arguments, a str; recorded by profiles with ``record_shapes``, free otherwise. Default:
+            None.
 
     Raises:
-        TypeError: the name is not a str.
+        TypeError: ``name`` is not a str.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     with otp.record_function("preprocess"):
+        ...         y = torch.ones(3) + 1
+        >>> prof.events()[0].name
+        'preprocess'
+        >>> @otp.record_function("double")
+        ... def double(x):
+        ...     return 2 * x
     """
 
     __slots__ = ()
@@ -41,16 +55,16 @@ class record_function(Label):  # noqa: N801 - torch's name
         return (type(self), (self.name, self.args))
 
     def _call_end_callbacks_on_future(self, fut: Any) -> Any:
-        """Lets the label continue until a future is done, on whatever thread, instead of ending with its block.
+        """Extends the label until a future is done, on any thread, instead of the end of its block.
 
-        Returns a future of the same kind that is done with the same outcome after the label has ended; a future's
-        exception marks the label as an error. To be called once, inside the block; what runs after the block is not inside
-        the label. Takes a ``torch.futures.Future``, a ``concurrent.futures.Future`` or an ``asyncio.Future``.
+        Returns a future of the same kind, which is done with the same outcome after the label has ended; an exception
+        of the future marks the label as an error. Call it once, inside the block; work after the block is not inside
+        the label. Accepts a ``torch.futures.Future``, a ``concurrent.futures.Future`` or an ``asyncio.Future``.
 
         Raises:
-            RuntimeError: called a second time.
+            RuntimeError: a second call.
             AssertionError: the label was not entered.
-            TypeError: it is no future.
+            TypeError: ``fut`` is not a future.
         """
         if not self.run_callbacks_on_exit:
             raise RuntimeError("_call_end_callbacks_on_future can only be called once.")
@@ -78,7 +92,7 @@ class record_function(Label):  # noqa: N801 - torch's name
 
 
 def is_labelled(function: Any) -> bool:
-    """Whether a function, or what it wraps, has a label of this module as its decorator."""
+    """Whether a function, or a function that it wraps, is decorated with a label of this module."""
     while function is not None:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None and getattr(function, "__globals__", None) is globals():
@@ -100,7 +114,7 @@ def _plain(label: record_function, function: Callable[..., Any]) -> Callable[...
 
 @types.coroutine
 def _drive(label: record_function, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs a coroutine step by step inside a label that leaves the stack of parents whenever the coroutine waits."""
+    """Runs a coroutine inside a label that leaves the stack of parents whenever the coroutine waits."""
     with label:
         result = yield from _segments(label, coroutine)
     return result
@@ -192,7 +206,7 @@ def _awaiting(label: record_function, step: Awaitable[Any]) -> Generator[Any, An
 
 
 class _Steps:
-    """An awaitable's iterator with the methods of a generator, which asend() objects have and other iterators may not."""
+    """Gives any awaitable's iterator the methods of a generator, which only asend() objects are sure to have."""
 
     def __init__(self, iterator: Any) -> None:
         self.send: Callable[[Any], Any] = getattr(iterator, "send", lambda _: next(iterator))

@@ -1,6 +1,6 @@
-"""Operators and labels as ranges of NVTX and ITT, for Nsight Systems, nvprof and VTune: ``emit_nvtx`` and ``emit_itt``.
+"""``emit_nvtx`` and ``emit_itt``: operators and labels as ranges of NVTX and ITT, for Nsight Systems, nvprof and VTune.
 
-Nothing is recorded: what comes out is in the trace of the other tool.
+Nothing is recorded here: the ranges are in the trace of the other tool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Emission:
-    """What both have in common: from enter to exit, operators and labels of the thread are ranges."""
+    """Base of both: between enter and exit, operators and labels of the thread are ranges."""
 
     _SYSTEM: ClassVar[str]
 
@@ -38,11 +38,11 @@ class _Emission:
         self._pid = 0
 
     def __enter__(self) -> Self | None:
-        """Starts; returns None when it is not enabled.
+        """Starts the ranges; returns None if not enabled.
 
         Raises:
             RuntimeError: the object was entered before, or the thread's operators are ranges already.
-            TorchProfError: there is no way to the other profiler; the message says what was looked for.
+            TorchProfError: no library of the other profiler was found; the message has the searched names.
             TorchLibraryError: operators cannot be observed; the message names the fix.
         """
         if not self.enabled or not config.ENABLED.read():
@@ -65,7 +65,10 @@ class _Emission:
         exc_value: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        """Stops, from any thread; without effect where it does not run, and in a process that was forked meanwhile."""
+        """Stops the ranges, from any thread.
+
+        No effect if they do not run, or in a process that was forked meanwhile.
+        """
         if not self._handle or self._pid != os.getpid():
             return
         try:
@@ -79,12 +82,12 @@ class _Emission:
             profiler_flag.down(self)
 
     def mark(self, name: str) -> None:
-        """Shows an instant in the other profiler's trace; without effect while this is not running."""
+        """Adds an instant to the other profiler's trace; no effect while the ranges do not run."""
         if self._handle:
             ranges().mark(self._handle, name)
 
     def _synchronize(self) -> None:
-        """Lets devices finish, so that what was started before is not inside."""
+        """Waits for devices, so that earlier work is not inside the ranges."""
 
     def _functions(self) -> RangeFunctions:
         raise NotImplementedError
@@ -94,28 +97,33 @@ class _Emission:
 
 
 class emit_nvtx(_Emission):  # noqa: N801 - torch's name
-    """Shows operators and labels as NVTX ranges, as torch's ``emit_nvtx``: for Nsight Systems (``nsys``) and nvprof.
+    """Emits operators and labels as NVTX ranges, as torch's ``emit_nvtx``: for Nsight Systems (``nsys``) and nvprof.
 
-    Of the thread that enters it, and of what torch carries on for that: autograd's threads, ``jit.fork``. A range has the
-    operator's name, behind it ``, seq = N`` (``, stashed seq = N`` for a backward function: the number of the forward
-    operator that made it), ``, op_id = N``, and with shapes ``, sizes = [[2, 3], []]`` (per input, ``[]`` for what is no
-    tensor, lists of tensors laid flat) and ``, input_op_ids = [(N,0), (0,-1)]`` (the operator that made each input, and as
-    which output; where it is known). Marks ``__start_profile`` and ``__stop_profile`` stand at both ends.
+    Covers the thread that enters it and the threads on which torch continues its work: autograd, ``jit.fork``. The text
+    of a range is the operator's name, ``, seq = N`` (``, stashed seq = N`` for a backward function: the number of its
+    forward operator), ``, op_id = N``, and with shapes ``, sizes = [[2, 3], []]`` (per input; ``[]`` for inputs other
+    than tensors, lists of tensors flattened) and ``, input_op_ids = [(N,0), (0,-1)]`` (per input, the operator that
+    produced it and the index of the output, if known). Marks ``__start_profile`` and ``__stop_profile`` are at both
+    ends.
 
-    Waits for CUDA on enter and exit, as torch's does. Costs what NVTX costs, and 0.2 us per operator, 0.3 us with shapes
-    (measured; torch's own: 0.4 and 2.6), 1.5 us per label; nothing when it is off. One object for one use; not two at once on
-    a thread. May be exited on another thread.
+    Synchronizes with CUDA on enter and exit, as torch's does. Costs, besides NVTX itself, 0.2 us per operator, 0.3 us
+    with shapes (measured; torch's own: 0.4 and 2.6), and 1.5 us per label; nothing when it is off. Each object can be
+    used once, and a thread can have one at a time. May be exited on another thread.
 
     Args:
-        enabled: False: does nothing.
-        record_shapes: with sizes and producers.
-        as_documented: False: the texts that torch 2.13 itself writes, to the letter: ``seq`` for backward functions too, and
-            no marks.
+        enabled: False has no effect. Default: True.
+        record_shapes: whether to add sizes and producers. Default: False.
+        as_documented: False emits exactly the texts of torch 2.13: ``seq`` for backward functions too, and no marks.
+            Default: True.
 
     Raises:
         RuntimeError: entered twice, or while the thread's operators are ranges already.
-        AssertionError: torch was built without CUDA (torch's own error).
-        TorchProfError: no NVTX library was found; the message says which were looked for and how to get one.
+        AssertionError: torch was built without CUDA; torch's error.
+        TorchProfError: no NVTX library was found; the message has the searched names and how to get one.
+
+    Examples:
+        >>> with otp.emit_nvtx(enabled=torch.cuda.is_available()):
+        ...     y = torch.ones(3) + 1
     """
 
     _SYSTEM = "NVTX"
@@ -136,20 +144,24 @@ class emit_nvtx(_Emission):  # noqa: N801 - torch's name
 
 
 class emit_itt(_Emission):  # noqa: N801 - torch's name
-    """Shows operators and labels as ITT ranges, as torch's ``emit_itt``: for Intel VTune.
+    """Emits operators and labels as ITT ranges, as torch's ``emit_itt``: for Intel VTune.
 
-    As :class:`emit_nvtx`, without CUDA; a range has the operator's name and, with shapes, ``, sizes = [[2, 3], []]`` behind
-    it. Where no collector is attached the ranges go nowhere, and there is no error.
+    Like :class:`emit_nvtx`, without CUDA. The text of a range is the operator's name and, with shapes,
+    ``, sizes = [[2, 3], []]``. Without an attached collector the ranges have no effect, and there is no error.
 
     Args:
-        enabled: False: does nothing.
-        record_shapes: with sizes.
-        as_documented: False: the texts that torch 2.13 itself writes, to the letter: the names alone, whatever
-            ``record_shapes`` says, and no marks.
+        enabled: False has no effect. Default: True.
+        record_shapes: whether to add sizes. Default: False.
+        as_documented: False emits exactly the texts of torch 2.13: names only, even with ``record_shapes``, and no
+            marks. Default: True.
 
     Raises:
         RuntimeError: entered twice, or while the thread's operators are ranges already.
         TorchProfError: torch was built without ITT.
+
+    Examples:
+        >>> with otp.emit_itt(enabled=torch.profiler.itt.is_available()):
+        ...     y = torch.ones(3) + 1
     """
 
     _SYSTEM = "ITT"
@@ -162,14 +174,14 @@ class emit_itt(_Emission):  # noqa: N801 - torch's name
 
 
 class _LabelRanges:
-    """Makes ranges of labels too, by methods that their class has only meanwhile: a label costs nothing for it otherwise."""
+    """Emits labels as ranges, by methods that their class has only while ranges run: else labels cost nothing more."""
 
     def __init__(self) -> None:
         self._running = 0
         self._lock = threading.Lock()
 
     def start(self, native: TorchRanges) -> None:
-        """From now on, if not already."""
+        """Adds the methods with the first user."""
         with self._lock:
             self._running += 1
             if self._running == 1:
@@ -177,14 +189,14 @@ class _LabelRanges:
                     setattr(record_function, name, method)
 
     def stop(self) -> None:
-        """When all that have started have stopped."""
+        """Removes the methods with the last user."""
         with self._lock:
             self._running -= 1
             if self._running == 0:
                 self._take_away()
 
     def after_fork(self) -> None:
-        """The child makes no ranges, and the lock may have been another thread's."""
+        """Resets a forked child, which emits no ranges; another thread may have held the lock."""
         self._lock = threading.Lock()
         if self._running:
             self._running = 0

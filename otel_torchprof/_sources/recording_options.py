@@ -1,4 +1,4 @@
-"""What a recording is to hold: of profiles, of live recordings and of metrics alike."""
+"""Options of a recording: of profiles, of live recordings and of metrics alike."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ from .frame_filter import ALL_FRAMES, FrameFilter
 
 
 class SourceOptions(TypedDict, total=False):
-    """Arguments of ``profile``, ``stream`` and ``instrument()`` that a single source understands.
+    """Arguments of ``profile``, ``stream`` and ``instrument()`` that belong to a single source.
 
-    A source that brings one adds it here, for type checkers, and its check to its entry in the catalog.
+    A source with an argument adds it here, for type checkers, and its check to its entry in the catalog.
     """
 
     energy: bool | None
-    """Whether the energy counters of NVIDIA's GPUs are read; None: where the device is ``cuda``."""
+    """Whether to read the energy counters of NVIDIA GPUs; None: if the device is ``cuda``."""
 
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What a recording is to hold."""
+    """Options of a recording."""
 
     operators: bool | None = None
-    """True: torch's operators must be recorded, else an error; None: if the program has torch; False: not."""
+    """Whether to record torch's operators: True raises if that is impossible; None records them if the program has
+    torch."""
     compilations: bool = True
-    """What ``torch.compile`` does, as labels."""
+    """Whether to record the work of ``torch.compile``, as labels."""
     inputs: bool = False
-    """Shapes, dtypes, strides and values of the operators' inputs."""
+    """Whether to record shapes, dtypes, strides and values of operators' inputs."""
     overloads: bool = False
-    """Names of the operators' overloads."""
+    """Whether to record the names of operators' overloads."""
     memory: bool = False
-    """What is allocated and freed."""
+    """Whether to record allocations and releases."""
     frames: bool = False
-    """Calls of Python and C functions."""
+    """Whether to record calls of Python and C functions."""
     frame_filter: FrameFilter = ALL_FRAMES
-    """Which of them."""
+    """Selects these calls."""
     collections: bool = False
-    """Pauses of Python's garbage collector, where calls are not recorded, among which they are anyway."""
+    """Whether to record pauses of Python's garbage collector without calls; recorded calls include them."""
     modules: bool = False
-    """Calls of modules."""
+    """Whether to record calls of modules."""
     phases: str = ""
-    """Phases of a training loop: ``"roots"``, or ``"modules"`` where the hooks of all modules report root modules; empty for none."""
+    """Phases of a training loop: ``"roots"``, or ``"modules"`` if the hooks of all modules report root modules;
+    empty for none."""
     device: str | None = None
-    """The type of device, as ``torch.device`` names it; None for none."""
+    """Type of device to time, as ``torch.device`` names it; None for none."""
     untimed: str = NO_DEVICE
-    """Where no device is timed, why."""
+    """Reason why no device is timed."""
     device_events: str = "ops"
-    """Which events are timed on it: a key of ``DEVICE_EVENTS``."""
+    """Events to time on it: a key of ``DEVICE_EVENTS``."""
     all_threads: bool = False
-    """Every thread."""
+    """Whether to record every thread."""
     memory_limit: int | None = None
-    """Bytes that may be held in the recorder; None: as the environment says, else 512 MiB."""
+    """Limit of the recorder in bytes; None: the environment's, else 512 MiB."""
     is_live: bool = False
-    """It is drained while it runs, and may have begun long before torch and the device are used."""
+    """Whether it is drained while it runs; then it may begin long before torch and the device are used."""
     sources: SourceOptions = field(default_factory=SourceOptions)
-    """What single sources were told, checked."""
+    """Checked arguments of single sources."""
 
     @property
     def times_device(self) -> bool:

@@ -1,4 +1,4 @@
-"""Ends of steps, and begins of what is between them: noted by the thread of the loop as cheaply as can be, read by another one."""
+"""Ends of steps and changes of segments: noted by the thread of the loop at little cost, read by another thread."""
 
 from __future__ import annotations
 
@@ -23,54 +23,55 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.phases import Usage
 
 _MOST = 100_000
-"""Marks that may wait; of more, the oldest are forgotten: their steps become one with the next."""
+"""Most buffered changes; beyond it the oldest are dropped, and their steps merge with the next."""
 
 
 class SegmentChange(NamedTuple):
-    """What ends and what begins, by the word of the program or of its framework."""
+    """End of a segment and begin of the next one, reported by the program or its framework."""
 
     begins: Segment | None = Segment.STEP
-    """None: nothing; what comes until the next change is in no segment of its own."""
+    """The new segment; None for none until the next change."""
     ends_step: bool = True
-    """Whether a step ends here; where no segment is known yet, it is the first."""
+    """Whether a step ends here; if no segment is known yet, it is the first."""
     replaces_step: bool = False
-    """Whether the step that runs turns out to be none: it is what begins here, from its start on."""
+    """Whether the current step is not a step but the new segment, from its start on."""
     attributes: Mapping[str, Any] | None = None
-    """Of the span of what ends."""
+    """Attributes of the span that ends."""
     is_of_loop: bool = False
-    """Whether a framework says it of its own loop: steps are learned before that loop begins and after it has ended."""
+    """Whether a framework reports its own loop; steps are learned before that loop begins and after it has ended."""
     ends_loop: bool = False
     """Whether that loop ends here."""
     is_evaluation: bool = False
-    """Whether that loop is nothing but this evaluation, in a program whose own loop may be in the middle of a step."""
+    """Whether that loop is only this evaluation, in a program whose own loop may be inside a step."""
 
 
 NEXT_STEP = SegmentChange()
-"""A step has ended, and the next one begins."""
+"""Ends a step and begins the next one."""
 LOOP_END = SegmentChange(None, ends_step=False, is_of_loop=True, ends_loop=True)
-"""The loop of a framework has ended, and what it was at."""
+"""Ends the loop of a framework and its current segment."""
 
 
 class StepMark(NamedTuple):
-    """One change, and where it was noted."""
+    """One change with its time and thread."""
 
     time_ns: int
-    """Unix ns of the recorder's clock, which events are told by."""
+    """Unix ns of the recorder's clock, the clock of events."""
     context: Context
-    """OpenTelemetry's, as the loop was in it."""
+    """OpenTelemetry context of the loop."""
     thread: int
     """``threading.get_ident()`` of the loop."""
     usage: Usage | None
-    """What the system says of that thread."""
+    """Operating system counters of that thread."""
     change: SegmentChange
 
 
 class StepMarks:
-    """Marks that wait. Thread-safe.
+    """Buffered changes. Thread-safe.
 
-    Inside a model a line of Python costs ten times what it costs in a loop of its own, since a training step leaves no cache
-    warm: asking the sampler, drawing ids and looking up the span took 170 us there, 9 us alone (measured, 2 cores). So the
-    loop's thread makes five calls into C and one tuple, and everything else is done when the recorder is drained.
+    Inside a model a line of Python costs ten times what it costs in a loop of its own, since a training step leaves no
+    cache warm: calling the sampler, creating ids and looking up the span took 170 us there, 9 us alone (measured, 2
+    cores). So the loop's thread makes five calls into C and one tuple; everything else happens when the recorder is
+    drained.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class StepMarks:
         """``note(change)``; by default :data:`NEXT_STEP`."""
 
     def take(self) -> Iterator[StepMark]:
-        """Those that wait now, in order."""
+        """Returns the buffered changes, in order."""
         ahead = recorder_ahead_ns()
         while True:
             try:
@@ -92,7 +93,7 @@ class StepMarks:
         return len(self._marks)
 
     def clear(self) -> None:
-        """Forgets what waits (a forked child, whose steps these are not)."""
+        """Drops the buffered changes, in a forked child, whose steps these are not."""
         self._marks.clear()
 
 

@@ -1,1 +1,1 @@
-"""Torch's older and smaller profilers: the legacy engine, dynamo's."""
+"""Torch's older and smaller profilers: the legacy profiler and dynamo's."""

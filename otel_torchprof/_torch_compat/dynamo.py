@@ -1,4 +1,4 @@
-"""How much of a program ``torch.compile`` captures: torch's ``torch._dynamo.profiler``, over columns.
+"""Measures how much of a program ``torch.compile`` captures: ``torch._dynamo.profiler``, over columns.
 
     profiler = Profiler()
     compiled = torch.compile(model, backend=fx_insert_profiling)
@@ -6,10 +6,10 @@
         compiled(x)
     print(profiler.results())
 
-The counts are true: every top-level operator counts once, those that torch runs to compile do not count, neither do labels,
-modules and Python frames. Torch takes two operators off its totals, since its label and its profiler used to run one each that
-was none of the program's; they no longer do, and what torch 2.13 reports is too low by one per call of a graph and by one more,
-and, as it takes dynamo's own region around a graph for an operator, finds nothing captured.
+The counts are exact: every top-level operator counts once; operators that torch runs to compile, labels, modules and
+Python frames do not count. Torch subtracts two operators from its totals, since its label and its profiler used to run
+one each. They no longer do, so the results of torch 2.13 are too low by one per call of a graph and by one more; and
+since it takes dynamo's own region around a graph for an operator, it finds nothing captured.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _SHOWN_FRAMES = 3
 
 @dataclasses.dataclass
 class ProfileMetrics:
-    """Operators, their time and what became of them. Not synchronized: for one thread at a time.
+    """Counts of operators, their time, fusions and graphs. Not thread-safe.
 
-    The arithmetic is torch's to the letter: sums and quotients leave ``graphs`` out (a new sum has none, ``+=`` keeps the left
-    one's), and whatever would be divided by less than one is divided by one.
+    The arithmetic is exactly torch's: sums and quotients leave ``graphs`` out (a new sum has none, ``+=`` keeps the
+    left one's), and a divisor below one is replaced by one.
     """
 
     microseconds: float = 0.0
@@ -58,10 +58,10 @@ class ProfileMetrics:
         return self
 
     def __add__(self, other: ProfileMetrics) -> ProfileMetrics:
-        """The sum, in which no graphs are counted.
+        """Adds two counts; graphs are not counted.
 
         Raises:
-            AssertionError: the other one is no ProfileMetrics; as in torch.
+            AssertionError: the other one is not a ProfileMetrics; torch's error.
         """
         if not isinstance(other, ProfileMetrics):
             raise AssertionError(f"Expected ProfileMetrics, got {type(other)}")  # noqa: TRY004 - as torch
@@ -70,7 +70,7 @@ class ProfileMetrics:
         )
 
     def __truediv__(self, other: Any) -> ProfileMetrics:
-        """The quotient, field by field or by one whole number; divisors below one are one, and no graphs are counted."""
+        """Divides field by field, or by an int; divisors below one are one, and graphs are not counted."""
         if isinstance(other, int):
             other = ProfileMetrics(other, other, other)
         return ProfileMetrics(
@@ -80,7 +80,7 @@ class ProfileMetrics:
         )
 
     def __str__(self) -> str:
-        """Of a quotient: fractions as percent."""
+        """Formats a quotient: fractions as percent."""
         return f"{self.operators:4.0%} ops {self.microseconds:4.0%} time"
 
     def tocsv(self) -> list[float]:
@@ -89,7 +89,7 @@ class ProfileMetrics:
 
 
 class ProfileResult:
-    """What was captured, of how much in all. Not synchronized."""
+    """Captured and total counts. Not thread-safe."""
 
     def __init__(self, captured: ProfileMetrics, total: ProfileMetrics, unique_graphs: int) -> None:
         self.captured: ProfileMetrics = captured or ProfileMetrics()
@@ -97,7 +97,7 @@ class ProfileResult:
         self.unique_graphs: int = unique_graphs
 
     def __iadd__(self, other: Self) -> Self:
-        """Adds another result; as in torch its calls of graphs are left out, see :class:`ProfileMetrics`."""
+        """Adds another result; as in torch its calls of graphs are not counted, see :class:`ProfileMetrics`."""
         self.captured += other.captured
         self.total += other.total
         self.unique_graphs += other.unique_graphs
@@ -123,7 +123,7 @@ def should_print_missing() -> bool:
 
 
 def print_missing(stack: list[str]) -> None:
-    """Prints where an operator that no graph has was called: the last three entries of the program's own, once each."""
+    """Prints where an operator outside of graphs was called: the last three stack entries of the program, once each."""
     if any("/torch/autograd/profiler.py" in entry for entry in stack):
         return
     own = [entry for entry in stack if "<built-in" not in entry and "site-packages/torch/" not in entry]
@@ -136,27 +136,27 @@ def _print_once(line: str) -> None:
 
 
 class Profiler:
-    """Measures how much of what runs inside ``with profiler.prof:`` was captured by ``torch.compile``.
+    """Measures how much of the work inside ``with profiler.prof:`` ``torch.compile`` has captured.
 
-    Only graphs that were compiled with the backend :func:`fx_insert_profiling` are seen. Under ``TORCHDYNAMO_PRINT_MISSING=1``,
-    :meth:`results` prints the operators that no graph has, each once, with the Python frames around it where these were
-    recorded, which they are if the variable was set when this was made.
+    Only graphs of the backend :func:`fx_insert_profiling` count as captured. With ``TORCHDYNAMO_PRINT_MISSING=1``,
+    :meth:`results` prints each operator outside of graphs once, with its Python stack if the variable was set when this
+    object was created.
     """
 
     unique_graphs: int = 0
-    """Graphs that :func:`fx_insert_profiling` got since the last results, in this process."""
+    """Graphs that :func:`fx_insert_profiling` received since the last results, in this process."""
 
     def __init__(self) -> None:
         options: dict[str, Any] = {"with_stack": True} if should_print_missing() else {}
         self.prof = profile(**options)
 
     def results(self) -> ProfileResult:
-        """What was recorded, and starts counting unique graphs anew.
+        """Returns the counts and resets the number of unique graphs.
 
-        Costs some 100 ns per event, and some microseconds where missing ones are printed.
+        Costs about 100 ns per event, and some microseconds per printed operator.
 
         Raises:
-            RuntimeError: the profile has not ended yet, or was not started.
+            RuntimeError: the profile has not ended, or was not started.
         """
         batch = Batch(self.prof.columns, self.prof.names, self.prof.threads)
         found = captured(batch, graph_labels_only=True)
@@ -174,13 +174,13 @@ class Profiler:
 
 
 def _print_all_missing(events: Iterable[FunctionEvent]) -> None:
-    """Prints each event with the frames around it, as far as they were recorded."""
+    """Prints each event with its recorded stack."""
     for event in events:
         print_missing([*reversed(event.stack or ()), event.name])
 
 
 def fx_insert_profiling(gm: Any, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG001 - of every backend
-    """A backend for ``torch.compile`` that runs a graph as it is, under the label ``TORCHDYNAMO``, and counts it as unique."""
+    """Backend for ``torch.compile`` that runs a graph unchanged under the label ``TORCHDYNAMO`` and counts it."""
 
     def wrapped(*args: Any) -> Any:
         with record_function(GRAPH_LABEL):

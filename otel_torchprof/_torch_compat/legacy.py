@@ -1,7 +1,7 @@
-"""The legacy engine of ``torch.autograd``: marks, begins and ends per thread, and what is made of them.
+"""The legacy profiler of ``torch.autograd``: marks, begins and ends per thread, and events from them.
 
-The names are those of torch's C++ and of ``torch.autograd.profiler_legacy``. What is recorded comes from this package's
-recorder; torch's own engine is not used and may run beside it.
+The names are those of torch's C++ and of ``torch.autograd.profiler_legacy``. Events come from this package's recorder;
+torch's own profiler is not used and may run beside it.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ def _slice(start: LegacyEvent, begin: LegacyEvent, end: LegacyEvent) -> dict[str
 
 
 class RecordProfile:
-    """Profiles a block and writes it as Chrome JSON when the block is left, by an exception too.
+    """Profiles a block and writes it as Chrome JSON at its end, even after an exception.
 
-    A subclass may do something else with the events: see :meth:`process_events`. Inside another profile of the legacy engine
-    it overrides that one for the block.
+    A subclass may handle the events itself: see :meth:`process_events`. Inside another legacy profile it records the
+    block instead of that one.
 
     Args:
-        output: path of the file, compressed where it ends in ``.gz``; or a text stream, which stays open.
+        output: path of the file, compressed if it ends in ``.gz``; or a text stream, which stays open.
 
     Raises:
-        ExportError: on entry, the file could not be written.
+        ExportError: on entry, the file cannot be written.
     """
 
     def __init__(self, output: str | os.PathLike[str] | TextIO) -> None:
@@ -119,11 +119,11 @@ class RecordProfile:
             _logger.exception("the events of RecordProfile were not written")  # the block's own exception continues
 
     def process_events(self, events: list[LegacyEvent]) -> None:
-        """Writes the events of all threads; to be overridden.
+        """Writes the events of all threads; subclasses may override it.
 
         Raises:
             TorchProfError: there is no ``__start_profile`` mark, or an end without a begin.
-            ExportError: the file cannot be written; one that was there before is still whole.
+            ExportError: the file cannot be written; an older file stays complete.
         """
         if isinstance(self._output, str | os.PathLike):
             text = io.StringIO()
@@ -137,18 +137,19 @@ class RecordProfile:
 
 
 class profile:  # noqa: N801 - torch's name
-    """``torch.autograd.profiler_legacy.profile``, by a change of import. New code takes ``otel_torchprof.profile``.
+    """``torch.autograd.profiler_legacy.profile``, by a change of import.
 
-    Profiles the calling thread and what torch carries on for it. A context manager, for one use; read it afterwards.
+    New code should use ``otel_torchprof.profile``. Profiles the calling thread and the threads on which torch continues
+    its work. A context manager, for one use; read it afterwards.
 
     Args:
-        enabled: False: nothing is recorded, and nothing can be read.
-        use_cuda: device times too, where there is CUDA; warns where there is none.
-        record_shapes: keep the shapes of the operators' inputs.
-        with_flops: FLOPs of operators; needs shapes, and takes them.
-        profile_memory: what was allocated and released.
-        with_stack: Python frames around operators.
-        with_modules: accepted as torch has it.
+        enabled: False records nothing, and nothing can be read. Default: True.
+        use_cuda: whether to record device times; warns without CUDA. Default: False.
+        record_shapes: whether to record the shapes of operators' inputs. Default: False.
+        with_flops: whether to estimate FLOPs of operators, which records shapes too. Default: False.
+        profile_memory: whether to record allocations and releases. Default: False.
+        with_stack: whether to record the Python stacks of operators. Default: False.
+        with_modules: accepted as in torch.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class profile:  # noqa: N801 - torch's name
         self.profiler_kind = ProfilerState.CUDA if self.use_cuda else ProfilerState.CPU
 
     def config(self) -> ProfilerConfig:
-        """What the engine is asked to do."""
+        """Returns the options of the legacy profiler."""
         return ProfilerConfig(
             self.profiler_kind,
             self.record_shapes,
@@ -242,7 +243,7 @@ class profile:  # noqa: N801 - torch's name
         header: str | None = None,
         top_level_events_only: bool = False,
     ) -> str:
-        """All events as text: see :meth:`EventList.table`."""
+        """Returns all events as a text table: see :meth:`EventList.table`."""
         return self._finished().table(
             sort_by=sort_by,
             row_limit=row_limit,
@@ -261,7 +262,7 @@ class profile:  # noqa: N801 - torch's name
         """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
 
         Raises:
-            AssertionError: without ``with_stack=True``, as torch.
+            AssertionError: recorded without ``with_stack=True``; torch's error.
         """
         events = self._finished()
         if not self.with_stack:
@@ -271,11 +272,11 @@ class profile:  # noqa: N801 - torch's name
     def key_averages(
         self, group_by_input_shape: bool = False, group_by_stack_n: int = 0
     ) -> EventList[FunctionEventAvg]:
-        """Sums and counts by name, and by shapes and stack on request."""
+        """Returns sums and counts by name, and by shapes and stack on request."""
         return self._finished().key_averages(group_by_input_shape, group_by_stack_n)
 
     def total_average(self) -> FunctionEventAvg:
-        """Sums over all events."""
+        """Returns sums over all events."""
         return self._finished().total_average()
 
     @property

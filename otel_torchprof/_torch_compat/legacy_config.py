@@ -1,4 +1,4 @@
-"""What the legacy engine is asked to do, and how it is asked to stop."""
+"""Options of the legacy profiler, and of its stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ProfilerState(enum.IntEnum):
-    """What is profiled; torch's names and numbers. The legacy engine knows CPU and CUDA."""
+    """Device to profile; torch's names and numbers. The legacy profiler supports CPU and CUDA."""
 
     Disabled = 0
     CPU = 1
@@ -24,10 +24,10 @@ class ProfilerState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ProfilerConfig:
-    """What is recorded, with the names and in the order of torch's class, whose own objects tell nobody what is in them.
+    """Recording options, with the names and order of torch's class, whose objects have no readable attributes.
 
     Raises:
-        ValueError: a state that is none of torch's.
+        ValueError: the state is not one of torch's.
     """
 
     state: Any = ProfilerState.CPU
@@ -38,7 +38,7 @@ class ProfilerConfig:
     with_flops: bool = False
     with_modules: bool = False
     experimental_config: Any = None
-    """Accepted as torch has it, without a meaning here."""
+    """Accepted as in torch, without an effect."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", ProfilerState(int(self.state)))
@@ -46,9 +46,10 @@ class ProfilerConfig:
 
 @dataclass(frozen=True)
 class ProfilerDisableOptions:
-    """How a profile is disabled."""
+    """Options for the end of a profile."""
 
     cleanup_tls_state: bool = True
-    """Take it away from the calling thread; False: it continues there."""
+    """Whether to remove it from the calling thread; if False, it continues there."""
     consolidate: bool = True
-    """Hand out what was recorded so far, which is then removed from it; False: other threads may continue, and one of them asks."""
+    """Whether to return the events so far, which removes them from the profile; False if other threads continue, and
+    one of them returns them."""

@@ -1,4 +1,4 @@
-"""Device events of the legacy engine: who has them, which operators never get one, and the time between two."""
+"""Device events of the legacy profiler: which events have them, which operators never do, and elapsed times."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ VIEW_LIKE_OPERATORS = frozenset(
         "aten::view",
     }
 )
-"""Operators that launch nothing on a device, so that a device event for them would only cost time."""
+"""Operators that launch nothing on a device, for which a device event would only cost time."""
 
 
 def may_have_device_event(name: str) -> bool:
-    """Whether an operator or label of that name gets device events where these are recorded."""
+    """Whether an operator or label of that name gets device events."""
     return name not in VIEW_LIKE_OPERATORS
 
 
@@ -40,14 +40,14 @@ _NS_PER_MS = 1_000_000
 
 
 class DeviceEvent(Protocol):
-    """A point in the work of a device, as ``torch.cuda.Event`` and ``torch.Event`` have it."""
+    """A timing event of a device, in the form of ``torch.cuda.Event`` and ``torch.Event``."""
 
     def elapsed_time(self, end_event: DeviceEvent, /) -> float:
-        """Milliseconds from this event to a later one of the same device, which both have come to pass."""
+        """Returns milliseconds to a later event of the same device; the device must have reached both."""
 
 
 class OnDevice(NamedTuple):
-    """A device event and where it was recorded."""
+    """A device event and its device."""
 
     device: int
     """Index of the device."""
@@ -55,17 +55,17 @@ class OnDevice(NamedTuple):
 
 
 class DeviceEvents(Protocol):
-    """Where the legacy engine finds the device events of what was recorded."""
+    """Source of the device events of recorded events."""
 
     def begun(self, handle: int) -> OnDevice | None:
-        """The one at the begin of an event of the recorder, None where there is none."""
+        """Returns the device event at the begin of a recorded event, or None."""
 
     def ended(self, handle: int) -> OnDevice | None:
-        """The one at its end."""
+        """Returns the device event at its end, or None."""
 
 
 class ResolvedEvent:
-    """A mark that the device came to long ago: a time, Unix ns."""
+    """A timing event that the device has reached: a time, Unix ns."""
 
     __slots__ = ("time_ns",)
 
@@ -73,15 +73,15 @@ class ResolvedEvent:
         self.time_ns = time_ns
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from this mark to another one."""
+        """Returns milliseconds to another timing event."""
         return float(end_event.time_ns - self.time_ns) / _NS_PER_MS
 
 
 class ResolvedEvents:
-    """The device events of the recording itself: the pairs of marks in batches. Immutable, hence safe to share.
+    """Device events from the recording itself: pairs of timing events in batches. Immutable, so threads may share it.
 
     Args:
-        batches: a pair may be in another one than its event.
+        batches: batches of the recording; a pair may be in another batch than its event.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
@@ -95,11 +95,11 @@ class ResolvedEvents:
         return len(self._found)
 
     def begun(self, handle: int) -> OnDevice | None:
-        """The mark at the begin of an event; None where it has none."""
+        """Returns the timing event at the begin of an event, or None."""
         found = self._found.get(handle)
         return None if found is None else OnDevice(found[0], ResolvedEvent(found[1]))
 
     def ended(self, handle: int) -> OnDevice | None:
-        """The one at its end."""
+        """Returns the timing event at its end, or None."""
         found = self._found.get(handle)
         return None if found is None else OnDevice(found[0], ResolvedEvent(found[1] + found[2]))

@@ -1,4 +1,4 @@
-"""``LegacyEvent``: one mark, begin, end or allocation in the lists of the legacy engine, and its serial form."""
+"""``LegacyEvent``: a mark, begin, end or allocation in the lists of the legacy profiler, and its serialized form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from .legacy_devices import OnDevice
 
 SERIAL_VERSION = 1
-"""First value of :meth:`LegacyEvent.to_ivalue`; raised whenever a value behind it changes its place or meaning."""
+"""First value of :meth:`LegacyEvent.to_ivalue`; incremented when a later value changes its place or meaning."""
 
 _NS_PER_US = 1000
 _US_PER_MS = 1000
 
 
 class EventKind(enum.IntEnum):
-    """What a legacy event is; the numbers are those of torch, and part of the serial form."""
+    """Kind of a legacy event; the numbers are torch's, and part of the serialized form."""
 
     MARK = 0
     PUSH = 1
@@ -39,23 +39,22 @@ _KIND_TEXT = {
 class LegacyEvent:
     """A mark, the begin ("push") or end ("pop") of an operator or label, or a change of memory ("memory_alloc").
 
-    The accessors are those of torch's ``ProfilerEvent``. Times are Unix microseconds, sizes bytes. Not synchronized: an
-    event belongs to the thread that works with it.
+    The accessors are those of torch's ``ProfilerEvent``. Times are Unix microseconds, sizes bytes. Not thread-safe.
 
     Args:
-        kind: what it is.
-        name: what was called; empty for ends and allocations.
-        thread_id: torch's small id of the thread it happened on.
-        cpu_ns: when, Unix nanoseconds.
-        handle: the same for a begin and its end, and for no other pair; 0 for marks and allocations.
-        shapes: the dimensions of the inputs.
-        node_id: of the process that recorded it, -1 for this one.
-        is_async: declared asynchronous.
-        is_remote: recorded by another process.
-        cpu_memory_usage: allocated there; negative where it was released.
+        kind: kind of the event.
+        name: name of the operator, label or mark; empty for ends and allocations.
+        thread_id: torch's small id of the thread on which it happened.
+        cpu_ns: time, Unix nanoseconds.
+        handle: number that a begin shares with its end only; 0 for marks and allocations.
+        shapes: dimensions of the inputs.
+        node_id: id of the recording process, -1 for this one.
+        is_async: whether it is declared asynchronous.
+        is_remote: whether another process recorded it.
+        cpu_memory_usage: allocated bytes on the CPU; negative for a release.
         cuda_memory_usage: the same on a device.
         device: index of the device of its device event, -1 for none.
-        cuda_us: of a remote event, the device's time in microseconds; -1 for none.
+        cuda_us: device time of a remote event in microseconds; -1 for none.
     """
 
     __slots__ = (
@@ -107,30 +106,30 @@ class LegacyEvent:
         self._device_event: OnDevice | None = None
         self._cuda_us = cuda_us
 
-    # ---- what it says ----
+    # ---- accessors ----
 
     def kind(self) -> str:
         """One of "mark", "push", "pop" and "memory_alloc"."""
         return _KIND_TEXT[self._kind]
 
     def name(self) -> str:
-        """What was called, or the text of the mark."""
+        """Returns the name of the operator or label, or the text of the mark."""
         return self._name
 
     def thread_id(self) -> int:
-        """Of the thread it happened on: an end on another thread than its begin stands in the begin's list."""
+        """Returns the thread on which it happened; an end on another thread than its begin is in the begin's list."""
         return self._thread_id
 
     def handle(self) -> int:
-        """What a begin and its end have in common."""
+        """Returns the number that a begin shares with its end."""
         return self._handle
 
     def node_id(self) -> int:
-        """Of the process that recorded it, -1 for this one."""
+        """Returns the id of the recording process, -1 for this one."""
         return self._node_id
 
     def set_node_id(self, node_id: int) -> None:
-        """Says which process recorded it."""
+        """Sets the id of the recording process."""
         self._node_id = node_id
 
     def is_remote(self) -> bool:
@@ -142,11 +141,11 @@ class LegacyEvent:
         return self._is_async
 
     def shapes(self) -> list[list[int]]:
-        """The dimensions of the inputs, where shapes were recorded."""
+        """Returns the dimensions of the inputs, if shapes were recorded."""
         return [list(shape) for shape in self._shapes]
 
     def stack(self) -> list[str]:
-        """The Python frames around it, innermost first, where stacks were recorded."""
+        """Returns its Python stack, innermost frame first, if stacks were recorded."""
         return []
 
     def scope(self) -> int:
@@ -162,7 +161,7 @@ class LegacyEvent:
         return 0
 
     def flops(self) -> int:
-        """Floating point operations, where they were asked for and are known."""
+        """Returns floating point operations, if they were requested and are known."""
         return 0
 
     def correlation_id(self) -> int:
@@ -170,19 +169,19 @@ class LegacyEvent:
         return 0
 
     def cpu_memory_usage(self) -> int:
-        """Bytes that were allocated on the CPU; negative where they were released."""
+        """Returns allocated bytes on the CPU; negative for a release."""
         return self._cpu_memory_usage
 
     def cuda_memory_usage(self) -> int:
-        """Bytes that were allocated on a device; negative where they were released."""
+        """Returns allocated bytes on a device; negative for a release."""
         return self._cuda_memory_usage
 
     def start_us(self) -> float:
-        """When it happened, Unix time."""
+        """Returns its time, Unix microseconds."""
         return self._cpu_ns / _NS_PER_US
 
     def cpu_elapsed_us(self, later: LegacyEvent) -> float:
-        """From this event to a later one."""
+        """Returns microseconds from this event to a later one."""
         return (later._cpu_ns - self._cpu_ns) / _NS_PER_US
 
     def __repr__(self) -> str:
@@ -195,23 +194,25 @@ class LegacyEvent:
         return self._device_event is not None or (self._is_remote and self._device != -1)
 
     def device(self) -> int:
-        """Index of the device of its device event; -1 where it has none."""
+        """Returns the index of the device of its device event; -1 for none."""
         return self._device
 
     def set_device_event(self, found: OnDevice) -> None:
-        """Gives a local event what was recorded on a device for it."""
+        """Sets the device event of a local event."""
         self._device, self._device_event = found.device, found
 
     def set_cuda_us(self, cuda_us: int) -> None:
-        """Sets the device's time, which takes the place of the device event where another process reads it."""
+        """Sets the device time, which replaces the device event in another process."""
         self._cuda_us = cuda_us
 
     def cuda_elapsed_us(self, later: LegacyEvent) -> float:
-        """Device time from this event to a later one: between device events, or of two remote ones as they came.
+        """Returns the device time in microseconds to a later event.
+
+        Between device events, or between remote events as received.
 
         Raises:
-            TorchProfError: one of them has no device event, they are of different devices, or one has come from another
-                process and the other not.
+            TorchProfError: one of them has no device event, they are of different devices, or only one of them is
+                remote.
         """
         if not (self.has_cuda() and later.has_cuda()):
             raise TorchProfError("Events were not recorded for CUDA")
@@ -226,9 +227,9 @@ class LegacyEvent:
     # ---- serial form ----
 
     def to_ivalue(self) -> list[Any]:
-        """The event as a list of numbers, texts and lists, for another process: see :meth:`from_ivalue`.
+        """Returns the event as a list of numbers, texts and lists, for another process: see :meth:`from_ivalue`.
 
-        It has what torch's serial form has: no stack, scope, sequence number and FLOPs.
+        It has the fields of torch's serialized form: no stack, scope, sequence number and FLOPs.
         """
         return [
             SERIAL_VERSION,
@@ -248,10 +249,11 @@ class LegacyEvent:
 
     @classmethod
     def from_ivalue(cls, values: Any) -> LegacyEvent:
-        """The event that :meth:`to_ivalue` made the list of, as a remote one.
+        """Returns the event of a list from :meth:`to_ivalue`, as a remote one.
 
         Raises:
-            ValueError: no list, another version, another length, or a value of another type or range; it says which.
+            ValueError: it is not a list, or the version, the length, a type or a range is wrong; the message says
+                which.
         """
         kind, name, thread_id, handle, node_id, cpu_memory, cpu_ns, _, cuda_memory, device, cuda_us, shapes = _checked(
             values
@@ -272,7 +274,7 @@ class LegacyEvent:
         )
 
     def from_node(self, node_id: int | None) -> LegacyEvent:
-        """A copy as another process would send it: remote, and with the node id that is given."""
+        """Returns a copy as another process would send it: remote, and with the given node id."""
         copy = LegacyEvent.from_ivalue(self.to_ivalue())
         if node_id is not None:
             copy.set_node_id(node_id)
@@ -293,11 +295,11 @@ _FIELDS = (
     ("cuda_us", int),
     ("shapes", list),
 )
-"""The values behind the version, in their order."""
+"""The values after the version, in their order."""
 
 
 def _checked(values: Any) -> list[Any]:
-    """The values behind the version, which are what the constructor can take."""
+    """Returns the values after the version, checked for the constructor."""
     if not isinstance(values, list):
         raise ValueError(f"a serialized LegacyEvent is a list, not {type(values).__name__}")  # noqa: TRY004 - one kind of error
     if not values or type(values[0]) is not int or values[0] != SERIAL_VERSION:

@@ -1,4 +1,4 @@
-"""What the legacy engine's lists amount to: one ``FunctionEvent`` per begin and end."""
+"""Parses the legacy profiler's lists: one ``FunctionEvent`` per begin and end."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ if TYPE_CHECKING:
     from .legacy_event import LegacyEvent
 
 _Key = tuple[int, int]
-"""Handle and node: what a begin and its end have in common."""
+"""Handle and node, which a begin shares with its end."""
 
 
 def function_events(lists: Sequence[Sequence[LegacyEvent]]) -> list[FunctionEvent]:
-    """The events of all lists by time, without utility operators and without an operator that begins in one of its name.
+    """Returns the events of all lists by time.
+
+    Omits utility operators, and operators that begin inside one of their name.
 
     Raises:
-        TorchProfError: there is no local ``__start_profile`` to count times from, or an end without a begin.
+        TorchProfError: there is no local ``__start_profile``, the origin of times, or an end without a begin.
     """
     start = next((e for e in itertools.chain.from_iterable(lists) if e.name() == "__start_profile"), None)
     if start is None or start.is_remote():
         raise TorchProfError("Expected a valid local start_record: could not find __start_profile mark")
     found = [event for events in lists for event in _Pairing(start).paired(events)]
-    # Of what begins at the same time the longest comes first, since it is around the others.
+    # Of events with equal starts the longest comes first: it encloses the others.
     found.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
     return found
 
 
 class _Pairing:
-    """Puts the begins and ends of one list together."""
+    """Pairs the begins and ends of one list."""
 
     def __init__(self, start: LegacyEvent) -> None:
         self._start = start
@@ -42,7 +44,7 @@ class _Pairing:
         self._memory: dict[_Key, tuple[int, int]] = {}
 
     def paired(self, events: Sequence[LegacyEvent]) -> Iterator[FunctionEvent]:
-        """The events in the order in which they ended, and memory that changed outside of any."""
+        """Returns the events in the order of their ends, and top-level changes of memory."""
         passed_over: set[_Key] = set()
         previous: LegacyEvent | None = None
         for event in events:
@@ -97,7 +99,7 @@ class _Pairing:
         return event
 
     def _changed(self, change: LegacyEvent) -> Iterator[FunctionEvent]:
-        """Counts memory for all that is open; memory that changed outside of everything is an event of its own."""
+        """Adds memory to all open events; a top-level change of memory is an event of its own."""
         cpu, device = change.cpu_memory_usage(), change.cuda_memory_usage()
         for key, (cpu_so_far, device_so_far) in self._memory.items():
             self._memory[key] = cpu_so_far + cpu, device_so_far + device
@@ -116,5 +118,5 @@ class _Pairing:
 
 
 def _repeats(previous: LegacyEvent, begin: LegacyEvent) -> bool:
-    """Whether an operator begins directly after another of its name did: a wrapper that hands on."""
+    """Whether an operator begins directly after another of its name: a wrapper that calls it."""
     return previous.kind() == "push" and previous.name() == begin.name() and previous.node_id() == begin.node_id()

@@ -1,4 +1,4 @@
-"""The legacy engine's profiles: on which threads they are, what they hold, and how they end."""
+"""The legacy profiler's profiles: their threads, their events, and their ends."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ ThreadEventLists = list[list[LegacyEvent]]
 START_MARK = "__start_profile"
 STOP_MARK = "__stop_profile"
 DEVICE = "cuda"
-"""The type of device that ``ProfilerState.CUDA`` times, as ``torch.device`` names it."""
+"""Type of device that ``ProfilerState.CUDA`` times, as ``torch.device`` names it."""
 
 
 class _State:
-    """One profile of the legacy engine. Thread-safe. Stops recording when nobody holds it any more."""
+    """One profile of the legacy profiler. Thread-safe. Stops recording when its last reference is released."""
 
     def __init__(self, config: ProfilerConfig, device_events: DeviceEvents | None) -> None:
         self._with_devices = config.state == ProfilerState.CUDA
@@ -66,26 +66,26 @@ class _State:
         return self._recording.is_parents
 
     def override_by(self, inner: _State) -> None:
-        """Leaves to another profile what that one records."""
+        """Excludes the events that another profile records."""
         with self._lock:
             self._overridden_by.append(inner)
 
     def add_remote(self, events: list[LegacyEvent]) -> None:
-        """Keeps a list that another process recorded."""
+        """Adds a list that another process recorded."""
         with self._lock:
             self._remote.append(events)
 
     def leave_thread(self) -> None:
-        """What begins on the calling thread from now on does not count; other threads continue."""
+        """Excludes later events of the calling thread; other threads continue."""
         with self._lock:
             self._until.setdefault(threading.get_native_id(), now_ns())
 
     def stop(self) -> None:
-        """Records nothing any more."""
+        """Stops recording."""
         self._recording.stop()
 
     def consolidated(self) -> ThreadEventLists:
-        """The lists of all threads, the first that of the thread it began on, which this object then forgets."""
+        """Returns and removes the lists of all threads, first that of the thread on which the profile began."""
         with self._lock:
             self._mark(STOP_MARK)
             self._pull()
@@ -109,7 +109,7 @@ class _State:
         return [*lists.values(), *remote]
 
     def all_it_has(self) -> LeftOut:
-        """Everything that it has recorded so far, handed out or not."""
+        """Returns all recorded events, returned before or not."""
         with self._lock:
             self._pull()
             return self._has
@@ -148,7 +148,7 @@ def _stop(recording: Recording) -> None:
 
 
 class _OnThread(threading.local):
-    """The profiles of a thread, the one that records last."""
+    """The profiles of a thread, the recording one last."""
 
     def __init__(self) -> None:
         self.states: list[_State] = []
@@ -158,7 +158,7 @@ _on_thread = _OnThread()
 
 
 def _states() -> list[_State]:
-    """The profiles of the calling thread, without those that a fork has left behind."""
+    """Returns the profiles of the calling thread, without those from before a fork."""
     _on_thread.states = [state for state in _on_thread.states if not state.is_parents]
     return _on_thread.states
 
@@ -182,16 +182,16 @@ def _begin(config: ProfilerConfig, device_events: DeviceEvents | None) -> _State
 
 
 def enable_profiler_legacy(config: ProfilerConfig, *, device_events: DeviceEvents | None = None) -> None:
-    """Begins to profile the calling thread, and what torch carries on for it.
+    """Starts to profile the calling thread, and the threads on which torch continues its work.
 
     Args:
-        config: what is recorded.
-        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
+        config: recording options.
+        device_events: source of device events, with ``ProfilerState.CUDA``. Default: the recording itself.
 
     Raises:
         TorchProfError: the thread is being profiled already, or the state is neither CPU nor CUDA.
         TypeError: the config is torch's own, which cannot be read.
-        NativeError: 16 recordings run already.
+        NativeError: 16 recordings are running.
     """
     if _states():
         raise TorchProfError("Profiler is already enabled on this thread")
@@ -199,12 +199,12 @@ def enable_profiler_legacy(config: ProfilerConfig, *, device_events: DeviceEvent
 
 
 def disable_profiler_legacy(options: ProfilerDisableOptions | None = None) -> ThreadEventLists:
-    """Ends the profile of the calling thread, or what the options say, and returns its events: a list per thread.
+    """Ends the profile of the calling thread, or acts as the options say, and returns its events: a list per thread.
 
-    The first list is that of the thread that enabled it and begins with the mark ``__start_profile``; the mark
-    ``__stop_profile`` ends that of the thread that asks. An end on another thread stands in its begin's list, and names the
-    other thread. Lists of other processes come last. What is open has a begin only; where the profile continues
-    (``cleanup_tls_state=False``), it comes whole with the next call instead.
+    The first list is that of the thread that enabled the profile, and begins with the mark ``__start_profile``; the
+    list of the calling thread ends with the mark ``__stop_profile``. An end on another thread is in its begin's list,
+    with the id of the other thread. Lists of other processes come last. Open events have a begin only; if the profile
+    continues (``cleanup_tls_state=False``), the next call returns them complete instead.
 
     Raises:
         TorchProfError: the thread is not being profiled.
@@ -224,9 +224,9 @@ def disable_profiler_legacy(options: ProfilerDisableOptions | None = None) -> Th
 
 
 def add_event_list(events: Iterable[LegacyEvent], from_node_id: int | None = None) -> None:
-    """Adds events that another process recorded to the profile of the calling thread, as a list of their own.
+    """Adds a list of events of another process to the profile of the calling thread.
 
-    They are copied, marked as remote and with the node id, where one is given.
+    They are copied and marked as remote, with the node id if one is given.
 
     Raises:
         TorchProfError: the thread is not being profiled.
@@ -239,10 +239,10 @@ def add_event_list(events: Iterable[LegacyEvent], from_node_id: int | None = Non
 
 
 def wrap_propagate_state(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, so that wherever it runs it finds the profiles of the thread that wrapped it.
+    """Wraps a function so that it runs with the profiles of the wrapping thread, on any thread.
 
-    For work that is continued on another thread, which may then add events or consolidate. As torch's own: operators of a
-    thread that torch does not know of are not recorded by that.
+    For work that continues on another thread, which may then add events or consolidate. As in torch, this does not
+    record operators of threads that torch does not know.
     """
     carried = tuple(_states())
 
@@ -258,13 +258,13 @@ def wrap_propagate_state(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class TLSLegacyProfilerGuard:
-    """Profiles a block, also inside another profile: that one gets nothing of the block, and continues behind it.
+    """Profiles a block, also inside another profile, which excludes the block and resumes after it.
 
     Args:
-        config: what is recorded.
-        result_callback: called at the end with the lists; what it raises is logged, as torch does.
-        options: how it ends.
-        device_events: where device events are found, with ``ProfilerState.CUDA``; by default in the recording itself.
+        config: recording options.
+        result_callback: called at the end with the lists; its errors are logged, as in torch.
+        options: options for the end.
+        device_events: source of device events, with ``ProfilerState.CUDA``. Default: the recording itself.
     """
 
     def __init__(

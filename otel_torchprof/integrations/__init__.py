@@ -1,11 +1,11 @@
-"""Adapters for training frameworks, one line in the program each (``docs/frameworks.md``).
+"""Adapters for training frameworks, one line in the program each; ``docs/training.md`` is the guide.
 
 - ``HuggingFaceCallback``: ``transformers.Trainer(..., callbacks=[HuggingFaceCallback()])``
-- ``LightningProfiler``: ``lightning.Trainer(profiler=LightningProfiler())``, of ``pytorch_lightning`` too
+- ``LightningProfiler``: ``lightning.Trainer(profiler=LightningProfiler())``, also of ``pytorch_lightning``
 - ``AccelerateProfileKwargs``: ``Accelerator(kwargs_handlers=[AccelerateProfileKwargs()])``
-- ``TorchTitanProfiler``: a ``torchtitan.tools.profiler.Profiler`` whose traces are of this package
+- ``TorchTitanProfiler``: a ``torchtitan.tools.profiler.Profiler`` with traces of this package
 
-A framework is imported when the name of its adapter is asked for, and not before.
+A framework is imported on the first access to its adapter.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""``AccelerateProfileKwargs``: profiles of this package from ``Accelerator.profile()``."""
+"""``AccelerateProfileKwargs``: makes ``Accelerator.profile()`` return profiles of this package."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class AccelerateProfileKwargs(ProfileKwargs):
-    """Has ``Accelerator.profile()`` make an :class:`~otel_torchprof.profile`: ``Accelerator(kwargs_handlers=[AccelerateProfileKwargs()])``.
+    """Makes ``Accelerator.profile()`` return a :class:`~otel_torchprof.profile`.
 
-    All arguments are those of Accelerate's ``ProfileKwargs``, ``output_trace_dir`` among them, where the Chrome trace of each process goes::
+    The arguments are those of Accelerate's ``ProfileKwargs``, including ``output_trace_dir``, the folder for the Chrome
+    trace of each process::
 
         accelerator = Accelerator(kwargs_handlers=[AccelerateProfileKwargs(record_shapes=True)])
         with accelerator.profile() as prof:
             train()
         print(prof.key_averages().table())
+
+    Examples:
+        >>> from otel_torchprof.integrations import AccelerateProfileKwargs
+        >>> AccelerateProfileKwargs(record_shapes=True).build()
+        <unfinished otel_torchprof.profile>
     """
 
-    @property  # type: ignore[misc]  # what is writable elsewhere
+    @property  # type: ignore[misc]  # writable in the base
     def __class__(self) -> Any:
-        """Accelerate knows by its very class what a handler is for, and refuses a subclass."""
+        """Returns ProfileKwargs: Accelerate checks the exact class of a handler and refuses a subclass."""
         return ProfileKwargs
 
     def build(self) -> Profile:
-        """The profile with these options, not started.
+        """Returns a profile with these options, not started.
 
         Raises:
             ValueError: an activity or an option of the schedule is unknown.

@@ -1,4 +1,4 @@
-"""Actions of Lightning's Trainer, which it tells its profiler of: labels, phases, and where steps end."""
+"""Lightning's actions, from its profiler interface: labels, phases, and the ends of steps."""
 
 from __future__ import annotations
 
@@ -32,37 +32,38 @@ _PARTS = {
     "optimizer_step": Part.STEP,
     "save_checkpoint": Part.SAVE,
 }
-"""What of Lightning's is a phase, by the last word of the action: as long as its own profilers say. A loss is computed outside of any module, a
-loader need not be torch's, a checkpoint is more than its file. Zeroing and clipping are torch's own phases, inside of the optimizer's."""
+"""Actions that are phases, by the last word of their name: exactly those that Lightning's own profilers time. A loss
+is computed outside of any module, a loader need not be torch's, a checkpoint is more than its file. Zeroing and
+clipping are torch's own phases, inside the optimizer's."""
 _EPOCH = "run_training_epoch"
 _EVALUATION_BEGINS = frozenset({"on_validation_model_eval", "on_test_model_eval"})
 _EVALUATION_ENDS = frozenset({"on_validation_end", "on_test_end"})
 _BEFORE = frozenset({*_PARTS, _EPOCH, *_EVALUATION_BEGINS})
-"""Hooks that are a phase, or before which a segment may begin: a Trainer has some twenty others per batch."""
+"""Hooks that are a phase, or before which a segment may begin: a Trainer has about twenty others per batch."""
 _AFTER = frozenset({"save_checkpoint", _EPOCH, *_EVALUATION_ENDS})
-"""Those after which one may end."""
+"""Hooks after which a segment may end."""
 _OF_MODULE = frozenset({Part.FORWARD, Part.EVALUATION, Part.INFERENCE})
 _LOSSES = ("loss", "train_loss", "train/loss", "train_loss_step", "loss_step")
 """Names under which programs log the loss of a step."""
 
 
 class Action(NamedTuple):
-    """What an action's name says."""
+    """A parsed action name."""
 
     owner: str
-    """``Strategy``, ``LightningModule``, ``Callback``; empty where it names none."""
+    """``Strategy``, ``LightningModule``, ``Callback``; empty if the name has none."""
     hook: str
     part: Part | None
-    """The phase that it is; None of most actions."""
+    """Its phase; None for most actions."""
     is_before: bool
-    """Whether more is to be done when it begins than to label it."""
+    """Whether its begin needs more than a label."""
     is_after: bool
-    """And when it ends."""
+    """Whether its end needs more than a label."""
 
 
 @functools.lru_cache(maxsize=4096)
 def parsed(name: str) -> Action:
-    """``[Strategy]SingleDeviceStrategy.training_step``: a hook of the strategy."""
+    """Parses a name: ``[Strategy]SingleDeviceStrategy.training_step`` is a hook of the strategy."""
     owner, _, path = name.rpartition("]")
     owner, hook = owner.removeprefix("["), path.rpartition(".")[2]
     if owner in {"Callback", "LightningDataModule"}:
@@ -71,12 +72,13 @@ def parsed(name: str) -> Action:
 
 
 class Actions:
-    """What a profiler of Lightning's is told, for recordings. For the thread of the Trainer; can be pickled.
+    """Forwards the actions of a Lightning profiler to recordings. For the thread of the Trainer; can be pickled.
 
-    Each action is a label of its name, up to where a segment begins in it; but for the epoch, in which are all steps. Those that are what
-    a phase is are phases too, and the LightningModule is the root of those that are calls of it, since programs call what is in it, and
-    not itself. While the Trainer fits, a step lasts from the fetch of its first batch to that of the next one's, or to an evaluation or a
-    checkpoint; these are segments between steps, save where gradients are being accumulated. An action costs some microseconds.
+    Each action is a label of its name, which ends early if a segment begins in it; the epoch, which contains all steps,
+    has none. Actions that are phases are recorded as phases too. The LightningModule is the root of those that call it,
+    since programs call its children and not the module itself. While the Trainer fits, a step lasts from the fetch of
+    its first batch to that of the next step's, or to an evaluation or a checkpoint; these are segments between steps,
+    except during gradient accumulation. An action costs some microseconds.
 
     Args:
         profile: as for :class:`~.loop.Loop`.
@@ -93,7 +95,7 @@ class Actions:
         self._has_failed = False
 
     def start(self, name: str, profiler: Any) -> None:
-        """An action begins. What fails here is said once, and the training continues."""
+        """Begins an action. Errors are logged once, and the training continues."""
         try:
             action = parsed(name)
             trainer = _trainer_of(profiler) if action.is_before else None
@@ -111,7 +113,7 @@ class Actions:
             self._fail(name, error)
 
     def stop(self, name: str, profiler: Any) -> None:
-        """It ends; without effect for one that has not begun."""
+        """Ends an action; no effect if it has not begun."""
         try:
             if name not in self._open:
                 return
@@ -131,7 +133,7 @@ class Actions:
             label.__exit__(None, None, None)
 
     def _name_modules(self, trainer: Any, action: Action) -> None:
-        """Once, and again before every epoch: a hook may have given it other modules."""
+        """Names the modules, once and again before every epoch: a hook may have replaced them."""
         module = trainer.lightning_module
         if id(module) != self._named or action.hook == _EPOCH:
             self._named = id(module)
@@ -142,7 +144,7 @@ class Actions:
         if trainer.state.fn not in {"fit", "validate", "test"}:
             return
         if trainer.sanity_checking:
-            if action.hook in _EVALUATION_BEGINS:  # it is no segment of what came before, nor one of its own
+            if action.hook in _EVALUATION_BEGINS:  # it belongs to no segment and is none
                 self.loop.change(None)
             return
         if action.hook == "train_dataloader_next":
@@ -158,7 +160,7 @@ class Actions:
     def _after(self, action: Action, trainer: Any) -> None:
         current = self.loop.current
         is_checkpoint = action.hook == "save_checkpoint" and current is Segment.CHECKPOINT
-        # Checkpoints are written at the end of an evaluation: what is left of that is not another one.
+        # Checkpoints are written at the end of an evaluation; its rest is not another evaluation.
         if is_checkpoint or (
             action.hook in _EVALUATION_ENDS and action.owner == "Strategy" and current is Segment.EVALUATION
         ):
@@ -167,7 +169,7 @@ class Actions:
             self._leave(None, trainer)
 
     def _interrupt(self, segment: Segment, trainer: Any) -> None:
-        """In the middle of an accumulation, and inside of a phase, it is a part of the step."""
+        """Begins a segment, unless gradients are being accumulated or a phase is open; then it is part of the step."""
         if any(part is not None for part, _ in self._open.values()):
             return
         current = self.loop.current
@@ -185,13 +187,13 @@ class Actions:
         self._change(segment, ends_step=ends_step, is_evaluation=is_alone, attributes=attributes)
 
     def _change(self, segment: Segment | None, **how: Any) -> None:
-        """What is labelled ends here: a span that lasts beyond its segment would make that longer than it was."""
+        """Changes the segment and ends all labels first: a span beyond the end of its segment would extend it."""
         for name in reversed(list(self._labels)):
             self._end_label(name)
         self.loop.change(segment, **how)
 
     def _has_stepped(self, trainer: Any) -> bool:
-        """Whether the step that runs is over: with manual optimization after each batch, whatever was done with it."""
+        """Whether the current step is over; with manual optimization a step ends after each batch."""
         is_manual = not trainer.lightning_module.automatic_optimization
         return bool(is_manual or trainer.global_step != self._global_step)
 
@@ -202,9 +204,9 @@ class Actions:
 
 
 def _trainer_of(profiler: Any) -> Any:
-    """The Trainer that the profiler was set up by; None where there is none, or none any more."""
+    """Returns the Trainer that has set up the profiler; None if there is none (any more)."""
     try:
-        return profiler._lightning_module.trainer  # noqa: SLF001 - where Lightning tells its own profiler
+        return profiler._lightning_module.trainer  # noqa: SLF001 - set by Lightning for its own profilers
     except (AttributeError, ReferenceError, RuntimeError):
         return None
 
@@ -214,9 +216,10 @@ def _rate_of(trainer: Any) -> float | None:
 
 
 def _loss_of(trainer: Any) -> float | None:
-    """What the program has logged as its loss; None where that would wait for a device, and in steps that the Trainer does not log either.
+    """Returns the logged loss.
 
-    Lightning takes 40 us to look what was logged.
+    None if reading it would synchronize with a device, and in steps that the Trainer does not log. Lightning takes 40
+    us to return the logged values.
     """
     every = trainer.log_every_n_steps
     if not every or trainer.global_step % every:

@@ -1,4 +1,4 @@
-"""Trainers of Hugging Face and Lightning that are made while torch is instrumented: marked as by the adapters, without a change of code."""
+"""Adds the adapters of Hugging Face and Lightning to new trainers while torch is instrumented."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Constructor(NamedTuple):
     """Where it is looked up."""
     path: str
     mark: Callable[[Any], None]
-    """Does to a trainer what its adapter does."""
+    """Adds the adapter to a trainer."""
     unmark: Callable[[Any], None]
-    """Takes that back; without effect where nothing was done."""
+    """Removes the adapter; no effect if it was not added."""
 
 
 def _mark_huggingface(trainer: Any) -> None:
@@ -78,10 +78,10 @@ _CONSTRUCTORS = (
 
 
 class Frameworks:
-    """Marks trainers as they are made, while somebody wants that. Installing and removing is for any thread.
+    """Adds adapters to new trainers while there is a user. Install and remove are thread-safe.
 
-    Costs an import a look into a dictionary, and a trainer some microseconds when it is made. Trainers are told apart by their identity: a
-    subclass may have a comparison of its own.
+    Costs an import one dictionary lookup, and a trainer some microseconds when it is made. Trainers are distinguished
+    by identity: a subclass may have its own comparison.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Frameworks:
         self._marked: dict[int, tuple[weakref.ref[Any], _Constructor]] = {}
 
     def install(self, user: object) -> None:
-        """Trainers that are made from now on are marked, and those that were marked before."""
+        """Adds adapters to new trainers from now on, and to trainers that had one before."""
         is_first = not self._calls.has_users
         self._calls.install(user)
         trainer_calls.install(user)
@@ -97,7 +97,7 @@ class Frameworks:
             self._change_all(lambda constructor: constructor.mark)
 
     def remove(self, user: object) -> None:
-        """Takes everything back, if nobody else uses this; without effect for no user."""
+        """Removes all adapters with the last user; no effect for an unknown user."""
         had_users = self._calls.has_users
         self._calls.remove(user)
         trainer_calls.remove(user)
@@ -111,7 +111,7 @@ class Frameworks:
                 self._tried(change(constructor), trainer)
 
     def after_fork_in_child(self) -> None:
-        """Whoever continues to record in the child has the trainers of its parent."""
+        """Renews the lock: a child that continues to record has the trainers of its parent."""
         self._calls.renew_lock()
 
     def _marking(self, constructor: _Constructor, function: Callable[..., Any]) -> Wrapper:
@@ -132,7 +132,7 @@ class Frameworks:
         return construct, retire
 
     def _tried(self, change: Callable[[Any], None], trainer: Any) -> None:
-        """The program's trainer works without marks."""
+        """Applies a change; errors are logged, since the program's trainer works without the adapter."""
         try:
             change(trainer)
         except Exception:
@@ -140,5 +140,5 @@ class Frameworks:
 
 
 shared = Frameworks()
-"""Those of the process."""
+"""Instance of the process."""
 fork.call_late(after_in_child=shared.after_fork_in_child)

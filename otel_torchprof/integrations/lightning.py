@@ -19,7 +19,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _simple_profiler() -> Any:
-    """Of the package that is imported, else of one that is installed: a Trainer of either takes both."""
+    """Returns SimpleProfiler of the imported package, else of an installed one: a Trainer of either accepts both."""
     for name in sorted(_PACKAGES, key=lambda each: each not in sys.modules):
         if is_there(name.partition(".")[0]):
             return importlib.import_module(f"{name}.profilers").SimpleProfiler
@@ -30,26 +30,36 @@ _SimpleProfiler: Any = _simple_profiler()
 
 
 class LightningProfiler(_SimpleProfiler):
-    """Lightning's actions as labels and phases, and its steps: ``Trainer(profiler=LightningProfiler())``.
+    """Reports Lightning's actions as labels and phases, and its steps: ``Trainer(profiler=LightningProfiler())``.
 
-    A running :class:`~otel_torchprof.TorchInstrumentor` or :class:`~otel_torchprof.stream` then has a label for every action, phases of Lightning's
-    own loop (all of ``training_step`` is ``forward``), and modules by their names in the LightningModule (``encoder.layers.2``). Steps
-    are those of the optimizer, each with the fetch of its batches and whatever is accumulated; evaluations and checkpoints are segments
-    between them. Spans of steps have ``torch.step.epoch``, ``torch.step.learning_rate``, ``torch.step.batches`` and, where the program logs it as ``loss`` or
-    ``train_loss`` from the CPU and the Trainer sends it to loggers (``log_every_n_steps``), ``torch.step.loss``.
+    A running :class:`~otel_torchprof.TorchInstrumentor` or :class:`~otel_torchprof.stream` then has a label for every
+    action, phases of Lightning's own loop (all of ``training_step`` is ``forward``), and modules by their names in the
+    LightningModule (``encoder.layers.2``). A step is an optimizer step, including the fetch of its batches and gradient
+    accumulation; evaluations and checkpoints are segments between steps. Step spans have ``torch.step.epoch``,
+    ``torch.step.learning_rate``, ``torch.step.batches`` and ``torch.step.loss``. The loss is present if the program
+    logs it as ``loss`` or ``train_loss`` from the CPU and the Trainer sends it to loggers (``log_every_n_steps``).
 
-    It is Lightning's ``SimpleProfiler`` too: ``summary()``, which the Trainer prints at the end, lists what each action took.
-    ``opentelemetry-instrument`` and ``otel-torchprof run`` record the same without it. An action costs some microseconds.
+    It is also Lightning's ``SimpleProfiler``: the Trainer prints ``summary()``, the time of each action, at the end.
+    ``opentelemetry-instrument`` and ``otel-torchprof run`` record the same without it. For the thread of the Trainer.
+    Costs some microseconds per action.
 
     Args:
-        profile: a :class:`~otel_torchprof.profile` that gets the labels and the steps. Where it does not run, it is started and stopped with the Trainer.
-            ``summary()`` has its averages too.
-        dirpath: where ``filename`` is written, as for ``SimpleProfiler``.
-        filename: of the summary, which is logged else.
-        row_limit: how many rows of averages the summary has at most.
+        profile: a :class:`~otel_torchprof.profile` for the labels and steps, whose averages are in ``summary()``. If it
+            is not running, it is started and stopped with the Trainer. Default: None.
+        dirpath: folder of ``filename``, as for ``SimpleProfiler``.
+        filename: file for the summary. Default: None, the summary is logged.
+        row_limit: limit of the rows of averages in the summary. Default: 20.
 
     Raises:
-        TypeError: ``profile`` is none.
+        TypeError: ``profile`` is not a profile of this package.
+
+    Examples:
+        >>> from otel_torchprof.integrations import LightningProfiler
+        >>> profiler = LightningProfiler()  # of lightning.Trainer(profiler=profiler)
+        >>> with profiler.profile("training_step"):
+        ...     y = torch.ones(3) + 1
+        >>> "training_step" in profiler.summary()
+        True
     """
 
     def __init__(
@@ -65,22 +75,22 @@ class LightningProfiler(_SimpleProfiler):
         self._given, self._row_limit = profile, row_limit
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """The Trainer begins a stage: ``fit``, ``validate``, ``test`` or ``predict``."""
+        """Begins a stage of the Trainer: ``fit``, ``validate``, ``test`` or ``predict``."""
         super().setup(stage, local_rank, log_dir)
         self._torchprof_actions.loop.begin()
 
     def start(self, action_name: str) -> None:
-        """An action begins."""
+        """Begins an action."""
         self._torchprof_actions.start(action_name, self)
         super().start(action_name)
 
     def stop(self, action_name: str) -> None:
-        """It ends."""
+        """Ends an action."""
         super().stop(action_name)
         self._torchprof_actions.stop(action_name, self)
 
     def summary(self) -> str:
-        """What each action took; with a profile, its averages too. Ends what was begun with the stage."""
+        """Returns the time of each action and, with a profile, its averages. Ends the stage."""
         self._torchprof_actions.loop.end()
         found = str(super().summary())
         if self._given is None or self._given.is_running:
@@ -89,7 +99,7 @@ class LightningProfiler(_SimpleProfiler):
         return f"{found}\n{table}\n"
 
     def teardown(self, stage: str | None) -> None:
-        """The stage has ended, also where an exception has ended it."""
+        """Ends the stage, also after an exception."""
         if actions := getattr(
             self, "_torchprof_actions", None
         ):  # Lightning calls this in __del__, after a constructor that raised too

@@ -1,4 +1,4 @@
-"""What the loop of a framework is at: told to all recordings that run, and to one profile."""
+"""Segments of a framework's training loop: reported to all running recordings, and to one profile."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _UNHEARD = (
 
 
 class Loop:
-    """The segments of one loop, as its framework knows them. For the thread of the loop.
+    """The segments of one loop, as its framework reports them. For the thread of the loop.
 
     Args:
-        profile: gets the steps, and runs with the loop where it does not run already.
+        profile: a profile that gets the steps, and runs with the loop if it is not running. Default: None.
 
     Raises:
-        TypeError: it is no profile of this package.
+        TypeError: ``profile`` is not a profile of this package.
     """
 
     def __init__(self, profile: Profile | None = None) -> None:
@@ -44,10 +44,13 @@ class Loop:
         self.is_silent = False
         """Whether another integration reports this loop."""
         self.current: Segment | None = None
-        """What was begun last; None outside of the loop."""
+        """The segment that began last; None outside of the loop."""
 
     def begin(self) -> None:
-        """The loop begins: the profile runs from now on. A loop that was broken off before is over, and what it was at no step."""
+        """Begins the loop and starts the profile.
+
+        A loop that was interrupted before ends, and its last segment is not a step.
+        """
         if self._is_marked:
             self.change(None, replaces_step=True)
         self.current = None
@@ -59,7 +62,7 @@ class Loop:
             self._profile.start()
 
     def end(self) -> None:
-        """The loop has ended; the profile stops where :meth:`begin` has started it. Without effect where that was said."""
+        """Ends the loop and stops the profile that :meth:`begin` has started. A second call has no effect."""
         if self._is_marked:
             self._is_marked, self.current = False, None
             shared.end()
@@ -76,7 +79,7 @@ class Loop:
         is_evaluation: bool = False,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """A segment begins, which ends the one before: see :class:`~otel_torchprof._sources.step_marks.SegmentChange`."""
+        """Begins a segment, which ends the one before; :class:`SegmentChange` describes the arguments."""
         self.current = segment
         if self.is_silent:
             return
@@ -91,10 +94,10 @@ class Loop:
 
 
 class _Calls(threading.local):
-    """The call of a trainer that this thread is in."""
+    """The trainer call that this thread is in."""
 
     loops: list[Loop] | None = None
-    """Those that have begun in it; None outside of one."""
+    """Loops that have begun in the call; None outside of one."""
 
     def note(self, loop: Loop) -> None:
         if self.loops is not None and loop not in self.loops:
@@ -106,7 +109,10 @@ _calls = _Calls()
 
 @contextmanager
 def ending_loops() -> Iterator[bool]:
-    """Loops that begin in here end here, however it is left. Yields whether it is the outermost of its thread."""
+    """Ends the loops that begin in the block when it is left.
+
+    Yields whether it is the top-level block of its thread.
+    """
     outer, _calls.loops = _calls.loops, []
     try:
         yield outer is None
@@ -117,5 +123,5 @@ def ending_loops() -> Iterator[bool]:
 
 
 def number(value: object) -> float | None:
-    """A value that is a number already, without asking a device for it; None for what is none."""
+    """Converts a Python number to float, without synchronizing with a device; None for other values."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

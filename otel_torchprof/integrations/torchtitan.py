@@ -1,4 +1,4 @@
-"""``TorchTitanProfiler``: torchtitan's profiler with profiles of this package."""
+"""``TorchTitanProfiler``: makes torchtitan's profiler write traces of this package."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 
 class TorchTitanProfiler(Profiler):
-    """Writes the traces of torchtitan's ``Profiler`` by :class:`~otel_torchprof.profile`, with its options and file names.
+    """Writes the traces of torchtitan's ``Profiler`` with :class:`~otel_torchprof.profile`.
 
-    In the configuration of a trainer: ``profiler=TorchTitanProfiler.Config(enable_profiling=True)``.
+    Options and file names are those of torchtitan.
+
+    Examples:
+        >>> from otel_torchprof.integrations import TorchTitanProfiler
+        >>> config = TorchTitanProfiler.Config(enable_profiling=True)  # profiler= in the trainer's configuration
     """
 
     def build_torch_profiler(self, *, global_step: int, base_folder: str, leaf_folder: str) -> Profile | None:
-        """The profile, which runs; None where the configuration does not enable it.
+        """Returns a running profile; None if the configuration does not enable it.
 
         Raises:
             ValueError: ``profile_freq`` is too small for the steps of a cycle.

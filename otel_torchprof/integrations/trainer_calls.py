@@ -1,4 +1,4 @@
-"""Calls of trainers from their first step to the last: what an adapter has begun in one ends with it, also where an exception leaves it."""
+"""Calls of trainers: loops that an adapter begins in a call end with it, also after an exception."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _TrainerCall(NamedTuple):
     """Where it is looked up."""
     path: str
     segment: Segment | None = None
-    """What all of it is, where it is called by itself and the framework has nothing that would say when that begins."""
+    """Segment of the whole call, if it is called directly and the framework does not report its begin."""
 
 
 _LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
@@ -47,9 +47,9 @@ def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
 
 
 def _nothing() -> None:
-    """A call that is still wrapped ends what it has begun, and no more."""
+    """Does nothing: a call that is still wrapped only ends its loops."""
 
 
 shared = WrappedCalls(_CALLS, _ending)
-"""Those of the process."""
+"""Wrapped calls of the process."""
 fork.call_late(after_in_child=shared.renew_lock)
