@@ -73,7 +73,7 @@ class HangWatch:
     def _say(self, os_tid: int) -> None:
         body = (
             f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
-            "its stacks are in the black box: otel-torchprof autopsy"
+            "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
         )
         _logger.warning("%s", body)
         _emit(body, os_tid, self._running_step())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._blackbox.box_file import SUFFIX
+from otel_torchprof._blackbox.box_file import SUFFIX, is_of_the_living
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._process.printable import printable
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         help=f"{', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp for {SUFFIX})",
     )
     parser.add_argument(
-        "--redact", action="store_true", help="leave out labels, and what the process and its threads are called"
+        "--redact", action="store_true", help="leave out labels, stacks, and the names of the process and its threads"
     )
 
 
@@ -67,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     contents = read(options.file)
     if options.redact:
         contents = redacted(contents)
-    show(text_of(contents))
+    is_alive = not contents.is_closed and is_of_the_living(Path(options.file))
+    show(text_of(contents._replace(last_ns=time.time_ns()) if is_alive else contents, is_alive=is_alive))
     if output != "none":
         has_spans = write(contents, output)
         say(f"wrote {output}" if has_spans else f"{options.file!r} has no events: nothing was written")
@@ -181,14 +182,14 @@ def _check_name(output: str) -> None:
 
 
 def redacted(contents: Contents) -> Contents:
-    """Without labels, and without what the process and its threads are called and where it ran."""
+    """Without labels and stacks, and without what the process and its threads are called and where it ran."""
     batch = contents.batch
     names = batch.names.followed_by(Names.of([_REDACTED]))
     hidden = np.where(batch["kind"] == Kind.LABEL, len(names) - 1, batch["name"]).astype(batch["name"].dtype)
     info = {key: value for key, value in contents.info.items() if key not in {"host", "program", "run_id", "role"}}
     threads = [thread._replace(name=_REDACTED) for thread in batch.threads]
     columns = {**batch.columns, "name": hidden}
-    return contents._replace(batch=replace(batch, names=names, threads=threads, columns=columns), info=info)
+    return contents._replace(batch=replace(batch, names=names, threads=threads, columns=columns), info=info, stacks="")
 
 
 def problems_of(contents: Contents) -> list[str]:
@@ -205,8 +206,8 @@ def problems_of(contents: Contents) -> list[str]:
     return found
 
 
-def text_of(contents: Contents) -> str:
-    """What the process was, and what each thread was doing at the end."""
+def text_of(contents: Contents, *, is_alive: bool = False) -> str:
+    """What the process was, what each thread was doing at the end, and Python's stacks if a thread was seen to hang."""
     from otel_torchprof._blackbox.last_moments import last_moments
 
     info = contents.info
@@ -214,13 +215,20 @@ def text_of(contents: Contents) -> str:
     named = (("of", info.get("program")), ("on", info.get("host")))
     where = "".join(f" {word} {printable(str(value))}" for word, value in named if value)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contents.last_ns / 1e9))
-    ended = "ended its box" if contents.is_closed else "was last seen"
+    ended = "ended its box" if contents.is_closed else "was running" if is_alive else "was last seen"
     moments = last_moments(contents)
     lines = [
         f"{rank}process {contents.pid}{where} {ended} at {at}.{contents.last_ns % 10**9 // 10**6:03}",
         f"{len(contents.batch):,} events of {len(moments)} threads",
     ]
-    return "\n".join((*lines, *(line for moment in moments for line in _lines(moment)), ""))
+    return "\n".join((*lines, *(line for moment in moments for line in _lines(moment)), *_stacks(contents), ""))
+
+
+def _stacks(contents: Contents) -> Iterator[str]:
+    if contents.stacks:
+        since = time.strftime("%H:%M:%S", time.localtime(contents.hang_since_ns / 1e9))
+        yield f"Python's stacks, written because a thread has done nothing since {since}:"
+        yield from (f"    {printable(line)}" for line in contents.stacks.splitlines())
 
 
 def _lines(moment: LastMoment) -> Iterator[str]:

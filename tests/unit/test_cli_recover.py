@@ -14,7 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import otel_torchprof as otp
 from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._cli import main as cli
-from otel_torchprof._native.blackbox import set_info
+from otel_torchprof._cli.recover import redacted, text_of
+from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
 from otel_torchprof.parsers import BlackBoxOptions
 
@@ -101,7 +102,7 @@ def test_the_box_of_a_process_that_lives(tmp_path, capsys):
             process.kill()
     assert process.returncode == 0
     first, second, *threads = said.out.splitlines()
-    assert first.startswith(f"rank 3, process {process.pid} of -c on {os.uname().nodename} was last seen at 20")
+    assert first.startswith(f"rank 3, process {process.pid} of -c on {os.uname().nodename} was running at 20")
     assert second == "4 events of 2 threads"
     found = "\n".join(threads)
     assert f"thread main ({process.pid}): in inner for 0." in found
@@ -166,7 +167,7 @@ def test_redacted(box, tmp_path, capsys, name):
     assert recovered(box.path, "--redact", "-o", str(partial)) == 0
     said = capsys.readouterr().out
     assert "in (redacted) for" in said
-    assert said.startswith(f"rank 3, process {os.getpid()} was last seen at ")
+    assert said.startswith(f"rank 3, process {os.getpid()} was running at ")
     for secret in SECRETS:
         assert secret not in said
         assert secret.encode() not in partial.read_bytes()
@@ -180,6 +181,15 @@ def rename_and_label(name: str) -> None:
     label("secret of the renamed")
 
 
+def test_stacks_of_a_hang_are_shown(image, tmp_path, capsys):
+    """Stacks that the hang watch wrote are printed, and left out by --redact."""
+    contents = read_image(image)._replace(stacks='Thread 7 main\n  File "a.py", line 1 in load\n', hang_since_ns=10**18)
+    text = text_of(contents)
+    assert "Python's stacks, written because a thread has done nothing since " in text
+    assert text.endswith('    Thread 7 main\n      File "a.py", line 1 in load\n')
+    assert "a.py" not in text_of(redacted(contents))
+
+
 def test_names_cannot_forge_the_text(box, capsys):
     """Control characters and line feeds of labels, programs and hosts are escapes."""
     set_info({"program": "a\nb\x1b[31m", "host": "c\rd"})
@@ -187,7 +197,7 @@ def test_names_cannot_forge_the_text(box, capsys):
         assert recovered(box.path, "-o", "none") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("thread ")]) == 2
-    assert r" of a\nb\x1b[31m on c\rd was last seen at " in lines[0]
+    assert r" of a\nb\x1b[31m on c\rd was running at " in lines[0]
     assert r"in x\nthread main (1): nothing open\x1b[2J for " in lines[2]
 
 
