@@ -6,7 +6,7 @@
 #   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
 #   make explore RUNS=10                          the random tests with new examples, so many times
 #   make stress SECONDS=600 FLAVOUR=asan          plain (default), asan or tsan; SEED=... replays; VERSION=3.12 without torch
-#   make test-gpu GPU_TABLE=1                     puts what was measured into docs/devices.md as well
+#   make test-gpu GPU_TABLE=1                     puts what was measured into docs/measurements.md as well
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -165,7 +165,7 @@ $(MADE)/requirements: requirements/build.txt requirements/package.txt $(MADE)/to
 	@$(call pip,-c requirements/torch.txt -r requirements/package.txt)
 	@touch $@
 
-$(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_torchprof/_native/build.py \
+$(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_torchprof/version.py otel_torchprof/_native/build.py \
 		otel_torchprof/_native/core.cdef) $(NATIVE_SOURCES)
 	$(call say,Building the native core and installing the package in place)
 	@$(call pip,--no-build-isolation -c requirements/torch.txt --editable .)

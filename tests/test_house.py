@@ -130,9 +130,9 @@ def column_page() -> str:
         [
             "# Columns",
             "",
-            "`prof.columns` holds every event as numpy arrays, one row per event. Rows are grouped by thread and, within a",
-            "thread, stand in the order in which the events began. This page is made from `otel_torchprof/_columns/schema.py`;",
-            "`GOLDEN_ACCEPT=1 make test` writes it anew.",
+            "`prof.columns` has all events as numpy arrays, one row per event. Rows are grouped by thread and, within a thread,",
+            "sorted by start time. This page is generated from `otel_torchprof/_columns/schema.py` by",
+            "`GOLDEN_ACCEPT=1 make test`.",
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
@@ -142,8 +142,8 @@ def column_page() -> str:
             "",
             f"Flags: {members(Flag)}.",
             "",
-            "`prof.memory` holds what was allocated and freed, where `profile_memory` is on: one row each, by thread and,",
-            "within a thread, by time.",
+            "`prof.memory` has one row per allocation and release, with `profile_memory`, grouped by thread and, within a thread,",
+            "sorted by time.",
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
@@ -151,21 +151,21 @@ def column_page() -> str:
             "",
             f"Flags: {members(MemoryFlag)}.",
             "",
-            "`prof.devices` holds how long devices worked for events, where they told of it: one row per event that has marks on a",
-            "stream, in no order ([devices.md](devices.md)).",
+            "`prof.devices` has the device times: one row per event with timing events, in no order",
+            "([measurements.md](measurements.md#device-time)).",
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
             *(row(column) for column in DEVICE_COLUMNS),
             "",
-            "`prof.energy` holds readings of energy counters, where they were read ([devices.md](devices.md#energy)).",
+            "`prof.energy` has the readings of energy counters, in no order ([measurements.md](measurements.md#energy)).",
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
             *(row(column) for column in ENERGY_COLUMNS),
             "",
-            "`prof.collectives` holds what is known of the collectives, sends and receives of `torch.distributed`: one row per",
-            "event that is one, in no order ([collectives.md](collectives.md)).",
+            "`prof.collectives` has one row per collective, send and receive of `torch.distributed`, in no order",
+            "([ranks.md](ranks.md#read-collectives-group-number-size)).",
             "",
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
@@ -194,10 +194,11 @@ def own_variables_markdown() -> str:
     return "\n".join(
         [
             "",
-            "## Of this package",
+            "## Variables of this package",
             "",
-            "Some have parts: `OTEL_TORCHPROF_POLICY=every=10,keep=slow`, `OTEL_TORCHPROF_CHROME_TRACE=trace.json,max_files=5`. A part that is",
-            "bad, or that there is not, is warned of once and ignored; the others count.",
+            "Some variables have parts, separated by commas: `OTEL_TORCHPROF_POLICY=every=10,keep=slow`,",
+            "`OTEL_TORCHPROF_CHROME_TRACE=trace.json,max_files=5`. An invalid or unknown part is ignored with one warning; the other",
+            "parts apply.",
             "",
             "| Variable | Default | Meaning |",
             "| --- | --- | --- |",
@@ -220,7 +221,7 @@ def test_every_variable_of_ours_is_in_the_table():
     ("page", "marker", "table"),
     [
         ("spans.md", "attributes", attributes_markdown),
-        ("variables.md", "variables", lambda: standard_variables_markdown() + own_variables_markdown()),
+        ("settings.md", "variables", lambda: standard_variables_markdown() + own_variables_markdown()),
         ("metrics.md", "gpu metrics", gpu_metrics_markdown),
     ],
 )
@@ -231,3 +232,22 @@ def test_tables_of_the_docs_are_up_to_date(page, marker, table):
     if os.environ.get("GOLDEN_ACCEPT"):
         path.write_text(f"{head}{found}\n{table()}")
     assert path.read_text() == f"{head}<!-- {marker} -->\n\n{table()}"
+
+
+def test_a_wheel_has_every_package():
+    """Each folder of modules is a package in pyproject.toml: an installation in place would not miss one, a wheel would."""
+    listed = re.findall(r'^  "(otel_torchprof[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "otel_torchprof").rglob("*.py")}
+    built = {"otel_torchprof._native.sources", "otel_torchprof.docs"}
+    assert {".".join(folder.parts) for folder in folders} == set(listed) - built
+
+
+def test_pages_that_the_package_names_exist():
+    """Every page that a docstring or a message names is one that a wheel brings."""
+    named = {
+        page
+        for path in (ROOT / "otel_torchprof").rglob("*.py")
+        for page in re.findall(r"(?<![\w/.])docs/([\w-]+\.md)", path.read_text())
+    }
+    assert named
+    assert not [page for page in named if not (ROOT / "docs" / page).exists()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_torchprof._process.printable import printable_lines
@@ -44,12 +45,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="otel-torchprof", description="Profiling PyTorch with OpenTelemetry.")
+    parser = _Parser(
+        prog="otel-torchprof",
+        description="Profiles PyTorch programs with OpenTelemetry.",
+        epilog=f"Documentation: {_documentation()}",
+    )
     parser.add_argument("--version", action="version", version=f"otel-torchprof {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in _COMMANDS.values():
         command.add_parser(commands)
     return parser
+
+
+def _documentation() -> Path:
+    """The home page of the documentation: inside the package, or beside it in a clone."""
+    package = Path(__file__).resolve().parent.parent
+    found = package / "docs" / "index.md"
+    return found if found.exists() else package.parent / "docs" / "index.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -86,7 +86,7 @@ def _builder() -> FFI:
         "otel_torchprof._native._core",
         includes,
         sources=[str(path.relative_to(ROOT)) for path in sources],
-        depends=[str(path.relative_to(ROOT)) for path in headers],
+        depends=[str(path.relative_to(ROOT)) for path in (*headers, HERE.parent / "version.py")],
         include_dirs=["native/include", "native/src"],
         define_macros=[("OTP_PACKAGE_VERSION", f'"{_version()}"')],
         extra_compile_args=["-O2", "-fvisibility=hidden"],
