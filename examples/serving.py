@@ -1,4 +1,4 @@
-"""A text classifier behind FastAPI; the trace of each request goes on inside the model, down to torch's operators.
+"""A text classifier behind FastAPI; the trace of each request continues inside the model, down to torch's operators.
 
     pip install -r requirements/examples.txt
     python examples/serving.py
@@ -8,10 +8,13 @@
 Spans go by gRPC to ``OTEL_EXPORTER_OTLP_ENDPOINT``, http://localhost:4317 by default: a Collector, or a trace store. There,
 a request looks like this, whether it came with a ``traceparent`` of its caller or began here:
 
-    POST /predict > TextClassifier > blocks > blocks.0 > blocks.0.network > blocks.0.network.0 > aten::linear > aten::addmm
+    POST /predict > torch.phase.inference > TextClassifier > blocks > blocks.0 > blocks.0.network > blocks.0.network.0 > aten::linear > aten::addmm
 """
 
 from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from fastapi import FastAPI
@@ -26,6 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import otel_torchprof as otp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 MOODS = ("calm", "curious", "cross")
 WIDTH, HEADS, LAYERS, LONGEST = 64, 4, 2, 128
@@ -79,7 +85,14 @@ def classify(model: nn.Module, texts: list[str]) -> list[str]:
 
 def make_app(provider: TracerProvider, processor: otp.TorchSpanProcessor) -> FastAPI:
     """The service; its requests are spans of ``provider``."""
-    app, model = FastAPI(), TextClassifier().eval()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Sends the last spans at the end: at SIGTERM, uvicorn ends the process of the signal, and nothing else of Python runs."""
+        yield
+        provider.shutdown()
+
+    app, model = FastAPI(lifespan=lifespan), TextClassifier().eval()
 
     @app.post("/predict")
     async def predict(body: Texts) -> list[str]:
@@ -103,7 +116,7 @@ def make_app(provider: TracerProvider, processor: otp.TorchSpanProcessor) -> Fas
 
 
 def main() -> None:
-    """Serve until interrupted; then send what is left."""
+    """Serve until interrupted."""
     import uvicorn
 
     provider = TracerProvider(resource=Resource.create({"service.name": "moods"}))
@@ -114,7 +127,6 @@ def main() -> None:
     # From here on: what torch did to make the model belongs to no request, and would be traces of its own.
     otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops")
     uvicorn.run(app, host="127.0.0.1", port=8000)
-    provider.shutdown()
 
 
 if __name__ == "__main__":

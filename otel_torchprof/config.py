@@ -123,50 +123,56 @@ def without_credentials(url: str) -> str:
 ENABLED = Setting(
     "OTEL_TORCHPROF_ENABLED",
     "`true`",
-    "`false` switches the package off: profiles record nothing, labels cost next to nothing",
+    "`false` disables the package: profiles record nothing, and labels cost almost nothing",
     parse=parsers.switch,
     fallback=True,
 )
 DETAIL = Setting(
     "OTEL_TORCHPROF_DETAIL",
     "`steps`",
-    "What `TorchInstrumentor` records: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
+    "Level of detail of `TorchInstrumentor`: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
     parse=parsers.one_of(*DETAILS),
     fallback="steps",
 )
 POLICY = "OTEL_TORCHPROF_POLICY"
 """What ``SpanPolicy`` takes, where an instrumentation is given none."""
-WAIT = Setting(POLICY, "0", "Steps without detail at the beginning of each cycle", "wait", parsers.steps)
-WARMUP = Setting(POLICY, "0", "Steps without detail after these", "warmup", parsers.steps)
+WAIT = Setting(POLICY, "0", "Steps at the start of each cycle that are not traced in full", "wait", parsers.steps)
+WARMUP = Setting(POLICY, "0", "Steps after `wait` that are not traced in full", "warmup", parsers.steps)
 ACTIVE = Setting(
     POLICY,
     "all",
-    "Steps in detail that end each cycle; has to be there where one of these five is",
+    "Steps at the end of each cycle that are traced in full; required with `wait`, `warmup`, `repeat` and `skip_first`",
     "active",
     parsers.steps,
 )
-REPEAT = Setting(POLICY, "0", "Cycles; 0: without end", "repeat", parsers.steps)
-SKIP_FIRST = Setting(POLICY, "0", "Steps before the first cycle", "skip_first", parsers.steps)
+REPEAT = Setting(POLICY, "0", "Number of cycles; 0: unlimited", "repeat", parsers.steps)
+SKIP_FIRST = Setting(
+    POLICY, "0", "Steps before the first cycle, which are not traced in full", "skip_first", parsers.steps
+)
 SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
-EVERY = Setting(POLICY, "1", "`n`: every n-th step is recorded in detail, from step 0 on", "every")
-RATIO = Setting(POLICY, "1", "Share of the steps that is, above 0, up to 1, chosen by trace id", "ratio")
+EVERY = Setting(POLICY, "1", "`n`: traces only every n-th step in full, from step 0", "every")
+RATIO = Setting(POLICY, "1", "Share of the steps traced in full, above 0, up to 1, selected by trace id", "ratio")
 KEEP = Setting(
     POLICY,
-    "`all`",
-    "Whose detail is kept: `all`, or `slow`: of steps that are slow, that failed, or that were asked for",
+    "`all`; `slow` with `opentelemetry-instrument` if no policy is set",
+    "Tail sampling of the steps traced in full: `all`, or `slow`: steps that are slow, contain an error or were "
+    "requested with `keep_step()`",
     "keep",
 )
 SLOW_QUANTILE = Setting(POLICY, "0.95", "Quantile of recent durations above which a step is slow", "slow_quantile")
-SLOW_LIMIT = Setting(POLICY, "none", "Seconds from which on a step is slow", "slow_limit")
-MAX_SPANS = Setting(POLICY, "5000", "Spans in a trace, at most", "max_spans")
-MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Bytes of a trace, at most", "max_bytes")
+SLOW_LIMIT = Setting(POLICY, "none", "Duration in seconds from which a step is always slow", "slow_limit")
+MAX_SPANS = Setting(POLICY, "5000", "Maximum number of spans per trace", "max_spans")
+MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Maximum size of a trace as OTLP, in bytes", "max_bytes")
 SHORT = Setting(
-    POLICY, "a step's duration / `max_spans`", "Seconds below which spans may be aggregated and collapsed", "short"
+    POLICY,
+    "step duration / `max_spans`",
+    "Duration in seconds below which spans may be aggregated and collapsed",
+    "short",
 )
 JOB_INTERVAL = Setting(
     POLICY,
     "600",
-    "Seconds after which the span of the job is ended and the next begun; 0: no such spans",
+    "Seconds after which a `torch.job` span ends and the next one begins; 0: no job spans",
     "job_interval",
 )
 FRAMES = "OTEL_TORCHPROF_FRAMES"
@@ -174,28 +180,26 @@ FRAMES = "OTEL_TORCHPROF_FRAMES"
 INCLUDE = Setting(
     FRAMES,
     "all",
-    "Which functions' calls are recorded where calls are: module names, paths and globs, separated by commas",
+    "Functions whose calls are recorded, if calls are recorded: module names, paths and globs, separated by commas",
     "include",
 )
-EXCLUDE = Setting(FRAMES, "none", "Which are not, in the same form", "exclude")
-MAX_DEPTH = Setting(
-    FRAMES, "any number", "How many recorded calls may be open around each other on a thread", "max_depth"
-)
-MIN_DURATION = Setting(FRAMES, "0", "Seconds; shorter calls are taken out", "min_duration")
+EXCLUDE = Setting(FRAMES, "none", "Functions whose calls are not recorded, in the same form", "exclude")
+MAX_DEPTH = Setting(FRAMES, "no limit", "Maximum number of nested recorded calls per thread", "max_depth")
+MIN_DURATION = Setting(FRAMES, "0", "Minimum duration in seconds; shorter calls are removed", "min_duration")
 C_FUNCTIONS = Setting(FRAMES, "`true`", "`false`: calls of C functions are not recorded", "c_functions")
 MODULES_ONLY = Setting(
-    FRAMES, "`false`", "`true`: of all calls only those of `torch.nn.Module` objects", "modules_only"
+    FRAMES, "`false`", "`true`: records only calls of `torch.nn.Module` objects and optimizer steps", "modules_only"
 )
 LABELS = Setting(
     "OTEL_TORCHPROF_LABELS",
     "none",
-    "File that lists functions to be labelled, a dotted name in each line; read when the first recording starts",
+    "File with the functions to label, one dotted name per line; read when the first recording starts",
 )
 METRICS = "OTEL_TORCHPROF_METRICS"
 OVERHEAD = Setting(
     METRICS,
     "0.01",
-    "Share of the time that `detail=metrics` may cost, above 0; with 1 every step is recorded",
+    "Share of the time that `detail=metrics` may cost, above 0, up to 1; 1 records every step",
     "overhead",
     parse=parsers.share,
     fallback=0.01,
@@ -203,7 +207,7 @@ OVERHEAD = Setting(
 MAX_OPERATORS = Setting(
     METRICS,
     "50",
-    "How many operators have series of their own",
+    "Number of operators with their own time series; all others are counted as `other`",
     "max_operators",
     parse=parsers.whole_number,
     fallback=50,
@@ -211,13 +215,13 @@ MAX_OPERATORS = Setting(
 DEVICE = Setting(
     "OTEL_TORCHPROF_DEVICE",
     "none",
-    "Type of device whose times `TorchInstrumentor` records, `cuda` for one",
+    "Type of device that `TorchInstrumentor` times, such as `cuda`",
     parse=parsers.type_of_device,
 )
 DEVICE_EVENTS = Setting(
     DEVICE.variable,
     "`ops`",
-    "For which events: `ops`, `all`, `labels` or `off`",
+    "Events to time on the device: `ops`, `all`, `labels` or `off`",
     "events",
     parse=parsers.one_of(*get_args(DeviceEvents)),
     fallback="ops",
@@ -225,129 +229,133 @@ DEVICE_EVENTS = Setting(
 GPU_DEVICES = Setting(
     "OTEL_TORCHPROF_GPU_DEVICES",
     "`visible`",
-    "Which GPUs are watched: `visible`, those that CUDA shows to the process, `all` of the host, or `none`, where nobody asks for it "
-    "in code",
+    "GPUs with metrics: `visible` (those that CUDA shows to the process), `all` (of the host) or `none` (no GPU "
+    "metrics unless enabled in code)",
     parse=parsers.one_of(*GPU_CHOICES, "none"),
     fallback="visible",
 )
 RANKS = Setting(
     "OTEL_TORCHPROF_RANKS",
     "`apart`",
-    "`apart`: a trace per step and rank; `together`: one per step for all ranks",
+    "`apart`: one trace per step and rank; `together`: one trace per step for all ranks",
     parse=parsers.one_of(*get_args(RankTraces)),
     fallback="apart",
 )
 EXPORT_RANKS = Setting(
     RANKS.variable,
     "`all`",
-    "Which ranks record and export: `all`, `node`, `one`, or a share above 0, up to 1",
+    "Ranks that record and export: `all`, `node` (the first of each node), `one` (rank 0), or a share above 0, up to 1",
     "export",
     parse=parsers.share_of_ranks,
     fallback="all",
 )
 RUN_ID = Setting(
     RANKS.variable,
-    "the launcher's, else one is made",
-    "What the run is called on all its ranks, instead of what the launcher says",
+    "the launcher's run id, else generated",
+    "Id of the run, the same on all ranks; overrides the launcher's",
     "run_id",
 )
 LOADER_WORKERS = Setting(
     "OTEL_TORCHPROF_LOADER_WORKERS",
     "`false`",
-    "`true`: worker processes of a `DataLoader` record and export too, each for itself",
+    "`true`: worker processes of a `DataLoader` also record and export, each on its own",
     parse=parsers.switch,
     fallback=False,
 )
 HIDDEN_ATTRIBUTES = Setting(
     "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
     "none",
-    "Attributes that spans are not to have, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
+    "Span attributes to omit, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
     parse=parsers.names,
     fallback=frozenset(),
 )
 CHROME_TRACE = Setting(
     "OTEL_TORCHPROF_CHROME_TRACE",
     "`trace-{pid}.json` in the working directory",
-    "File that `ChromeTraceExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=chrome` for one; `{pid}` in it is replaced "
-    "by the process id, `{rank}` by the rank that the launcher gave it, and a name that ends in `.gz` is compressed",
+    "File of a `ChromeTraceExporter` without a path, for example with `OTEL_TRACES_EXPORTER=chrome`; `{pid}` is "
+    "replaced by the process id, `{rank}` by the rank from the launcher; a name that ends in `.gz` is compressed",
     parse=os.path.expanduser,
     fallback="trace-{pid}.json",
 )
 CHROME_MAX_BYTES = Setting(
     CHROME_TRACE.variable,
-    "one file, of any size",
-    "Size on the disk, in bytes, `K`, `M` or `G`, up to which it fills a file before it begins the next",
+    "no limit",
+    "Size on disk at which the next file begins, in bytes or with `K`, `M` or `G`",
     "max_bytes",
     parse=parsers.byte_size,
 )
 CHROME_STEPS_PER_FILE = Setting(
     CHROME_TRACE.variable,
-    "any number",
-    "Steps after which it begins the next file",
+    "no limit",
+    "Number of steps after which the next file begins",
     "steps_per_file",
     parse=parsers.whole_number,
 )
 CHROME_MAX_FILES = Setting(
     CHROME_TRACE.variable,
     "all",
-    "How many files it keeps, where it begins new ones; the oldest go",
+    "Number of files to keep; the oldest are deleted",
     "max_files",
     parse=parsers.whole_number,
 )
 OTLP_FILE = Setting(
     "OTEL_TORCHPROF_OTLP_FILE",
     "`trace-{pid}.otlp` in the working directory",
-    "File that `OTLPFileExporter` writes when it is given no path, `OTEL_TRACES_EXPORTER=otlp_file` for one; the name says the form, "
-    "see there",
+    "File of an `OTLPFileExporter` without a path, for example with `OTEL_TRACES_EXPORTER=otlp_file`; a name that "
+    "ends in `.json` or `.jsonl` selects OTLP/JSON, any other name protobuf, and `.gz` after either compresses the "
+    "file",
     parse=os.path.expanduser,
     fallback="trace-{pid}.otlp",
 )
 BLACK_BOX = Setting(
     "OTEL_TORCHPROF_BLACKBOX",
     "none",
-    "`steps` or `ops`: what the black box records, which outlives the process; after commas a folder (`ops,/scratch/boxes`), a size "
-    "(`ops,32M`), and after how many seconds without an event a thread of the loop hangs (`ops,hang=60`)",
+    "Events recorded in the black box, which outlives the process: `steps` or `ops`; optionally with a folder "
+    "(`ops,/scratch/boxes`), a size (`ops,32M`) and the seconds without an event after which a thread of the loop "
+    "counts as hung (`ops,hang=60`)",
     parse=parsers.black_box,
 )
 BLACK_BOX_LABELS = Setting(
     "OTEL_TORCHPROF_BLACKBOX_LABELS",
     "all",
-    "Which labels stand in the black box by their names: patterns such as `forward*`, separated by commas; the others are `(hidden label)`",
+    "Labels whose names are stored in the black box: patterns such as `forward*`, separated by commas; other labels "
+    "are stored as `(hidden label)`",
     parse=parsers.names,
 )
 MEMORY_LIMIT = Setting(
     "OTEL_TORCHPROF_MEMORY_LIMIT",
     "`512M`",
-    "Memory that one recording may hold in the recorder, in bytes, `K`, `M` or `G`",
+    "Memory limit of the recorder for one recording, in bytes or with `K`, `M` or `G`",
     parse=parsers.byte_size,
     fallback=512 << 20,
 )
 MAX_QUEUE_BYTES = Setting(
     "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
     "`256M`",
-    "Memory that spans may hold while they wait for one exporter, for instance while its backend is down: in bytes, `K`, `M` or `G`",
+    "Memory limit of the spans queued for one exporter, for example during an outage of its backend, in bytes or "
+    "with `K`, `M` or `G`",
     parse=parsers.byte_size,
     fallback=256 << 20,
 )
 SIGTERM_TIMEOUT = Setting(
     "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
     "`5`",
-    "Seconds in which `TorchInstrumentor` sends what was recorded at SIGTERM, where the program does not handle it; 0: SIGTERM is left "
-    "alone",
+    "Seconds for `TorchInstrumentor` to send the recorded spans at SIGTERM if the program does not handle it; 0: "
+    "SIGTERM is not handled",
     parse=parsers.seconds,
     fallback=5.0,
 )
 BUILD_DIR = Setting(
     "OTEL_TORCHPROF_BUILD_DIR",
     "the user's cache folder",
-    "Folder for the library that records torch's operators (container images, read-only homes). Nothing is loaded from a folder that "
-    "others can write to, or that has such a folder above it",
+    "Folder of the library that records torch's operators, for container images and read-only home folders. A folder "
+    "that other users can write to, or that is inside such a folder, is refused",
     parse=lambda text: Path(text).expanduser(),
 )
 NVTX_LIBRARY = Setting(
     "OTEL_TORCHPROF_NVTX_LIBRARY",
-    "torch's own or an installed one",
-    "NVTX library that `emit_nvtx` uses instead of looking for one: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
+    "torch's library, else an installed one",
+    "NVTX library for `emit_nvtx`: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
 )
 
 SETTINGS: tuple[Setting, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Setting))

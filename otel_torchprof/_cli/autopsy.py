@@ -32,17 +32,18 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "autopsy",
-        help="say which rank hung or died, and where, from the black boxes of all ranks",
-        description="Reads the black boxes of the ranks of a run, dead or still running, and says which ranks wait in which collective, "
-        "for which ranks, and where those are. Exit status: 0 when every box was read, else 1.",
+        help="report which rank hangs or died, and where, from the black boxes of all ranks",
+        description="Reads the black boxes of all ranks of a run, dead or still running, and reports which ranks "
+        "wait in which collective, for which ranks, and where these are. Exit status: 0 if every box was "
+        "read, else 1.",
     )
     parser.add_argument(
         "paths",
         metavar="DIR",
         nargs="*",
-        help=f"folders with boxes ({SUFFIX}) and dumps, or such files (default: the folder of this user's boxes)",
+        help=f"black boxes ({SUFFIX}) and flight recorder dumps, or folders of them (default: this user's folder of black boxes)",
     )
-    parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
+    parser.add_argument("--json", action="store_true", help="print the complete result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:

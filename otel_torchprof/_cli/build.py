@@ -22,13 +22,13 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "build",
         help="build the library that records torch's operators, ahead of time",
-        description="Builds the library that records operators of the installed torch, if it neither came with the package nor is "
-        "there yet, proves that it works, and prints its path. For container images: build with --dir, and set "
-        f"{config.BUILD_DIR} to the same folder where the image runs.",
+        description="Builds the library that records operators of the installed torch, unless the package contains it or it was "
+        "built before, tests it, and prints its path. For container images: build with --dir, and set "
+        f"{config.BUILD_DIR} to the same folder at run time.",
     )
     parser.add_argument(
         "--dir",
-        help=f"folder to keep it in (default: ${config.BUILD_DIR}, else the user's cache folder)",
+        help=f"folder of the library (default: ${config.BUILD_DIR}, else the user's cache folder)",
     )
 
 

@@ -21,19 +21,19 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "diff",
-        help="say what became slower between two trace files",
-        description="Says what takes more or less time in a step of AFTER than in one of BEFORE: names of operators, phases, "
-        "modules and calls, and where in the step; only what is more than chance. Reads Chrome JSON (of this package, or of "
-        "torch.profiler) and OTLP, compressed or not. Exit status: 0; 1 when --fail-over says so, or cannot be judged, or a part of a "
-        "file could not be read.",
+        help="report what became slower between two trace files",
+        description="Reports which operators, phases, modules and calls take more or less time per step in AFTER "
+        "than in BEFORE, and where in the step; only significant differences are listed. Reads Chrome "
+        "JSON (of this package or torch.profiler) and OTLP, compressed or not. Exit status: 0; 1 if the "
+        "limit of --fail-over is exceeded or cannot be judged, or if a part of a file could not be read.",
     )
-    parser.add_argument("before", metavar="BEFORE")
-    parser.add_argument("after", metavar="AFTER")
+    parser.add_argument("before", metavar="BEFORE", help="trace file before the change")
+    parser.add_argument("after", metavar="AFTER", help="trace file after the change")
     parser.add_argument(
         "--fail-over",
         type=_fraction,
         metavar="PERCENT",
-        help="exit with 1 where what changed makes steps slower by more than this, such as 5%%",
+        help="exit with status 1 if the listed changes make steps slower by more than this, such as 5%%",
     )
     add_form(parser)
 

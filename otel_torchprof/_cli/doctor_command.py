@@ -16,13 +16,14 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is on, what is off and why, and the fix",
-        description="Looks at everything that recording and exporting need in this environment, and says what to do about "
-        "what is missing. Changes nothing, sends nothing but an empty request to the receiver, prints no header, credential "
-        "or resource attribute. Exit status: 1 when something is a problem: it was asked for, by a variable for one, and is "
-        "off or wrong, or a receiver answers and refuses; else 0, also where things are off that nobody asked for.",
+        help="report what is on, what is off and why, and the fix",
+        description="Checks everything that recording and exporting need in this environment, and prints a fix for "
+        "what is missing. Changes nothing, sends only an empty request to the receiver, and prints no "
+        "header, credential or resource attribute. Exit status: 1 if there is a problem: something that "
+        "was requested, for example by a variable, is off or wrong, or a receiver refuses the request; "
+        "else 0, also if something that was not requested is off.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of name, state, text and fix")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of name, state, text and fix")
 
 
 def run(options: argparse.Namespace) -> int:

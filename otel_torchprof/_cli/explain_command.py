@@ -22,21 +22,22 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "explain",
-        help="say why training is slow, from trace files",
-        description="Says what the steps in trace files are bound by, with the evidence, what to do next, and what would show "
-        "that it is wrong; or why there is no verdict. Reads Chrome JSON (of this package, or of torch.profiler) and OTLP, "
-        "compressed or not; several files are several ranks. Exit status: 0 when all of the files was read, else 1.",
+        help="report why training is slow, from trace files",
+        description="Reports what limits the speed of the steps in trace files, with the evidence, the next action "
+        "and a check of the verdict; or why there is no verdict. Reads Chrome JSON (of this package or "
+        "torch.profiler) and OTLP, compressed or not; one file per rank. Exit status: 0 if all files "
+        "were read completely, else 1.",
     )
-    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="trace file of a rank")
     add_form(parser)
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
     """In which form the answer is printed, and whether progress is shown."""
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print all that is known, and the rules, as JSON")
-    form.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    form.add_argument("--json", action="store_true", help="print the complete result and the rules as JSON")
+    form.add_argument("--markdown", action="store_true", help="print Markdown, for example for a pull request")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,14 +15,17 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "merge",
-        help="put the trace files of several ranks onto one clock, into one Chrome trace",
-        description="Writes one Chrome trace of several ranks, for Perfetto. Their clocks are aligned by the ends of collectives that no rank "
-        "leaves before all have come; stderr tells how well. Reads Chrome JSON and OTLP, compressed or not, each file twice. Exit status: "
-        "0 when all of the files was read, else 1.",
+        help="merge the trace files of several ranks into one Chrome trace on one clock",
+        description="Writes one Chrome trace of several ranks, for Perfetto. Aligns their clocks by the ends of "
+        "collectives that no rank leaves before all ranks have arrived, and prints the accuracy on "
+        "stderr. Reads Chrome JSON and OTLP, compressed or not, each file twice. Exit status: 0 if all "
+        "files were read completely, else 1.",
     )
-    parser.add_argument("files", metavar="FILE", nargs="+")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the file to write; .gz: compressed")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="trace file of a rank")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="file to write; a name that ends in .gz is compressed"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -42,15 +42,26 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"%%{_NAME}", description="Profiles the cell, and shows its averages.", add_help=False)
+    parser = _Parser(prog=f"%%{_NAME}", description="Profiles the cell and displays its averages.", add_help=False)
     add = parser.add_argument
-    add("--shapes", action="store_true", help="record the shapes of operators' inputs, and tell averages apart by them")
-    add("--stacks", action="store_true", help="record Python's calls")
-    add("--memory", action="store_true", help="record what operators allocate")
-    add("--flops", action="store_true", help="estimate floating point operations")
-    add("-o", "--output", metavar="FILE", help="write a trace: .json or .json.gz for Perfetto, .otlp or .jsonl")
-    add("-p", "--profile", metavar="NAME", help="keep the profile under this name")
-    add("--sort", default="self_cpu_time_total", choices=SORT_KEYS, metavar="KEY", help=", ".join(SORT_KEYS))
+    add("--shapes", action="store_true", help="record the input shapes of operators, and group the averages by them")
+    add("--stacks", action="store_true", help="record Python calls")
+    add("--memory", action="store_true", help="record memory allocations of operators")
+    add("--flops", action="store_true", help="estimate floating-point operations")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write a trace file: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry",
+    )
+    add("-p", "--profile", metavar="NAME", help="assign the profile to the variable of this name")
+    add(
+        "--sort",
+        default="self_cpu_time_total",
+        choices=SORT_KEYS,
+        metavar="KEY",
+        help="sort key of the table: " + ", ".join(SORT_KEYS),
+    )
     add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
     return parser
 

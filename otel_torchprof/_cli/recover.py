@@ -38,20 +38,21 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "recover",
-        help="write a trace from the black box of a process that has died",
-        description="Reads the black box of a process that has died, or of one that runs, writes what it did as a trace, and prints what "
-        "each thread was doing at the end. What was open then has the attribute torch.unfinished. Exit status: 0 when all of the box was "
-        "read, else 1: the readable part is written, and what is missing is printed.",
+        help="write a trace from the black box of a dead process",
+        description="Reads the black box of a process that is dead or still running, writes its events as a trace, "
+        "and prints what each thread did last. Spans that were open at the end have the attribute "
+        "torch.unfinished. Exit status: 0 if the box was read completely, else 1: the readable part is "
+        "written, and the missing parts are printed.",
     )
-    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("file", metavar="FILE", help=f"black box ({SUFFIX})")
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help=f"{', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp for {SUFFIX})",
+        help=f"output file: {', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp instead of {SUFFIX})",
     )
     parser.add_argument(
-        "--redact", action="store_true", help="leave out labels, stacks, and the names of the process and its threads"
+        "--redact", action="store_true", help="omit labels, stacks, and the names of the process and its threads"
     )
 
 

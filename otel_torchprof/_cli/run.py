@@ -40,8 +40,8 @@ _CANNOT_START = 2
 _display = sys.__excepthook__
 
 _DESCRIPTION = """\
-Runs a script as "python SCRIPT" would, and writes what it and torch do as a trace, while it runs: in constant memory, for as
-long as it takes. Options of this command stand before the script, those after it are the script's own.
+Runs a script as "python SCRIPT" does, and writes a trace of the script and of torch while it runs, in constant memory. Options
+before the script are those of this command, options after it are those of the script.
 
 examples:
   otel-torchprof run train.py --epochs 3
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the parser's subcommands."""
     parser = commands.add_parser(
         "run",
-        help="profile a script, or with -m a module, without touching it",
+        help="profile an unmodified script or, with -m, a module",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="otel-torchprof run [options] (SCRIPT | -m MODULE) [arguments of the script]",
@@ -68,52 +68,52 @@ def add_parser(commands: Any) -> None:
         "--nproc",
         type=_process_count,
         metavar="N",
-        help="run it in so many ranks on this machine, started by torchrun; or auto, cpu, gpu, as torchrun has them",
+        help="number of ranks to run on this machine, started by torchrun; or auto, cpu or gpu, as for torchrun",
     )
     add(
         "-o",
         "--output",
         metavar="FILE",
         action="append",
-        help="where to write: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to "
-        "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for nothing; may be given several times (default: SCRIPT.trace.json.gz)",
+        help="output: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no output; may be repeated (default: SCRIPT.trace.json.gz)",
     )
-    add("--endpoint", metavar="URL", help="send to this OTLP receiver, too; without -o, only")
-    add("--detail", choices=_DETAILS, help="what is recorded (default: ops)")
-    add("--shapes", action="store_true", help="record the shapes of operators' inputs")
-    add("--stacks", action="store_true", help="record Python's calls: --detail frames")
-    add("--device", metavar="TYPE", help="time the operators on this type of device, 'cuda' for one")
+    add("--endpoint", metavar="URL", help="OTLP receiver to send to; without -o, no file is written")
+    add("--detail", choices=_DETAILS, help="level of detail (default: ops)")
+    add("--shapes", action="store_true", help="record the input shapes of operators")
+    add("--stacks", action="store_true", help="record Python calls; the same as --detail frames")
+    add("--device", metavar="TYPE", help="type of device on which operators are timed, such as cuda")
     add(
         "--schedule",
         metavar="wait=N,active=N",
-        help="which steps are traced in full, from step 0 on: wait=N,warmup=N,active=N,repeat=N",
+        help="steps to trace in full, from step 0: wait=N,warmup=N,active=N,repeat=N",
     )
-    add("--every", metavar="N", help="tell only every n-th step in detail")
+    add("--every", metavar="N", help="trace only every n-th step in full")
     add(
         "--keep",
         metavar="WHICH",
-        help="'slow': send, and write as OTLP, the detail of slow and failed steps only; 'all' (default: slow where spans are sent)",
+        help="detail to send or write as OTLP: 'all', or 'slow' and failed steps only (default: slow if spans are sent and no policy is set)",
     )
-    add("--max-bytes", metavar="SIZE", help="begin the next Chrome file when one has this size, such as 500M")
-    add("--steps-per-file", metavar="N", help="begin the next Chrome file after so many steps")
-    add("--max-files", metavar="N", help="keep so many Chrome files, the latest")
+    add("--max-bytes", metavar="SIZE", help="start the next Chrome file at this size, such as 500M")
+    add("--steps-per-file", metavar="N", help="start the next Chrome file after this number of steps")
+    add("--max-files", metavar="N", help="number of latest Chrome files to keep")
     add("--table", action="store_true", help="print averages by name at the end")
     add(
         "--sort",
         default="self_cpu_time_total",
         choices=SORT_KEYS,
         metavar="KEY",
-        help="what the table is sorted by: " + ", ".join(SORT_KEYS),
+        help="sort key of the table: " + ", ".join(SORT_KEYS),
     )
     add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
-    add("--explain", action="store_true", help="say at the end why it is slow, from the file that was written")
+    add("--explain", action="store_true", help="report at the end why training is slow, from the written file")
     add(
         "--blackbox",
         action="store_true",
-        help="keep the latest events in memory that outlives the script, and save them if it dies: SCRIPT.otpbox, for recover",
+        help="keep the latest events in memory that outlives the script; if it dies, save them to SCRIPT.otpbox, for recover",
     )
-    add("-q", "--quiet", action="store_true", help="say nothing but what is wrong")
-    add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script, or module, and its arguments")
+    add("-q", "--quiet", action="store_true", help="print problems only")
+    add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="script or module, and its arguments")
 
 
 def run(options: argparse.Namespace) -> int:

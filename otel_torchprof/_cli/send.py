@@ -42,30 +42,33 @@ def add_parser(commands: Any) -> None:
     """Adds the command to those of ``otel-torchprof``."""
     parser = commands.add_parser(
         "send",
-        help="deliver OTLP files to a collector",
-        description="Delivers spans from files to an OTLP endpoint: what OTLPFileExporter and export_otlp wrote, or an OpenTelemetry "
-        "Collector's file exporter; protobuf or lines of JSON, maybe compressed with gzip. With --recovered, the traces of processes "
-        "that have died. What is not given here is read from the OTEL_EXPORTER_OTLP_* variables. Exit status: 0 when every span was "
-        "accepted, 1 otherwise, 130 after Ctrl-C.",
+        help="send OTLP files to a receiver",
+        description="Sends spans from files to an OTLP endpoint. Reads files of OTLPFileExporter, export_otlp and an "
+        "OpenTelemetry Collector's file exporter, as protobuf or JSON lines, compressed with gzip or "
+        "not. With --recovered, sends the traces of dead processes. The OTEL_EXPORTER_OTLP_* variables "
+        "set the defaults of the options. Exit status: 0 if every span was accepted, 1 otherwise, 130 "
+        "after Ctrl-C.",
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="with --recovered: black boxes, or folders of them")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="OTLP file; with --recovered, black box or folder of black boxes"
+    )
     parser.add_argument(
         "--recovered",
         action="store_true",
-        help="send what the black boxes of processes that have died contain (default: those in the user's folder), and rename each "
-        "to .sent.otpbox; meant to run before a program starts again",
+        help="send the contents of the black boxes of dead processes (default: those in the user's folder), and "
+        "rename each to .sent.otpbox; run it before the program starts again",
     )
-    parser.add_argument("--endpoint", help="gRPC: http://host:port; HTTP: the URL as it is, with /v1/traces")
+    parser.add_argument("--endpoint", help="for gRPC http://host:port; for HTTP the complete URL, including /v1/traces")
     parser.add_argument("--protocol", help="grpc or http/protobuf")
-    parser.add_argument("--headers", help="name=value,name=value, percent-encoded")
+    parser.add_argument("--headers", help="request headers as name=value,name=value, percent-encoded")
     parser.add_argument("--compression", help="gzip or none")
-    parser.add_argument("--timeout", help="seconds for one request with its retries")
+    parser.add_argument("--timeout", help="timeout per request including its retries, in seconds")
     parser.add_argument(
         "--max-request-bytes",
         type=int,
         default=DEFAULT_MAX_BYTES,
         metavar="N",
-        help="size of a request (default: 1 MiB)",
+        help="maximum size of a request in bytes (default: 1 MiB)",
     )
     parser.add_argument(
         "--from",
@@ -73,7 +76,7 @@ def add_parser(commands: Any) -> None:
         default=0,
         dest="offset",
         metavar="OFFSET",
-        help="where to begin in the first file, as the last run said",
+        help="byte offset in the first file to continue from, as the previous run printed it",
     )
 
 

@@ -27,17 +27,22 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "show",
         help="print averages from a trace file",
-        description="Prints the table of key_averages() from a trace file: Chrome JSON (of this package, or of torch.profiler) "
-        "or OTLP (protobuf, or lines of JSON), compressed or not. Spans that stand for many count as many. Exit status: 0 when "
-        "all of the file was read, else 1: what could be read is printed, and why no more was.",
+        description="Prints the table of key_averages() from a trace file: Chrome JSON (of this package or "
+        "torch.profiler) or OTLP (protobuf or JSON lines), compressed or not. An aggregate span counts "
+        "as all the spans that it replaces. Exit status: 0 if the file was read completely, else 1: the "
+        "readable part is printed, and the reason for the end.",
     )
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help=", ".join(_KEYS))
-    parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows, -1 for all (default: 50)")
+    parser.add_argument("file", metavar="FILE", help="trace file")
     parser.add_argument(
-        "--steps", action="store_true", help="print the steps instead, in order, with how long each took, by phase"
+        "--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help="sort key: " + ", ".join(_KEYS)
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows of the table, -1 for all (default: 50)")
+    parser.add_argument(
+        "--steps",
+        action="store_true",
+        help="print the steps in order, with durations and phases, instead of averages",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -98,89 +98,110 @@ def _column(name: str, dtype: type, unit: str, meaning: str) -> Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    _column("id", np.uint64, "", "identity of the event, unique in the process, rising within a thread; never 0"),
-    _column("start", np.int64, "ns", "when it began, Unix time"),
-    _column("end", np.int64, "ns", "when it ended, Unix time; never before start"),
-    _column("sequence_nr", np.int64, "", "torch's autograd sequence number, -1 where there is none"),
+    _column("id", np.uint64, "", "id of the event, unique in the process, increasing within a thread; never 0"),
+    _column("start", np.int64, "ns", "start time, Unix time"),
+    _column("end", np.int64, "ns", "end time, Unix time; never before start"),
+    _column("sequence_nr", np.int64, "", "torch's autograd sequence number, -1 for none"),
     _column("name", np.uint32, "", "index into Batch.names"),
-    _column("parent", np.int32, "row", "row of the event that was open around it on its thread, -1 for none"),
-    _column("thread", np.uint32, "", "index into Batch.threads: where it began"),
-    _column("end_thread", np.uint32, "", "index into Batch.threads: where it ended"),
-    _column("fwd_thread", np.uint32, "", "torch's id of the thread of the forward operator, 0 where there is none"),
-    _column("error_type", np.uint32, "", "index into Batch.names: class of the exception that left it, 0 for none"),
-    _column("kind", np.uint8, "", "what it is: see Kind"),
-    _column("scope", np.uint8, "", "at::RecordScope: see Scope"),
-    _column("flags", np.uint8, "", "bits: see Flag"),
+    _column("parent", np.int32, "row", "row of the enclosing event on the same thread, -1 for none"),
+    _column("thread", np.uint32, "", "index into Batch.threads: thread where the event began"),
+    _column("end_thread", np.uint32, "", "index into Batch.threads: thread where the event ended"),
+    _column("fwd_thread", np.uint32, "", "torch's id of the forward operator's thread, 0 for none"),
+    _column(
+        "error_type", np.uint32, "", "index into Batch.names: class of the exception that left the event, 0 for none"
+    ),
+    _column("kind", np.uint8, "", "kind of the event, see Kind"),
+    _column("scope", np.uint8, "", "at::RecordScope, see Scope"),
+    _column("flags", np.uint8, "", "bits, see Flag"),
 )
 """Every column that is always there, widest first (so that no padding is needed when they share one allocation)."""
 
-INPUTS = _column("inputs", np.int64, "words", "offset of its inputs in Batch.inputs, -1 where none were recorded")
+INPUTS = _column("inputs", np.int64, "words", "offset of the inputs in Batch.inputs, -1 if none were recorded")
 """Optional: present when the recording had ``record_shapes``."""
 
-CONTEXT = _column("context", np.uint32, "", "number of the span that its thread was in when it began, 0 for none")
+CONTEXT = _column("context", np.uint32, "", "number of the thread's current span when the event began, 0 for none")
 """Optional: present when the recording follows the service's spans."""
 
 OPTIONAL: tuple[Column, ...] = (INPUTS, CONTEXT)
 """The columns that are there for some recordings only."""
 
 MEMORY_COLUMNS: tuple[Column, ...] = (
-    _column("time", np.int64, "ns", "when it was allocated or freed, Unix time"),
-    _column("bytes", np.int64, "bytes", "size, below 0 where it was freed"),
-    _column("address", np.uint64, "", "where the block lies; who gives it back names the same"),
+    _column("time", np.int64, "ns", "time of the allocation or release, Unix time"),
+    _column("bytes", np.int64, "bytes", "size of the block, negative for a release"),
+    _column("address", np.uint64, "", "address of the block; its release has the same address"),
     _column(
-        "total_allocated", np.int64, "bytes", "what the allocator had given out after it, -1 where it does not tell"
+        "total_allocated", np.int64, "bytes", "total allocated by the allocator afterwards, -1 if it does not report it"
     ),
-    _column("total_reserved", np.int64, "bytes", "what the allocator held of the system, -1 where it does not tell"),
-    _column("event", np.uint64, "", "id of the event that was open around it on its thread, 0 for none"),
+    _column(
+        "total_reserved",
+        np.int64,
+        "bytes",
+        "total reserved by the allocator from the system, -1 if it does not report it",
+    ),
+    _column("event", np.uint64, "", "id of the enclosing event on the same thread, 0 for none"),
     _column("thread", np.uint32, "", "index into Batch.threads"),
     _column("device_type", np.int32, "", "c10::DeviceType: 0 CPU, 1 CUDA, ..."),
-    _column("device_index", np.int32, "", "which device of its type; -1 where there is one only"),
-    _column("flags", np.uint8, "", "bits: see MemoryFlag"),
+    _column("device_index", np.int32, "", "index of the device within its type; -1 if there is only one"),
+    _column("flags", np.uint8, "", "bits, see MemoryFlag"),
 )
 """The columns of :attr:`Batch.memory`, which has rows of its own: by thread, and within a thread by time."""
 
 DEVICE_COLUMNS: tuple[Column, ...] = (
-    _column("event", np.uint64, "", "id of the event that gave the device its work"),
+    _column("event", np.uint64, "", "id of the event that launched the work"),
     _column(
-        "start", np.int64, "ns", "when the device came to the mark at the event's begin, Unix time, by calibration"
+        "start",
+        np.int64,
+        "ns",
+        "time when the device reached the timing event at the event's start, Unix time, by calibration",
     ),
-    _column("duration", np.int64, "ns", "from there to the mark at its end, by the device's clock; never below 0"),
-    _column("stream", np.int64, "", "id of the stream that both marks are on, as torch's Stream.stream_id has it"),
+    _column(
+        "duration",
+        np.int64,
+        "ns",
+        "time from there to the timing event at the event's end, by the device's clock; never negative",
+    ),
+    _column("stream", np.int64, "", "torch's Stream.stream_id of the stream of both timing events"),
     _column("device_type", np.int32, "", "c10::DeviceType: 1 CUDA, 6 HIP, 12 XPU, 20 PrivateUse1, ..."),
-    _column("device_index", np.int32, "", "which device of its type"),
+    _column("device_index", np.int32, "", "index of the device within its type"),
 )
 """The columns of :attr:`Batch.devices`, which has rows of its own, in no order; an event has at most one."""
 
 ENERGY_COLUMNS: tuple[Column, ...] = (
-    _column("time", np.int64, "ns", "when the counter was read, Unix time"),
-    _column("joules", np.float64, "J", "what the device had consumed since some time in the past"),
-    _column("device_index", np.int32, "", "the device's number in torch"),
+    _column("time", np.int64, "ns", "time of the reading, Unix time"),
+    _column("joules", np.float64, "J", "energy that the device consumed since an arbitrary time in the past"),
+    _column("device_index", np.int32, "", "index of the device in torch"),
 )
 """The columns of :attr:`Batch.energy`, which has rows of its own, in no order."""
 
 COLLECTIVE_COLUMNS: tuple[Column, ...] = (
-    _column("event", np.uint64, "", "id of the event that is the collective"),
+    _column("event", np.uint64, "", "id of the collective's event"),
     _column(
         "sequence_nr",
         np.int64,
         "",
-        "which of its group's collectives it is, from 1, the same on every rank; of a send or receive, which in its step "
-        "between these ranks with this tag, from 0; -1 where it is not known",
+        "number of the collective in its group, from 1, the same on every rank; for a send or receive, its number in "
+        "the step between these ranks with this tag, from 0; -1 if unknown",
     ),
-    _column("bytes_in", np.int64, "bytes", "size of the tensors that this rank gives"),
-    _column("bytes_out", np.int64, "bytes", "size of the tensors that this rank gets"),
-    _column("group", np.uint32, "", "index into Batch.names: the process group's name, the same on every rank"),
-    _column("ranks", np.uint32, "", "index into Batch.names: its global ranks, separated by commas; 0: all ranks"),
+    _column("bytes_in", np.int64, "bytes", "size of this rank's input tensors"),
+    _column("bytes_out", np.int64, "bytes", "size of this rank's output tensors"),
+    _column("group", np.uint32, "", "index into Batch.names: name of the process group, the same on every rank"),
+    _column(
+        "ranks", np.uint32, "", "index into Batch.names: global ranks of the group, separated by commas; 0: all ranks"
+    ),
     _column("backend", np.uint32, "", "index into Batch.names: gloo, nccl, ..."),
     _column("dtype", np.uint32, "", "index into Batch.names: type of the first tensor, 0 for none"),
     _column("reduce_op", np.uint32, "", "index into Batch.names: sum, max, ...; 0 for none"),
-    _column("repeat", np.uint32, "", "which of those that the backend gave the same number, from 0"),
-    _column("group_size", np.int32, "", "ranks in the group"),
-    _column("rank", np.int32, "", "this rank in the group"),
-    _column("peer", np.int32, "", "the other rank of a send or receive, in the group; -1 for none, or any"),
-    _column("root", np.int32, "", "root of a broadcast, reduce, gather or scatter, in the group; -1 for none"),
+    _column(
+        "repeat", np.uint32, "", "number among the collectives with the same sequence number from the backend, from 0"
+    ),
+    _column("group_size", np.int32, "", "number of ranks in the group"),
+    _column("rank", np.int32, "", "this rank's number in the group"),
+    _column("peer", np.int32, "", "other rank of a send or receive, as its number in the group; -1 for none or any"),
+    _column(
+        "root", np.int32, "", "root of a broadcast, reduce, gather or scatter, as its number in the group; -1 for none"
+    ),
     _column("tag", np.int32, "", "tag of a send or receive; -1 for none"),
-    _column("flags", np.uint32, "", "bits: see CollectiveFlag"),
+    _column("flags", np.uint32, "", "bits, see CollectiveFlag"),
 )
 """The columns of :attr:`Batch.collectives`, which has rows of its own, in no order; an event has at most one."""
 

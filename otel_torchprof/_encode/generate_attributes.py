@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .attribute_source import Source, Values
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
-_ON = "on calls of [`generate`](generation.md)"
-_ON_REQUESTS = f"{_ON} that no span of another instrumentation stands for"
+_ON = "on calls of [`generate`](services.md#text-generation)"
+_ON_REQUESTS = f"{_ON} that have no span of another instrumentation"
 
 
 def _of(key: str, kind: AttributeType) -> Callable[[Source], Values | None]:
@@ -46,47 +46,47 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _attribute(
         generation.OPERATION,
         _NAME,
-        f"`{generation.TEXT_COMPLETION}`; this and the next six are of OpenTelemetry's conventions",
+        f"`{generation.TEXT_COMPLETION}`; this and the next six follow OpenTelemetry's semantic conventions",
         _ON_REQUESTS,
     ),
     _attribute(generation.PROVIDER, _NAME, f"`{generation.TRANSFORMERS}`", _ON_REQUESTS),
     _attribute(
         generation.MODEL,
         _NAME,
-        "the name that the model was loaded by, of a path the last part; else its class",
+        "name that the model was loaded by (the last part of a path), else its class",
         _ON_REQUESTS,
     ),
     _attribute(
         generation.CHOICES,
         _INT64,
-        "sequences that were generated for each prompt",
-        f"{_ON_REQUESTS}, where more than one",
+        "number of sequences generated per prompt",
+        f"{_ON_REQUESTS}, if more than one",
     ),
-    _attribute(generation.STREAM, _BOOL, "true: a streamer was given", f"{_ON_REQUESTS}, where true"),
+    _attribute(generation.STREAM, _BOOL, "true: a streamer was passed", f"{_ON_REQUESTS}, if true"),
     _attribute(
         generation.INPUT_TOKENS,
         _INT64,
-        "tokens of all prompts together, padding included",
-        f"{_ON_REQUESTS}, where the input is tokens or their embeddings",
+        "number of tokens of all prompts together, including padding",
+        f"{_ON_REQUESTS}, if the input is tokens or their embeddings",
     ),
     _attribute(
         generation.OUTPUT_TOKENS,
         _INT64,
-        "tokens that were generated, of all sequences together, padding of those that ended early included",
-        f"{_ON_REQUESTS}, where it returned",
+        "number of generated tokens of all sequences together, including the padding of sequences that ended early",
+        f"{_ON_REQUESTS}, if it returned",
     ),
-    _attribute(generation.BATCH_SIZE, _INT64, "prompts", _ON),
+    _attribute(generation.BATCH_SIZE, _INT64, "number of prompts", _ON),
     _attribute(
         generation.TIME_TO_FIRST_TOKEN,
         _DOUBLE,
-        "seconds until the first token of each sequence was there: until the model was called for the next",
-        f"{_ON}, where that is known",
+        "seconds to the first token of each sequence, measured until the model is called for the next token",
+        f"{_ON}, if known",
     ),
     _attribute(
         generation.TIME_PER_OUTPUT_TOKEN,
         _DOUBLE,
-        "seconds after that, per further token of a sequence",
-        f"{_ON} that returned, where there are more",
+        "seconds per further token of a sequence after the first",
+        f"{_ON} that returned, if there are further tokens",
     ),
 )
 """In the order in which spans carry them."""

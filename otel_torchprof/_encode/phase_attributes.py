@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .attribute_source import Source, Values
 
 _DOUBLE, _NAME = AttributeType.DOUBLE, AttributeType.NAME
-_ON_SEGMENTS = "on steps and the other segments of a job"
-_ON_MARKED = "on steps, where a [framework](frameworks.md) says where they end"
-_ON_ASKED = f"{_ON_SEGMENTS}, on Linux, where both ends are on one thread that trains"
+_ON_SEGMENTS = "on steps and other segments of a job"
+_ON_MARKED = "on steps whose end a [framework](training.md) reports"
+_ON_ASKED = f"{_ON_SEGMENTS}, on Linux, if they begin and end on one training thread"
 
 
 PLACES = {
@@ -82,92 +82,98 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
     (
         STEP_KIND,
         _NAME,
-        f"{_ON_SEGMENTS}, where phases are recorded",
-        f"what the segment is: {', '.join(f'`{segment.value}`' for segment in Segment)}",
+        f"{_ON_SEGMENTS}, if phases are recorded",
+        f"kind of the segment: {', '.join(f'`{segment.value}`' for segment in Segment)}",
     ),
     (
         "torch.step.rule.revision",
         AttributeType.INT64,
-        "on steps, where it is learned when they end",
-        "which rule it began by, from 1: it rises where the loop is found to be another one",
+        "on steps whose end is learned",
+        "number of the learned rule, from 1; increases when the loop turns out to be another one",
     ),
     (
         LOSS,
         _DOUBLE,
-        f"{_ON_MARKED} and logs it with the step",
-        "the loss, as it was logged",
+        f"{_ON_MARKED}, if it logs the loss with the step",
+        "loss, as logged",
     ),
     (
         LEARNING_RATE,
         _DOUBLE,
-        f"{_ON_MARKED} and it is a number of Python's",
-        "the learning rate of the first group of parameters in the step",
+        f"{_ON_MARKED}, if it is a Python number",
+        "learning rate of the first parameter group",
     ),
     (
         EPOCH,
         _DOUBLE,
         _ON_MARKED,
-        "how many times the loop has run over the data; of Hugging Face's Trainer with the fraction of the current epoch",
+        "number of completed passes over the data; with Hugging Face's Trainer, including the fraction of the current epoch",
     ),
     (
         BATCHES,
         AttributeType.INT64,
         _ON_MARKED,
-        "batches whose gradients were accumulated",
+        "number of batches whose gradients were accumulated",
     ),
     (
         "torch.phase.<name>.duration",
         _DOUBLE,
-        f"{_ON_SEGMENTS}, for each [phase](#phases) that its loop's thread was in",
-        "seconds that the thread spent in the phase and in no other one inside of it",
+        f"{_ON_SEGMENTS}, for each [phase](#phases) of the loop's thread",
+        "seconds of the loop's thread in the phase, without phases inside it",
     ),
     (
         "torch.phase.unattributed.duration",
         _DOUBLE,
-        f"{_ON_SEGMENTS}, where phases are recorded",
-        "its duration less the sum of these",
+        f"{_ON_SEGMENTS}, if phases are recorded",
+        "seconds of the loop's thread in no phase: the duration minus the sum of the phase durations",
     ),
     (
         "torch.phase.<name>.overlap",
         _DOUBLE,
-        f"{_ON_SEGMENTS}, for each phase that other threads were in",
-        "the same on other threads, all together; not part of that sum",
+        f"{_ON_SEGMENTS}, for each phase of other threads",
+        "seconds of all other threads in the phase, without phases inside it; not part of that sum",
     ),
     (
         USAGE[0],
         _DOUBLE,
         f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
-        "seconds that the loop's thread was ready to run while others had the processors",
+        "seconds in which the loop's thread was ready to run but had no processor",
     ),
     (
         "`, `".join(USAGE[1:3]),
         AttributeType.INT64,
         _ON_ASKED,
-        "page faults of that thread, without and with input (`getrusage`)",
+        "number of page faults of the loop's thread, without and with I/O (`getrusage`)",
     ),
     (
         "`, `".join(USAGE[3:5]),
         AttributeType.INT64,
         _ON_ASKED,
-        "how often that thread waited for something, and how often the system took the processor from it",
+        "number of context switches of the loop's thread, because it waited and because it was preempted",
     ),
     (
         USAGE[5],
         _DOUBLE,
         f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
-        "seconds that it neither ran nor was ready to: it waited for a lock, Python's among them, a file, a device or another thread",
+        (
+            "seconds in which the loop's thread neither ran nor was ready to run: it waited for a lock (such as the "
+            "GIL), a file, a device or another thread"
+        ),
     ),
     (
         USAGE[6],
         _DOUBLE,
         f"{_ON_ASKED} and the kernel has `/proc/thread-self/schedstat`",
-        "seconds of processors that other threads of the process had while it did not run; of several together",
+        "processor time in seconds of the process's other threads, all together, while the loop's thread did not run",
     ),
     (
         "torch.recomputed_duration",
         _DOUBLE,
-        f"{_ON_SEGMENTS}, where activation checkpointing ran a part of the forward pass again",
-        "seconds of that, with all that it called but backward passes, on all threads; they are in the `backward` phase too",
+        f"{_ON_SEGMENTS}, if activation checkpointing ran a part of the forward pass again",
+        (
+            "seconds of recomputation on all threads, including nested events except backward passes; also part of the "
+            "`backward` phase"
+        ),
     ),
 )
 """Key, type, when it is there and what it means; :class:`~otel_torchprof._tree.phases.PhaseTimes` gives them."""

@@ -5,59 +5,70 @@ from __future__ import annotations
 from otel_torchprof._tree.span_table import AttributeType
 
 _INT64, _DOUBLE, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.NAME
-_IF_REDUCED = "on roots (of steps) of which spans were aggregated, collapsed or split off"
+_IF_REDUCED = "on roots (of steps) whose spans were aggregated, collapsed or split off"
 
 REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
-    ("torch.aggregated.count", _INT64, "on aggregate spans", "spans that this one stands for, itself among them"),
+    (
+        "torch.aggregated.count",
+        _INT64,
+        "on aggregate spans",
+        "number of spans that the aggregate span replaces, including itself",
+    ),
     (
         "torch.aggregated.duration",
         _DOUBLE,
         "on aggregate spans",
-        "seconds that these took together; from the start to the end of the aggregate span there may be more",
+        "total duration of these spans in seconds; the aggregate span itself may last longer",
     ),
     (
         "torch.collapsed.count",
         _INT64,
-        "on spans under which others were left out",
-        "spans left out under it, at any depth; all that an aggregate span among them stood for",
+        "on spans with collapsed descendants",
+        "number of collapsed spans below the span, at any depth, including all spans of collapsed aggregate spans",
     ),
     (
         "torch.collapsed.duration",
         _DOUBLE,
-        "on spans under which others were left out",
-        "seconds that the top-level of these took together: what ran inside of them is part of it and not added again",
+        "on spans with collapsed descendants",
+        "total duration in seconds of the top-level collapsed spans, which includes the spans inside them",
     ),
     (
         "torch.recorded_spans",
         _INT64,
-        f"{_IF_REDUCED}; on steps without details",
-        "spans that were recorded, itself among them: those sent, aggregated and collapsed together",
+        f"{_IF_REDUCED}; on steps without detail",
+        "number of recorded spans, including the root: sent, aggregated and collapsed spans together",
     ),
-    ("torch.aggregated_spans", _INT64, _IF_REDUCED, "spans that are not sent because aggregate spans stand for them"),
+    (
+        "torch.aggregated_spans",
+        _INT64,
+        _IF_REDUCED,
+        "number of spans that are not sent because aggregate spans replace them",
+    ),
     (
         "torch.collapsed_spans",
         _INT64,
         _IF_REDUCED,
-        "spans that were left out and are counted by `torch.collapsed.count`",
+        "number of spans that are left out and counted in `torch.collapsed.count`",
     ),
-    ("torch.parts", _INT64, _IF_REDUCED, "further traces that hold the rest, linked both ways"),
-    ("torch.part", _INT64, "on the roots of these", "number of the part, from 1"),
+    ("torch.parts", _INT64, _IF_REDUCED, "number of further traces with the other spans, linked in both directions"),
+    ("torch.part", _INT64, "on the roots of these traces", "number of the part, from 1"),
     (
         "torch.averages",
         _NAME,
-        "on steps without details",
+        "on steps without detail",
         (
-            'names by the time without what they called, `[{"name":"aten::mm","count":12,"self":0.0123}]`: the longest first, '
-            '`self` in seconds, with `"phase":"data"` what ran while the loop waited for data; under 2,048 bytes, which is what Tempo keeps'
+            'names by self time, the longest first: `[{"name":"aten::mm","count":12,"self":0.0123}]`, `self` in '
+            'seconds, with `"phase":"data"` for events during the wait for data; at most 1,279 bytes together with '
+            "`torch.collectives` (Tempo cuts attributes at 2,048 bytes)"
         ),
     ),
     (
         "torch.collectives",
         _NAME,
-        "on steps without details, where a backend of `torch.distributed` worked on threads of its own",
+        "on steps without detail, if a backend of `torch.distributed` worked on its own threads",
         (
-            '`[["0",123,5000.1,5200.7]]`: group, `torch.collective.sequence_nr`, when this rank came to it and when all had come, in us since '
-            "the step began; under 1,024 bytes, which is some 30 of them"
+            '`[["0",123,5000.1,5200.7]]`: group, `torch.collective.sequence_nr`, arrival of this rank and of the '
+            "last rank, in µs since the step began; at most 511 bytes"
         ),
     ),
 )

@@ -54,8 +54,9 @@ _OF_ALL = (
         SDK,
         SDK,
         US,
-        "`true`: no telemetry. `instrument()` stays off, and `prof.export(exporter)` hands nothing over and answers 0. A profile "
-        "records as ever: averages, tables, `prof.spans()` and the files that code asks for are no telemetry",
+        "`true`: disables telemetry. `instrument()` has no effect, and `prof.export(exporter)` exports nothing and "
+        "returns 0. Profiles still record: averages, tables, `prof.spans()` and files written by code are not "
+        "telemetry",
     ),
     Row(("OTEL_SERVICE_NAME",), "`unknown_service`", SDK, SDK, SDK, "`service.name` of spans and metrics"),
     Row(
@@ -64,7 +65,7 @@ _OF_ALL = (
         SDK,
         SDK,
         SDK,
-        "`name=value,name=value`, percent-encoded: attributes of the resource",
+        "resource attributes as `name=value,name=value`, percent-encoded",
     ),
     Row(
         ("OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",),
@@ -72,7 +73,7 @@ _OF_ALL = (
         SDK,
         SDK,
         SDK,
-        "what else finds out attributes of the resource, such as `process,host`",
+        "resource detectors, such as `process,host`",
     ),
     Row(
         ("OTEL_CONFIG_FILE",),
@@ -80,9 +81,10 @@ _OF_ALL = (
         SDK,
         NOT,
         NOT,
-        "providers as a file describes them. Resource, sampler and limits hold for torch's spans, and its readers get torch's "
-        "metrics. Exporters of this package in it, `chrome` and `otlp_file`, get torch's spans; where it has none, `OTEL_TRACES_EXPORTER` names "
-        "those that do, and one warning says so. `instrumentation/development` in it is read too",
+        "declarative configuration file of the providers. Its resource, sampler and span limits apply to torch's "
+        "spans, its metric readers receive torch's metrics, and its `chrome` and `otlp_file` exporters receive "
+        "torch's spans; without such exporters, `OTEL_TRACES_EXPORTER` selects those of torch's spans, with one "
+        "warning. `instrumentation/development` is read too",
     ),
     Row(
         ("OTEL_PROPAGATORS",),
@@ -90,7 +92,8 @@ _OF_ALL = (
         NOT,
         NOT,
         NOT,
-        "nothing to do: whatever extracted a remote parent, torch's spans are under the span that is current",
+        "has no effect on torch's spans, which are children of the current span, whichever propagator extracted its "
+        "remote parent",
     ),
     Row(
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",),
@@ -98,7 +101,7 @@ _OF_ALL = (
         SDK,
         NOT,
         NOT,
-        "instrumentations that are not to be started: `torch` is this one, `*` all",
+        "instrumentations to disable: `torch` is this one, `*` all",
     ),
 )
 
@@ -109,8 +112,9 @@ _OF_TRACES = (
         US,
         US,
         NOT,
-        "where the provider has no `TorchSpanProcessor`: `otlp` (ours, by the protocol below), `otlp_proto_grpc`, `otlp_proto_http`, "
-        "`chrome` and `otlp_file` (files), `none`, the name of any installed exporter, or several, separated by commas",
+        "exporters if the provider has no `TorchSpanProcessor`, separated by commas: `otlp` (this package's, with "
+        "the protocol below), `otlp_proto_grpc`, `otlp_proto_http`, `chrome` and `otlp_file` (files), the name of "
+        "any installed exporter, or `none`",
     ),
     Row(
         ("OTEL_TRACES_SAMPLER",),
@@ -118,8 +122,8 @@ _OF_TRACES = (
         SDK,
         SDK,
         NOT,
-        "asked once for each trace that begins here, a step for one; what it refuses is neither recorded nor sent. A profile that "
-        "code asks for is whole",
+        "sampler, called once for each trace that begins here, such as a step; traces that it drops are neither "
+        "recorded nor sent. Profiles in code are not sampled",
     ),
     Row(
         ("OTEL_TRACES_SAMPLER_ARG",),
@@ -127,9 +131,9 @@ _OF_TRACES = (
         SDK,
         SDK,
         NOT,
-        "with `traceidratio` and `parentbased_traceidratio`: the share of steps",
+        "with `traceidratio` and `parentbased_traceidratio`: the sampled share of steps",
     ),
-    Row(("OTEL_PYTHON_ID_GENERATOR",), "`random`", SDK, NOT, NOT, "what makes the ids of traces and spans"),
+    Row(("OTEL_PYTHON_ID_GENERATOR",), "`random`", SDK, NOT, NOT, "generator of trace and span ids"),
     *(
         _read_here(VARIABLES[setting], US)
         for setting in VARIABLES
@@ -142,24 +146,30 @@ _OF_TRACES = (
     ),
     _limit(
         "`128`",
-        "attributes of a span; the first are kept, the others counted on the span",
+        "maximum number of attributes per span; the first are kept, the others are counted on the span",
         "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
         "OTEL_ATTRIBUTE_COUNT_LIMIT",
     ),
     _limit(
         "none",
-        "characters of an attribute's text",
+        "maximum length of attribute values, in characters",
         "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT",
         "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
     ),
     _limit(
         "`128`",
-        "links of a span; the first are kept, the others counted on the span",
+        "maximum number of links per span; the first are kept, the others are counted on the span",
         "OTEL_SPAN_LINK_COUNT_LIMIT",
     ),
-    _limit("`128`", "attributes of a link; torch's links have none", "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT"),
-    _limit("`128`", "events of a span; torch's spans have none", "OTEL_SPAN_EVENT_COUNT_LIMIT"),
-    _limit("`128`", "attributes of an event of a span; torch's spans have none", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"),
+    _limit(
+        "`128`", "maximum number of attributes per link; torch's links have none", "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT"
+    ),
+    _limit("`128`", "maximum number of events per span; torch's spans have none", "OTEL_SPAN_EVENT_COUNT_LIMIT"),
+    _limit(
+        "`128`",
+        "maximum number of attributes per span event; torch's spans have no events",
+        "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT",
+    ),
 )
 
 _OF_METRICS = (
@@ -169,32 +179,33 @@ _OF_METRICS = (
         SDK,
         NOT,
         NOT,
-        "exporters of metrics; with `none` nobody reads any, and nothing is measured for them",
+        "metric exporters; with `none`, metrics are not measured",
     ),
-    Row(("OTEL_METRIC_EXPORT_INTERVAL",), "`60000`", SDK, SDK, NOT, "milliseconds between two exports"),
-    Row(("OTEL_METRIC_EXPORT_TIMEOUT",), "`30000`", SDK, SDK, NOT, "milliseconds that one may take"),
+    Row(("OTEL_METRIC_EXPORT_INTERVAL",), "`60000`", SDK, SDK, NOT, "interval between two exports, in milliseconds"),
+    Row(("OTEL_METRIC_EXPORT_TIMEOUT",), "`30000`", SDK, SDK, NOT, "timeout of an export, in milliseconds"),
     Row(
         ("OTEL_METRICS_EXEMPLAR_FILTER",),
         "`trace_based`",
         SDK,
         SDK,
         NOT,
-        "which durations of steps point to their span: `trace_based`, those whose step is sampled, `always_on` or `always_off`",
+        "step durations with an exemplar that points to their span: `trace_based` (those of sampled steps), "
+        "`always_on` or `always_off`",
     ),
     _metrics("PROTOCOL", "as for traces", "`grpc` or `http/protobuf`", NOT),
-    _metrics("ENDPOINT", "as for traces", "where to send; over HTTP taken as it is"),
-    _metrics("INSECURE", "`false`", "gRPC: whether to go without TLS"),
-    _metrics("HEADERS", "none", "`name=value,name=value`, percent-encoded"),
-    _metrics("TIMEOUT", "`10`", "seconds that a message may take"),
+    _metrics("ENDPOINT", "as for traces", "receiver; over HTTP, used as is"),
+    _metrics("INSECURE", "`false`", "gRPC: `true` disables TLS"),
+    _metrics("HEADERS", "none", "request headers as `name=value,name=value`, percent-encoded"),
+    _metrics("TIMEOUT", "`10`", "timeout per message, in seconds"),
     _metrics("COMPRESSION", "`none`", "`gzip`, `deflate` or `none`"),
-    _metrics("CERTIFICATE", "the system's", "PEM file: whom to trust"),
-    _metrics("CLIENT_KEY", "none", "PEM file: the key of the client certificate"),
-    _metrics("CLIENT_CERTIFICATE", "none", "PEM file: the client certificate"),
+    _metrics("CERTIFICATE", "those of the system", "PEM file with the certificates to trust"),
+    _metrics("CLIENT_KEY", "none", "PEM file with the private key of the client certificate"),
+    _metrics("CLIENT_CERTIFICATE", "none", "PEM file with the client certificate"),
     _metrics("TEMPORALITY_PREFERENCE", "`cumulative`", "`cumulative`, `delta` or `lowmemory`"),
     _metrics(
         "DEFAULT_HISTOGRAM_AGGREGATION",
         "`explicit_bucket_histogram`",
-        "or `base2_exponential_bucket_histogram`, instead of our buckets for the durations of steps",
+        "`explicit_bucket_histogram` (this package's buckets for step durations) or `base2_exponential_bucket_histogram`",
     ),
 )
 

@@ -41,25 +41,25 @@ class GenerationMetrics:
         self._duration = meter.create_histogram(
             "gen_ai.server.request.duration",
             "s",
-            "Time from the call of generate to its return.",
+            "Duration of a call of generate.",
             explicit_bucket_boundaries_advisory=DURATION_BUCKETS,
         )
         self._first_token = meter.create_histogram(
             "gen_ai.server.time_to_first_token",
             "s",
-            "Time from the call of generate to its first token, where it returned.",
+            "Time to the first token of a call of generate that returned.",
             explicit_bucket_boundaries_advisory=FIRST_TOKEN_BUCKETS,
         )
         self._per_token = meter.create_histogram(
             "gen_ai.server.time_per_output_token",
             "s",
-            "Time of each further token of a sequence, where the call returned.",
+            "Time per further token of a sequence after the first, for calls of generate that returned.",
             explicit_bucket_boundaries_advisory=PER_TOKEN_BUCKETS,
         )
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             "{token}",
-            "Tokens of prompts, and tokens that were generated.",
+            "Number of prompt tokens and of generated tokens.",
             explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
         )
 

@@ -47,15 +47,17 @@ _TABLE = (
         "`nvmlDeviceGetUtilizationRates`, `...EncoderUtilization`, `...DecoderUtilization`",
     ),
     GpuMetric("hw.gpu.memory.usage", "updowncounter", "By", "GPU memory used.", (), "`nvmlDeviceGetMemoryInfo_v2`"),
-    GpuMetric("hw.gpu.memory.limit", "updowncounter", "By", "Size of the GPU memory.", (), "the same"),
-    GpuMetric("hw.gpu.memory.utilization", "gauge", "1", "Fraction of GPU memory used.", (), "usage by limit"),
+    GpuMetric(
+        "hw.gpu.memory.limit", "updowncounter", "By", "Size of the GPU memory.", (), "`nvmlDeviceGetMemoryInfo_v2`"
+    ),
+    GpuMetric("hw.gpu.memory.utilization", "gauge", "1", "Fraction of GPU memory used.", (), "usage divided by limit"),
     GpuMetric(
         "hw.gpu.io",
         "counter",
         "By",
         "Received and transmitted bytes by the GPU.",
         ("network.io.direction",),
-        "`nvmlDeviceGetFieldValues`: the counters of bytes over PCIe",
+        "`nvmlDeviceGetFieldValues`: PCIe byte counters",
     ),
     GpuMetric(
         "hw.temperature",
@@ -71,7 +73,7 @@ _TABLE = (
         "W",
         "Instantaneous power consumed by the component.",
         (),
-        "`nvmlDeviceGetPowerUsage`: the whole board",
+        "`nvmlDeviceGetPowerUsage`: whole board",
     ),
     GpuMetric(
         "hw.energy",
@@ -87,7 +89,7 @@ _TABLE = (
         "{error}",
         "Number of errors encountered by the component.",
         ("error.type",),
-        "`nvmlDeviceGetTotalEccErrors`: over the card's life, `corrected` and `uncorrected`",
+        "`nvmlDeviceGetTotalEccErrors`: over the card's lifetime, `corrected` and `uncorrected`",
     ),
     GpuMetric(
         "hw.status",
@@ -95,7 +97,7 @@ _TABLE = (
         "1",
         "Operational status: 1 (true) or 0 (false) for each of the possible states.",
         ("hw.state",),
-        "`failed`: lost, or in need of a reset; `degraded`: `nvmlDeviceGetRemappedRows`, "
+        "`failed`: GPU is lost or needs a reset; `degraded`: `nvmlDeviceGetRemappedRows`, "
         "`...RetiredPagesPendingStatus`; else `ok`",
     ),
 )
@@ -104,15 +106,15 @@ METRICS: Mapping[str, GpuMetric] = {metric.name: metric for metric in _TABLE}
 """By name."""
 
 GPU_ATTRIBUTES: Mapping[str, str] = {
-    "hw.id": "the UUID that NVML tells, of a card (`GPU-...`) or a MIG device (`MIG-...`)",
+    "hw.id": "NVML's UUID of the card (`GPU-...`) or MIG device (`MIG-...`)",
     "hw.type": "`gpu`",
-    "hw.name": "`GPU 0`, `GPU 0 MIG 1`: the number that `nvidia-smi` shows",
+    "hw.name": "`GPU 0`, `GPU 0 MIG 1`, numbered as in `nvidia-smi`",
     "hw.vendor": "`NVIDIA`",
-    "hw.model": "the product's name",
-    "hw.serial_number": "the board's serial number; consumer cards tell none",
-    "hw.driver_version": "the driver's version",
-    "hw.firmware_version": "the VBIOS's version",
-    "hw.parent": "of a MIG device: the card's `hw.id`",
+    "hw.model": "product name",
+    "hw.serial_number": "serial number of the board; missing on consumer cards",
+    "hw.driver_version": "driver version",
+    "hw.firmware_version": "VBIOS version",
+    "hw.parent": "`hw.id` of the card, on MIG devices only",
 }
 """What every series has, where NVML tells it."""
 
@@ -194,7 +196,7 @@ def gpu_metrics_markdown() -> str:
             further = ", ".join(f"`{name}`" for name in m.attributes)
             yield f"| `{m.name}` | {m.kind} | `{m.unit}` | {further} | {m.source} |"
         yield ""
-        yield "| Attribute of every series | |"
+        yield "| Attribute of every series | Meaning |"
         yield "| --- | --- |"
         for name, meaning in GPU_ATTRIBUTES.items():
             yield f"| `{name}` | {meaning} |"

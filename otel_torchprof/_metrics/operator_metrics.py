@@ -55,25 +55,25 @@ class _Amount(NamedTuple):
 
 
 _AMOUNTS = (
-    _Amount("torch.op.calls", "{call}", "Calls of an operator that were recorded.", lambda each: each.calls),
-    _Amount("torch.op.time", "s", "Time in calls of an operator.", lambda each: each.total * _SECONDS),
+    _Amount("torch.op.calls", "{call}", "Number of recorded calls of an operator.", lambda each: each.calls),
+    _Amount("torch.op.time", "s", "Total time of recorded calls of an operator.", lambda each: each.total * _SECONDS),
     _Amount(
         "torch.op.self_time",
         "s",
-        "Time in calls of an operator, without the operators that it called.",
+        "Self time of recorded calls of an operator.",
         lambda each: each.self_time * _SECONDS,
     ),
     _Amount(
         "torch.op.device.time",
         "s",
-        "Time that devices took for calls of an operator.",
+        "Total device time of recorded calls of an operator.",
         lambda each: each.device_total * _SECONDS,
         of_device=True,
     ),
     _Amount(
         "torch.op.device.self_time",
         "s",
-        "Time that devices took for calls of an operator, without the operators that it called.",
+        "Device self time of recorded calls of an operator.",
         lambda each: each.device_self_time * _SECONDS,
         of_device=True,
     ),
@@ -93,13 +93,13 @@ class StepDurations:
         self._histogram = meter.create_histogram(
             "torch.step.duration",
             "s",
-            "Duration of a step of a training loop.",
+            "Duration of a training step.",
             explicit_bucket_boundaries_advisory=STEP_BUCKETS,
         )
         self._phases = meter.create_histogram(
             "torch.phase.duration",
             "s",
-            "Time that a step of a training loop spent in a phase and in no other one inside of it.",
+            "Time of a training step in a phase, without phases inside it.",
             explicit_bucket_boundaries_advisory=PHASE_BUCKETS,
         )
 
@@ -178,13 +178,13 @@ class TorchMetrics:
                 amount.name, [self._observing(amount)], unit=amount.unit, description=amount.description
             )
         meter.create_observable_counter(
-            "torch.steps", [self._observe_steps], unit="{step}", description="Steps of training loops that have ended."
+            "torch.steps", [self._observe_steps], unit="{step}", description="Number of ended training steps."
         )
         meter.create_observable_counter(
             "otel_torchprof.sampling.time",
             [self._observe_times],
             unit="s",
-            description="Time in which operators were recorded, and in which they were not.",
+            description="Time with and without recording of operators.",
         )
         self.recorder = RecorderMetrics(meter)
 

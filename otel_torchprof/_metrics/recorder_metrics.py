@@ -39,7 +39,7 @@ class ExporterFigures:
     """Its class."""
     stats: QueueStats
     capacity: int
-    """Spans that may wait for it."""
+    "Maximum number of spans in the queue of an exporter."
 
 
 @dataclass(frozen=True)
@@ -76,57 +76,57 @@ class RecorderMetrics:
     def __init__(self, meter: Meter) -> None:
         self.source: Callable[[], RecorderFigures] | None = None
         for name, unit, observe, description in (
-            ("otel_torchprof.events.recorded", "{event}", self._recorded, "Events taken from the recorder."),
-            ("otel_torchprof.events.dropped", "{event}", self._dropped, "Events that were dropped, by reason."),
+            ("otel_torchprof.events.recorded", "{event}", self._recorded, "Number of recorded events."),
+            ("otel_torchprof.events.dropped", "{event}", self._dropped, "Number of dropped events, by reason."),
             (
                 "otel_torchprof.spans.reduced",
                 "{span}",
                 self._reduced,
-                "Spans that a policy aggregated, collapsed, or dropped with the detail of their step.",
+                "Number of spans that the policy aggregated, collapsed, or dropped with the detail of their step.",
             ),
             (
                 "otel_torchprof.names.refused",
                 "{use}",
                 self._names,
-                "Uses of names that exceeded the limit of their kind, and so have one name together.",
+                "Number of uses of names beyond the limit of their kind, which share one name.",
             ),
-            ("otel_torchprof.steps.decided", "{step}", self._decided, "Steps that kept their detail, or shrank."),
+            ("otel_torchprof.steps.decided", "{step}", self._decided, "Number of steps, by sampling decision."),
             (
                 "otel.sdk.exporter.span.exported",
                 "{span}",
                 self._exported,
-                "Spans for which the export has finished, successfully or not.",
+                "Number of spans for which the export has finished, successfully or not.",
             ),
             (
                 "otel.sdk.processor.span.processed",
                 "{span}",
                 self._processed,
-                "Spans that have left the queue for an exporter, for it or for nowhere.",
+                "Number of spans that left the queue of an exporter, exported or not.",
             ),
         ):
             meter.create_observable_counter(name, [self._observing(observe)], unit=unit, description=description)
         for name, unit, observe, description in (
-            ("otel_torchprof.buffer.usage", "By", self._buffer, "Memory that the recorder holds for events."),
-            ("otel_torchprof.buffer.limit", "By", self._limit, "Memory that it may hold."),
-            ("otel.sdk.processor.span.queue.size", "{span}", self._waiting, "Spans that wait for an exporter."),
+            ("otel_torchprof.buffer.usage", "By", self._buffer, "Memory of the recorder for events."),
+            ("otel_torchprof.buffer.limit", "By", self._limit, "Memory limit of the recorder for events."),
+            ("otel.sdk.processor.span.queue.size", "{span}", self._waiting, "Number of spans queued for an exporter."),
             (
                 "otel_torchprof.queue.usage",
                 "By",
                 self._waiting_bytes,
-                "Memory that spans hold which wait for an exporter.",
+                "Memory of the spans queued for an exporter.",
             ),
-            ("otel.sdk.processor.span.queue.capacity", "{span}", self._capacity, "Spans that may wait for it."),
+            ("otel.sdk.processor.span.queue.capacity", "{span}", self._capacity, "Maximum number of queued spans."),
         ):
             meter.create_observable_up_down_counter(
                 name, [self._observing(observe)], unit=unit, description=description
             )
         for name, unit, observe, description in (
-            ("otel_torchprof.overhead", "1", self._share, "Share of the time that recording cost, as measured."),
+            ("otel_torchprof.overhead", "1", self._share, "Measured cost of recording, as a share of the time."),
             (
                 "otel_torchprof.exporter.outage",
                 "s",
                 self._outage,
-                "For how long its receiver has taken nothing; 0 while it does.",
+                "Time for which the receiver has accepted nothing; 0 while it accepts spans.",
             ),
         ):
             meter.create_observable_gauge(name, [self._observing(observe)], unit=unit, description=description)

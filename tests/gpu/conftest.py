@@ -43,8 +43,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     path.write_text(text)
     written = [path.relative_to(ROOT).as_posix()]
     if os.environ.get("GPU_TABLE"):
-        findings.fill(ROOT / "docs" / "devices.md", text)
-        written.append("docs/devices.md")
+        findings.fill(ROOT / "docs" / "measurements.md", text)
+        written.append("docs/measurements.md")
     terminalreporter.section("measured on this GPU")
     terminalreporter.write_line(text)
     terminalreporter.write_line(f"written to {' and '.join(written)}")

@@ -339,7 +339,7 @@ def done(load: Load, protocol: str) -> tuple[Service, Any]:
 
 
 def row(name: str, protocol: str) -> str:
-    """A load as a row of the table in ``docs/delivery.md``."""
+    """A load as a row of a table."""
     service, receiver = done(LOADS[name], protocol)
     health = service.balance()
     stats, spans = next(iter(health.exporters.values())), Counter(health.spans)

@@ -256,8 +256,8 @@ def test_repetitions_that_differ_are_found():
 
 def test_filling_the_page(tmp_path):
     """The table goes between the two marks of the page, again and again; a page without them is refused."""
-    page = tmp_path / "devices.md"
-    page.write_text((ROOT / "docs" / "devices.md").read_text())
+    page = tmp_path / "measurements.md"
+    page.write_text((ROOT / "docs" / "measurements.md").read_text())
     before = page.read_text().partition(findings.BEGIN)[0]
     for text in ("first\n", "second\n"):
         findings.fill(page, text)

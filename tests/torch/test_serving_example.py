@@ -15,6 +15,7 @@ pytest.importorskip("opentelemetry.instrumentation.fastapi")
 
 import httpx2  # noqa: E402
 from instrumented import Collecting, Instrumented  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.trace import SpanKind  # noqa: E402
 
@@ -120,3 +121,22 @@ def test_averages(service):
     (row,) = [row for row in service.processor.key_averages() if row.key == "TextClassifier"]
     assert row.count == 4
     assert len(service.requests.spans) == 4
+
+
+def test_the_end_of_the_service_sends_the_last_spans(example):
+    """When the server ends the lifespan of the app, as uvicorn does at SIGTERM, the provider is shut down."""
+    shut_down = []
+
+    class Provider(TracerProvider):
+        def shutdown(self):
+            shut_down.append(self)
+
+    provider = Provider(shutdown_on_exit=False)
+    app = example.make_app(provider, None)
+
+    async def live():
+        async with app.router.lifespan_context(app):
+            assert not shut_down
+
+    asyncio.run(live())
+    assert shut_down == [provider]

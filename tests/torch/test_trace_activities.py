@@ -73,7 +73,7 @@ def test_nothing_recorded():
 
 
 def test_what_torch_has_for_its_own_profiler_alone():
-    """What docs/events.md says of torch's switches: its arrows go with one, ours stay; its profiler is not said to be active in ours."""
+    """Torch's switches: its arrows go with one, ours stay; its profiler is not said to be active in ours."""
     arrows = []
     torch._C._profiler._set_fwd_bwd_enabled_val(False)
     try:

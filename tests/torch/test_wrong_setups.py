@@ -1,4 +1,4 @@
-"""Wrong setups: each says what ``docs/wrong-setups.md`` says that it does. And the right ones say nothing."""
+"""Wrong setups: each says what ``docs/troubleshooting.md`` says that it does. And the right ones say nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from otel_torchprof._export.destination import destination
 from otel_torchprof._instrument import processor as processors
 from otel_torchprof.integrations.loop import Loop
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "wrong-setups.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 HTTP_1 = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 SHORT = 0.2
 

@@ -1,6 +1,6 @@
 """Each standard variable on the way of torch's own spans and metrics: from a program that sets it to a real receiver.
 
-What a variable does is in ``docs/variables.md``; its rows are the tests here, one each.
+What a variable does is in ``docs/settings.md``; its rows are the tests here, one each.
 """
 
 from __future__ import annotations
