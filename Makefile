@@ -26,6 +26,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 GPU_TABLE ?=
 FUZZ_ARGS ?= --inputs 100000
+PICTURES ?=
 RUNS ?= 3
 # SECONDS is a variable of the shell's: what `make` was given goes on by another name.
 STRESS_SECONDS := $(or $(SECONDS),60)
@@ -55,7 +56,8 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-all explore stress test-gpu native-test sanitized-test fuzz-readers wheels matrix house lint bench clean
+.PHONY: help demo docs pictures test test-all explore stress test-gpu native-test sanitized-test fuzz-readers wheels matrix house lint \
+	bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -63,6 +65,18 @@ help: ## Print this list
 demo: $(MADE)/package ## Train a small GPT under the profiler; write out/trace.json.gz and out/trace.otlp
 	$(call say,Training a small GPT under the profiler)
 	@$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
+
+# A page that does not match what it documents is found by tests/docs; here, what makes a site of them finds links that lead nowhere.
+docs: $(MADE)/docs ## Build the site of the documentation, build/site/index.html; a warning or a broken link is an error
+	$(call say,The site of the documentation)
+	@rm -rf build/site
+	@$(BIN)/python docs/make/site_sources.py build/site-sources
+	@$(BIN)/zensical build --clean --strict 2>&1 | tee build/site.log
+	@! grep '^griffe:' build/site.log
+
+pictures: $(MADE)/pictures ## Make the pictures of the documentation anew, docs/images (needs chromium)
+	$(call say,The pictures of the documentation)
+	@$(BIN)/python docs/make/pictures.py $(PICTURES)
 
 test: native-test $(MADE)/test ## Run the tests: C++ under the sanitizers, then Python on the interpreter of .venv
 	$(call say,Python tests)
@@ -135,7 +149,7 @@ bench: $(MADE)/bench $(BENCH_VERSIONS:%=$(VENV)/interpreters/%/.bench) ## Measur
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 clean: ## Remove what was built and written; the environment stays (rm -r .venv for a fresh start)
-	rm -rf build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(MADE)/package
+	rm -rf build out .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(MADE)/package
 	find otel_torchprof -name '*.so' -delete
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
@@ -174,6 +188,16 @@ $(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_to
 $(MADE)/test: requirements/test.txt requirements/without-torch.txt $(MADE)/package
 	$(call say,Installing what the tests need)
 	@$(call pip,-c requirements/torch.txt -r requirements/test.txt)
+	@touch $@
+
+$(MADE)/docs: requirements/docs.txt $(MADE)/venv
+	$(call say,Installing what builds the site)
+	@$(call pip,-r requirements/docs.txt)
+	@touch $@
+
+$(MADE)/pictures: requirements/pictures.txt requirements/examples.txt $(MADE)/test
+	$(call say,Installing what makes pictures)
+	@$(call pip,-c requirements/torch.txt -r requirements/pictures.txt)
 	@touch $@
 
 $(MADE)/bench: requirements/bench.txt $(MADE)/test

@@ -207,7 +207,7 @@ OVERHEAD = Setting(
 MAX_OPERATORS = Setting(
     METRICS,
     "50",
-    "Number of operators with their own time series; all others are counted as `other`",
+    "Number of operators with a time series of their own; all others are counted as `other`",
     "max_operators",
     parse=parsers.whole_number,
     fallback=50,

@@ -70,8 +70,9 @@ def run(page: Path) -> None:
         if block.language in {"python", "setup"}:
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)  # noqa: S102 - the page's own
         elif block.language == "sh":
-            print(f"{page.name}:{block.line}", flush=True)
-            subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True)  # noqa: S603, S607
+            sys.stdout.write(f"{page.name}:{block.line}\n")
+            sys.stdout.flush()
+            subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True)
         elif block.language in _PARSED:
             _parse(block)
 

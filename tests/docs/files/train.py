@@ -16,7 +16,7 @@ def load_batch(loader):
 
 
 loader = iter(DataLoader(dataset, batch_size=16))
-for step in range(30):
+for _ in range(30):
     inputs, targets = load_batch(loader)
     loss = nn.functional.cross_entropy(model(inputs), targets)
     loss.backward()
