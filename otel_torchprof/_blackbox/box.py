@@ -45,8 +45,8 @@ _NOT_STARTED = "off: not started"
 class BlackBox:
     """Records the latest events from :meth:`start` to :meth:`stop`, of all threads; a forked child has none.
 
-    A process that ends in between leaves the file: ``otel-torchprof recover`` reads it. One that stops removes it. Nothing that
-    goes wrong here stops the program: :attr:`state` says it.
+    A process that is killed in between leaves the file, and so does one that an unhandled exception ends: ``otel-torchprof recover``
+    reads it. One that stops removes it. Nothing that goes wrong here stops the program: :attr:`state` says it.
 
     Args:
         options: what is recorded, and where.
@@ -111,6 +111,7 @@ class BlackBox:
             shown=sorted(labels or ()),
         )
         self._sources = Sources(session, self._cleanup)
+        self._cleanup.at_exit = self._file.keep_if_failed
         self._cleanup.push(self._file.remove)
         try:
             self._sources.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import stat
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,8 @@ from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_logger = logging.getLogger("otel_torchprof")
 
 SUFFIX = ".otpbox"
 """Of the names of all of them."""
@@ -51,10 +55,28 @@ class BoxFile:
         """-1 once it is closed."""
         self.size = size
         self.path = path
+        self._is_kept = False
+
+    def keep_if_failed(self) -> None:
+        """At the interpreter's exit: where an unhandled exception has ended the program, a copy takes the file's place.
+
+        The recorder empties the file itself when it stops, which it has to before the interpreter ends.
+        """
+        if self.path is None or self._is_kept or not isinstance(getattr(sys, "last_value", None), Exception):
+            return
+        copy = self.path.with_suffix(".copy")
+        try:
+            with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:  # noqa: PTH123 - of a descriptor
+                file.write(os.pread(self.descriptor, self.size, 0))
+            copy.replace(self.path)
+            self._is_kept = True
+        except OSError as error:
+            copy.unlink(missing_ok=True)
+            _logger.warning("the black box of a program that failed is not kept: %s", error.strerror)
 
     def remove(self) -> None:
-        """Takes its name away, and closes it; again without effect."""
-        if self.path is not None:
+        """Takes its name away, unless it is to be kept, and closes it; again without effect."""
+        if self.path is not None and not self._is_kept:
             with suppress(OSError):  # somebody was faster
                 self.path.unlink()
         self.close()

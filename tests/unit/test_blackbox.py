@@ -184,11 +184,28 @@ def test_a_stop_removes_it(started, tmp_path):
     assert started().state == ON
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "sys.exit(3)",
+        "raise SystemExit(3)",
+        "try:\n    1 / 0\nexcept ValueError:\n    pass\nexcept ZeroDivisionError:\n    sys.exit(3)",
+    ],
+)
 def test_it_goes_with_the_end_of_the_interpreter(tmp_path, end):
     """A program that ends as programs do leaves nothing."""
     assert ran(tmp_path, f"say(parents.state)\n{end}") == ([ON], 3 if end else 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_stays_where_an_exception_ends_the_program(tmp_path):
+    """A program that an unhandled exception ends leaves its box, with what was recorded before."""
+    program = "with otp.record_function('failed'):\n    raise ValueError('of the program')"
+    command = [sys.executable, "-c", PREAMBLE + program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: of the program")
+    assert [names(path) for path in tmp_path.iterdir()] == [["before", "failed"]]
 
 
 @pytest.mark.parametrize(
