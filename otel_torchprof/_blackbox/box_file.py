@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import sys
 import time
@@ -31,6 +32,7 @@ _KEPT_SECONDS = 7 * 86_400.0
 """Counted from when somebody has first seen that the process has died: a mapping in shared memory does not change a file's times."""
 _KEPT_BYTES = 1 << 30
 """Or the same share of the whole file system, where that is less: a process that dies again and again must not fill it."""
+_PIECE = 1 << 20
 _MFD_CLOEXEC = 1
 _HIGH = 200
 _MODE, _MODE_SEEN = 0o600, 0o400
@@ -62,17 +64,19 @@ class BoxFile:
 
         The recorder empties the file itself when it stops, which it has to before the interpreter ends.
         """
-        if self.path is None or self._is_kept or not isinstance(getattr(sys, "last_value", None), Exception):
+        if self.path is None or self._is_kept or not _has_failed():
             return
-        copy = self.path.with_suffix(".copy")
+        copy = self.path.with_suffix(f".copy{SUFFIX}")  # removed like others where the process is killed in the middle
         try:
-            with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:  # noqa: PTH123 - of a descriptor
-                file.write(os.pread(self.descriptor, self.size, 0))
+            with self.path.open("rb") as source, copy.open("xb") as target:
+                copy.chmod(_MODE)
+                shutil.copyfileobj(source, target, _PIECE)
             copy.replace(self.path)
             self._is_kept = True
-        except OSError as error:
-            copy.unlink(missing_ok=True)
-            _logger.warning("the black box of a program that failed is not kept: %s", error.strerror)
+        except (OSError, MemoryError) as error:
+            with suppress(OSError):
+                copy.unlink(missing_ok=True)
+            _logger.warning("the black box of a program that failed is not kept: %s", error)
 
     def remove(self) -> None:
         """Takes its name away, unless it is to be kept, and closes it; again without effect."""
@@ -151,6 +155,16 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
     return file
 
 
+def _has_failed() -> bool:
+    """Whether an exception that nobody handled has ended the program: it has left the outermost frame of the main thread.
+
+    Interactive sessions, and programs that run others, as pytest does, note errors in the same place.
+    """
+    error = getattr(sys, "last_value", None)
+    frame = error.__traceback__.tb_frame if isinstance(error, Exception) and error.__traceback__ else None
+    return frame is not None and frame.f_back is None and not hasattr(sys, "ps1")
+
+
 def _moved_up(descriptor: int) -> int:
     """The same file under a high number: programs close low ones that they do not know, and get them for files of their own."""
     try:
@@ -161,9 +175,8 @@ def _moved_up(descriptor: int) -> int:
     return moved
 
 
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether the process that wrote the file has died; within the context no other process can claim the file.
+def is_of_the_living(path: Path) -> bool:
+    """Whether the process that writes the file still has it open.
 
     Raises:
         OSError: it cannot be opened.
@@ -172,26 +185,49 @@ def claimed(path: Path) -> Iterator[bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-        else:
-            yield True
+            return True
+    return False
 
 
-def is_of_the_living(path: Path) -> bool:
-    """Whether the process that writes the file still has it open."""
-    with claimed(path) as has_died:
-        return not has_died
+@contextmanager
+def sole_sender(folder: Path) -> Iterator[bool]:
+    """Whether no other process is sending the boxes of a folder; none can begin within the context.
+
+    The folder is locked, not its files: whose lock is held is a box of the living.
+
+    Raises:
+        OSError: the folder cannot be opened or locked.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def unsent(folder: Path) -> list[Path]:
     """Files of black boxes in a folder, oldest first, without those that :func:`mark_sent` renamed."""
-    found = [path for path in folder.glob(f"*{SUFFIX}") if not path.name.endswith(_SENT)]
-    return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # another process has removed it
+            info = path.lstat()
+            if stat.S_ISREG(info.st_mode) and not path.name.endswith(_SENT):
+                found.append((info.st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def mark_sent(path: Path) -> None:
     """Renames a file so that :func:`unsent` leaves it out. Other readers still find it, and it is removed like the others."""
-    path.rename(path.with_name(path.name.removesuffix(SUFFIX) + _SENT))
+    stem, number = path.name.removesuffix(SUFFIX), 1
+    target = path.with_name(f"{stem}{_SENT}")
+    while target.exists():  # of an earlier process whose box had the same name
+        number += 1
+        target = path.with_name(f"{stem}.{number}{_SENT}")
+    path.rename(target)
 
 
 def default_folder() -> Path:

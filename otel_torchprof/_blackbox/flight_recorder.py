@@ -27,6 +27,7 @@ _NAME = re.compile(r"(?:rank|dump)_(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 """Of a dump's file: the rank ends it, whatever prefix ``TORCH_FR_DUMP_TEMP_FILE`` gives."""
 _LARGEST, _HEAD = 1 << 28, 4096
 _DEFAULT_DESCRIPTION = "default_pg"
+_MOST_TENSORS, _MOST_DIMENSIONS = 65_536, 64
 _PEER = re.compile(r"(?:->|<-)(\d+)")
 _BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
@@ -36,6 +37,10 @@ _BYTES = {
     "ComplexDouble": 16,
 }
 _MILLISECOND = 10**6
+_MOST = 1 << 62
+"""Of numbers that can be."""
+_OF_ONE_HANG_NS = 600 * 10**9
+"""All ranks write their dumps within this time, from the first timeout on."""
 
 
 class Dump(NamedTuple):
@@ -69,10 +74,10 @@ def is_dump(path: Path) -> bool:
 
 
 def read_dump(path: Path, rank: int) -> Dump:
-    """Reads a dump, of which nothing is trusted: what is not understood is left out.
+    """Reads a dump, of which nothing is trusted.
 
     Raises:
-        TorchProfError: it cannot be read, or is none.
+        TorchProfError: it cannot be read, is none, or has entries that are not understood: without them, the rank would seem late.
     """
     try:
         with path.open("rb") as file:
@@ -85,24 +90,42 @@ def read_dump(path: Path, rank: int) -> Dump:
         raise TorchProfError(f"cannot read {str(path)!r}: no dump of PyTorch's flight recorder")
     sizes = _groups(found.get("pg_config"))
     keys = {key.name: key for key in sizes}
-    calls = [call for entry in found.get("entries", []) if (call := _collective(entry, keys)) is not None]
+    entries = found.get("entries", [])
+    calls = [call for entry in entries if (call := _collective(entry, keys)) is not None]
+    if len(calls) < len(entries):
+        unknown = f"{len(entries) - len(calls):,} of its {len(entries):,} entries"
+        raise TorchProfError(f"cannot read {str(path)!r}: {unknown} are of a form that is not known")
     return Dump(rank, written, calls, sizes)
 
 
-def with_dumps(states: Sequence[RankState], dumps: Iterable[Dump]) -> list[RankState]:
-    """States with what the dumps know beyond the boxes; ranks that have no box have a state of their dump.
+def with_dumps(states: Sequence[RankState], dumps: Iterable[Dump]) -> tuple[list[RankState], list[int]]:
+    """States with what the dumps know beyond the boxes, and the ranks whose dumps are left out.
 
-    Dumps that were written before the run began are left out.
+    Ranks that have no box have a state of their dump. Left out are dumps of an earlier run, and those after which the rank enqueued
+    more collectives.
     """
-    began = min((state.opened_ns for state in states), default=0)
-    latest: dict[int, Dump] = {}
-    for dump in sorted(dumps, key=lambda each: each.written_ns):
-        if dump.written_ns >= began:
-            latest[dump.rank] = dump
-    known = {state.rank for state in states}
+    latest = {dump.rank: dump for dump in sorted(dumps, key=lambda each: each.written_ns)}
+    opened = [state.opened_ns for state in states if state.opened_ns]
+    began = min(opened) if opened else max((dump.written_ns for dump in latest.values()), default=0) - _OF_ONE_HANG_NS
+    known = {state.rank: state for state in states}
+    used = {
+        rank: dump
+        for rank, dump in sorted(latest.items())
+        if dump.written_ns >= began and not (rank in known and _is_behind(dump, known[rank]))
+    }
     world = max((state.run.world_size for state in states), default=0)
-    merged = [_merged(state, latest[state.rank]) if state.rank in latest else state for state in states]
-    return [*merged, *(_alone(dump, world) for rank, dump in sorted(latest.items()) if rank not in known)]
+    merged = [_merged(state, used[state.rank]) if state.rank in used else state for state in states]
+    alone = [_alone(dump, world) for rank, dump in used.items() if rank not in known]
+    return [*merged, *alone], sorted(latest.keys() - used.keys())
+
+
+def _is_behind(dump: Dump, state: RankState) -> bool:
+    """Whether the box has later collectives of a group than the dump."""
+    last: dict[str, int] = defaultdict(int)
+    for call in dump.calls:
+        if not call.is_transfer:
+            last[call.group] = max(last[call.group], call.sequence_nr)
+    return any(key.name in last and state.last_number(key) > last[key.name] for key in state.groups)
 
 
 class _Plain(pickle.Unpickler):
@@ -123,9 +146,11 @@ def _groups(config: Any) -> dict[GroupKey, int]:
     """The groups, and how many ranks each has."""
     found = {}
     for name, each in config.items() if isinstance(config, dict) else ():
-        ranks = re.findall(r"\d+", str(each.get("ranks", ""))) if isinstance(each, dict) else []
-        is_default = isinstance(each, dict) and each.get("desc") == _DEFAULT_DESCRIPTION
-        found[GroupKey(str(name), "" if is_default else ",".join(ranks))] = len(ranks)
+        if isinstance(name, str) and isinstance(each, dict):
+            text = each.get("ranks")
+            ranks = re.findall(r"\d+", text) if isinstance(text, str) else []
+            is_default = each.get("desc") == _DEFAULT_DESCRIPTION
+            found[GroupKey(name, "" if is_default else ",".join(ranks))] = len(ranks)
     return found
 
 
@@ -137,23 +162,26 @@ def _collective(entry: Any, keys: Mapping[str, GroupKey]) -> Collective | None:
 
 
 def _read(entry: Mapping[str, Any], keys: Mapping[str, GroupKey]) -> Collective:
-    backend, _, name = entry["profiling_name"].rpartition(":")
-    group = str(entry["process_group"][0])
+    backend, _, name = _text(entry["profiling_name"]).rpartition(":")
+    group = _text(entry["process_group"][0])
     key = keys.get(group, GroupKey(group, ""))
     peer = _PEER.search(name)
-    is_complete = entry["state"] == "completed" or (backend == "gloo" and bool(entry.get("retired")))
-    created, started = int(entry["time_created_ns"]), int(entry.get("time_discovered_started_ns") or 0)
+    status = _text(entry["state"])
+    is_complete = status == "completed" or (backend == "gloo" and bool(entry.get("retired")))
+    created, started = _number(entry["time_created_ns"]), _number(entry.get("time_discovered_started_ns") or 0)
+    completed = _number(entry.get("time_discovered_completed_ns") or 0)
     is_transfer = bool(entry.get("is_p2p"))
-    dtypes = [str(dtype) for dtype in entry["input_dtypes"]]
+    dtypes = [_text(dtype) for dtype in entry["input_dtypes"]]
+    shapes = _shapes(entry["input_sizes"])
     return Collective(
         name=name.split()[0],
         group=key.name,
         ranks=key.ranks,
         dtype=dtypes[0].lower() if dtypes else "",
         reduce_op="",
-        sequence_nr=int(entry["p2p_seq_id" if is_transfer else "collective_seq_id"]),
-        bytes_in=_bytes(entry["input_sizes"], dtypes),
-        bytes_out=_bytes(entry["output_sizes"], [str(dtype) for dtype in entry["output_dtypes"]]),
+        sequence_nr=_number(entry["p2p_seq_id" if is_transfer else "collective_seq_id"]),
+        bytes_in=_bytes(shapes, dtypes),
+        bytes_out=_bytes(_shapes(entry["output_sizes"]), [_text(dtype) for dtype in entry["output_dtypes"]]),
         root=-1,
         peer=int(peer[1]) if peer else -1,
         tag=-1,
@@ -163,17 +191,39 @@ def _read(entry: Mapping[str, Any], keys: Mapping[str, GroupKey]) -> Collective:
         is_tracked=True,
         os_tid=0,
         enqueued_ns=created,
-        completed_ns=(int(entry.get("time_discovered_completed_ns") or 0) or created) if is_complete else 0,
-        started_ns=started or (created if entry["state"] == "started" else 0),
-        timeout_ns=int(entry.get("timeout_ms") or 0) * _MILLISECOND,
-        shapes=str(entry["input_sizes"]),
+        completed_ns=(completed or created or 1) if is_complete else 0,
+        started_ns=started or ((created or 1) if status == "started" else 0),
+        timeout_ns=_number(entry.get("timeout_ms") or 0) * _MILLISECOND,
+        shapes=str(shapes),
     )
 
 
-def _bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
-    """0 where a type is not known."""
-    each = [math.prod(map(int, size)) * _BYTES.get(dtype, 0) for size, dtype in zip(sizes, dtypes, strict=False)]
-    return sum(each) if all(each) else 0
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError("no number")
+    return value
+
+
+def _shapes(sizes: Any) -> list[list[int]]:
+    """Of a few tensors, so that nothing that a pickle shares or nests becomes large here."""
+    if not isinstance(sizes, list) or len(sizes) > _MOST_TENSORS:
+        raise ValueError("no sizes of tensors")
+    found = [[_number(size) for size in shape[:_MOST_DIMENSIONS]] for shape in sizes if isinstance(shape, list)]
+    if len(found) < len(sizes):
+        raise ValueError("no sizes of tensors")
+    return found
+
+
+def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
+    """0 where a type is not known, or the product is none of a tensor."""
+    each = [math.prod(shape) * _BYTES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    return sum(each) if all(each) and sum(each) < _MOST else 0
 
 
 def _by_group(calls: Iterable[Collective]) -> Iterator[tuple[GroupKey, list[Collective]]]:

@@ -62,10 +62,15 @@ def run(options: argparse.Namespace) -> int:
             "; ".join(problems) or f"there is no {SUFFIX} in {', '.join(options.paths) or default_folder()}"
         )
     chosen, others = of_one_run(states)
-    found = autopsy(with_dumps(chosen, dumps))
+    ranks, left_out = with_dumps(chosen, dumps)
+    found = autopsy(ranks)
     show(json.dumps(as_json(found), indent=1) + "\n" if options.json else as_text(found))
     if others:
         say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(each)] for each in others])}")
+    if left_out:
+        say(
+            f"dumps of {ranks_text(left_out)} were left out: they are of an earlier run, or the rank has enqueued more since"
+        )
     for problem in problems:
         say(problem)
     return 1 if problems else 0
@@ -145,7 +150,7 @@ def _is_of_a_rank(path: Path) -> bool:
     from otel_torchprof._blackbox.flight_recorder import is_dump
 
     with contextlib.suppress(OSError):  # another user's, or removed meanwhile
-        return path.name.endswith(SUFFIX) or is_dump(path)
+        return (path.name.endswith(SUFFIX) and path.is_file()) or is_dump(path)
     return False
 
 

@@ -160,6 +160,8 @@ def write(contents: Contents, output: str) -> bool:
     Raises:
         TorchProfError: the name says nothing, or the file cannot be written.
     """
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
     from otel_torchprof._export.chrome import ChromeTraceExporter
     from otel_torchprof._export.otlp_file import OTLPFileExporter
     from otel_torchprof._instrument.recovered import recovered_spans
@@ -170,7 +172,8 @@ def write(contents: Contents, output: str) -> bool:
     try:
         for spans in recovered_spans(contents):
             has_spans = True
-            exporter.export(spans)
+            if exporter.export(spans) is not SpanExportResult.SUCCESS:
+                raise TorchProfError(f"not all of the trace could be written to {output!r}")
     finally:
         exporter.shutdown()
     return has_spans

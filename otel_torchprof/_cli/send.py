@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_torchprof._blackbox.box_file import claimed, default_folder, mark_sent, unsent
+from otel_torchprof._blackbox.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._export.otlp_reading import pieces
 from otel_torchprof._export.requests_of_files import requests_of, split
@@ -114,26 +114,43 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _send_recovered(delivery: _Delivery, paths: Sequence[str]) -> int:
-    """Sends each box whose process has died. One that is not accepted as a whole is sent again by the next call."""
+    """Sends each box whose process has died. One of which something was not delivered is sent again by the next call."""
     status = 0
-    for path in (box for folder in paths or [str(default_folder())] for box in _boxes(Path(folder))):
-        status = max(status, _send_box(delivery, path))
-        if not delivery.can_continue:
-            break
+    for path in map(Path, paths or [str(default_folder())]):
+        if not path.exists():  # no process has had a box yet
+            say(f"{str(path)!r} does not exist: there is nothing to send")
+        elif delivery.can_continue:
+            status = max(status, _send_from(delivery, path))
     return status
 
 
-def _boxes(path: Path) -> list[Path]:
+def _send_from(delivery: _Delivery, path: Path) -> int:
+    """The boxes of a folder, or one."""
+    is_one = path.is_file()
+    folder = path.parent if is_one else path
+    status = 0
     try:
-        return [path] if path.is_file() else unsent(path)
+        with sole_sender(folder) as is_alone:
+            if not is_alone:
+                say(f"another process is sending the boxes of {str(folder)!r}")
+                return 0
+            for box in [path] if is_one else unsent(path):
+                if delivery.can_continue:
+                    status = max(status, _send_box(delivery, box))
     except OSError as error:
-        raise TorchProfError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        say(f"cannot read {str(path)!r}: {error.strerror}")
+        return 1
+    return status
 
 
 def _send_box(delivery: _Delivery, path: Path) -> int:
     try:
-        with claimed(path) as has_died:
-            return _send_claimed(delivery, path) if has_died else 0
+        if is_of_the_living(path):
+            return 0
+        if not os.access(path.parent, os.W_OK):  # it would be sent again and again
+            say(f"{str(path)!r} is not sent, since its folder cannot be written to: its name says whether it was")
+            return 1
+        return _send_dead(delivery, path)
     except OSError as error:  # removed meanwhile, or another user's
         say(f"{str(path)!r} was left out: {error.strerror}")
     except TorchProfError as error:  # it is no box, or one of another version
@@ -141,16 +158,18 @@ def _send_box(delivery: _Delivery, path: Path) -> int:
     return 1
 
 
-def _send_claimed(delivery: _Delivery, path: Path) -> int:
+def _send_dead(delivery: _Delivery, path: Path) -> int:
     contents = read(str(path))
+    problems, status = problems_of(contents), 0
     with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as folder:
         trace = f"{folder}/{path.name}.otlp"
-        if write(contents, trace) and (status := delivery.deliver_all([trace], 0, _all_again)):
-            return status
-    for problem in problems_of(contents):
+        if write(contents, trace):
+            status = delivery.deliver_all([trace], 0, _all_again)
+    for problem in problems:
         say(f"{str(path)!r}: {problem}")
-    mark_sent(path)
-    return 0
+    if delivery.can_continue:  # what was refused will be refused again
+        mark_sent(path)
+    return status or int(bool(problems))
 
 
 class _Delivery:
@@ -233,7 +252,7 @@ class _Delivery:
 
 
 def _all_again(_offset: int, _files: list[str]) -> str:
-    return "not all was sent; what was not is sent by the same command again"
+    return "not all was sent; the same command sends this box again, as a whole"
 
 
 def _again(offset: int, files: list[str]) -> str:

@@ -146,4 +146,7 @@ class Step:
     link: tuple[int, int] | None = None
     job: tuple[int, int] | None = None
     spans: dict[int, StepSpan] = field(default_factory=dict)
+    """By context."""
+    planned: dict[int, StepSpan] = field(default_factory=dict)
+    """Spans whose ids were asked for before anything was in them."""
     phases: PhaseTimes = field(default_factory=PhaseTimes)

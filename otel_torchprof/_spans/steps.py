@@ -201,6 +201,7 @@ class Steps:
                 self._steps.pop()
             return None
         self._number -= 1
+        running.planned.clear()
         running.segment, running.number, running.name = segment, -1, segment.span_name
         if not running.spans:
             running.trace = None  # its ids may be those of the step with that number
@@ -294,7 +295,9 @@ class Steps:
             if not step.spans:  # nothing of it has ended yet: it will be in the context that the step before was in
                 before = self._steps[-2].spans if len(self._steps) > 1 else {}
                 for context in [context for context, span in before.items() if span.is_whole]:
-                    self._span(step, context)
+                    if context not in step.planned:
+                        step.planned[context] = self._made(step, context)
+                    return step.planned[context]
             return max(step.spans.values(), key=lambda span: span.end, default=None)
 
     def settle(self) -> None:
@@ -360,7 +363,9 @@ class Steps:
     def _span(self, step: Step, context: int) -> StepSpan:
         span = step.spans.get(context)
         if span is None:
-            span = step.spans[context] = self._made(step, context)
+            planned = context in step.planned
+            span = step.planned.pop(context) if planned else self._made(step, context)
+            step.spans[context] = span
         return span
 
     def _made(self, step: Step, context: int) -> StepSpan:

@@ -209,6 +209,41 @@ def test_it_stays_where_an_exception_ends_the_program(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "program",
+    [
+        "import code; code.InteractiveInterpreter().runsource('1 / 0')",
+        "import threading; thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
+        "import signal; signal.raise_signal(signal.SIGINT)",
+    ],
+    ids=["of an interpreter in the program", "in a thread", "an interrupt"],
+)
+def test_errors_that_do_not_end_the_program_leave_nothing(tmp_path, program):
+    """A program that continues after an error, or that its user has interrupted, removes its box at the end."""
+    command = [sys.executable, "-c", PREAMBLE + program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert "Error" in done.stderr or "KeyboardInterrupt" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_memory_for_the_copy(tmp_path):
+    """Where the copy cannot be made, one warning says so, nothing is left, and the other exit functions run."""
+    program = """
+import atexit
+from otel_torchprof._blackbox import box_file
+
+def no_memory(*_):
+    raise MemoryError("none")
+
+box_file.shutil.copyfileobj = no_memory
+raise ValueError("of the program")
+"""
+    command = [sys.executable, "-c", PREAMBLE + program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert "the black box of a program that failed is not kept: none" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("end", "status"),
     [
         ("os._exit(7)", 7),

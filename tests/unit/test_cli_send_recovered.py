@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import grpc
 import pytest
 from fault_server import Abort, GrpcReceiver, free_port
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 import otel_torchprof as otp
+from otel_torchprof import OTLPFileExporter
 from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._blackbox.box_file import is_of_the_living, sole_sender
 from otel_torchprof._cli.main import main
 from otel_torchprof.parsers import BlackBoxOptions
 
@@ -60,14 +64,15 @@ def test_an_unreachable_receiver_costs_nothing(dead, capsys):
         == 1
     )
     assert names(dead) == ["first.otpbox", "second.otpbox"]
-    assert capsys.readouterr().err.count("by the same command again") == 1
+    assert capsys.readouterr().err.count("sends this box again") == 1
 
 
 def test_a_refused_box_does_not_hold_up_the_next(dead):
-    """A box that the receiver refuses keeps its name, and the one after it is sent."""
+    """A box that the receiver refuses is not sent again, which would be refused again, and the one after it is sent."""
     with GrpcReceiver(turns=[Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")]) as receiver:
         assert send(receiver.url, dead) == 1
-    assert len([name for name in names(dead) if ".sent." in name]) == 1
+        assert "of the second" in receiver.names
+    assert names(dead) == ["first.sent.otpbox", "second.sent.otpbox"]
 
 
 def test_what_cannot_be_read_is_said_and_left(dead, capsys):
@@ -108,3 +113,47 @@ def test_the_service_name_of_the_environment_counts(dead, monkeypatch):
     resources = [each.resource for request in requests for each in request.resource_spans]
     values = {each.key: each.value.string_value for resource in resources for each in resource.attributes}
     assert values["service.name"] == "trainer"
+
+
+def test_a_trace_that_cannot_be_written_is_not_called_sent(dead, monkeypatch):
+    """Where there is no room for the trace, the exit status is 1, and the box keeps its name."""
+    monkeypatch.setattr(OTLPFileExporter, "export", lambda *_: SpanExportResult.FAILURE)
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 1
+    assert names(dead) == ["first.otpbox", "second.otpbox"]
+
+
+def test_a_folder_that_cannot_be_written_to(dead, monkeypatch, capsys):
+    """Boxes that could not be renamed are not sent, since every call would send them again."""
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 1
+        assert not receiver.arrived
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_one_sender_at_a_time(dead, capsys):
+    """While another process sends the boxes of a folder, none is sent, and they do not look like those of living processes."""
+    with sole_sender(dead) as is_alone, GrpcReceiver() as receiver:
+        assert is_alone
+        assert send(receiver.url, dead) == 0
+        assert not receiver.arrived
+        assert not is_of_the_living(dead / "first.otpbox")
+    assert "another process is sending the boxes" in capsys.readouterr().err
+
+
+def test_a_name_that_was_used_before(dead):
+    """A box that has the name of an earlier one, as `run` gives them, takes nothing's place."""
+    earlier = dead / "first.sent.otpbox"
+    earlier.write_bytes(b"earlier")
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead / "first.otpbox") == 0
+    assert earlier.read_bytes() == b"earlier"
+    assert (dead / "first.2.sent.otpbox").exists()
+
+
+def test_what_is_no_regular_file_is_left_alone(dead):
+    """A pipe with the name of a box is not opened."""
+    os.mkfifo(dead / "pipe.otpbox")
+    with GrpcReceiver() as receiver:
+        assert send(receiver.url, dead) == 0

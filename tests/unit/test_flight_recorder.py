@@ -72,7 +72,7 @@ def test_a_collective_that_hangs_on_the_device(dump, form):
     """With dumps, ranks that have enqueued the same are told apart: which collective hangs, and where it has not started."""
     dumps = [dump(rank, entry(1), entry(2, "scheduled" if rank == 1 else "started"), form=form) for rank in range(3)]
     assert lines(*boxes(2, 2, 2)) == ["no rank is known to wait for another"]
-    states = with_dumps(boxes(2, 2, 2), dumps)
+    states = with_dumps(boxes(2, 2, 2), dumps)[0]
     assert without_times("\n".join(lines(*states))) == (
         "ranks 0-2 wait in all_reduce(sum, float, 4,000 bytes) #2 of the default group since T; it has started on ranks 0, 2 and not on rank 1"
     )
@@ -85,14 +85,14 @@ def test_a_collective_that_hangs_on_the_device(dump, form):
 def test_a_rank_that_is_late(dump):
     """A rank that has not enqueued what the others wait in is named, though NCCL says nothing to its box."""
     dumps = [dump(0, entry(1), entry(2, "started")), dump(1, entry(1)), dump(2, entry(1), entry(2, "started"))]
-    found = lines(*with_dumps(boxes(2, 1, 2), dumps))
+    found = lines(*with_dumps(boxes(2, 1, 2), dumps)[0])
     assert "ranks 0, 2 wait in all_reduce" in found[0]
     assert found[0].endswith("for rank 1")
 
 
 def test_a_rank_without_a_box(dump):
     """A rank of which there is only a dump has its place in the wait, and nothing is said of whether it runs."""
-    states = with_dumps(boxes(2, 2), [dump(rank, entry(1), entry(2, "started")) for rank in range(3)])
+    states, _ = with_dumps(boxes(2, 2), [dump(rank, entry(1), entry(2, "started")) for rank in range(3)])
     assert [(each.rank, each.has_box, each.is_dead) for each in states][2] == (2, False, False)
     text = "\n".join((*lines(*states), *roll_call(*states)))
     assert "there is no box" not in text
@@ -103,7 +103,7 @@ def test_a_rank_without_a_box(dump):
 def test_dumps_alone(dump):
     """Without any box, dumps say who waits, for whom, and what was called otherwise."""
     dumps = [dump(0, entry(1), entry(2, "started")), dump(1, entry(1)), dump(2, entry(1, name="nccl:broadcast"))]
-    found = lines(*with_dumps([], dumps))
+    found = lines(*with_dumps([], dumps)[0])
     assert found[0].startswith("mismatched: collective #1 of the default group")
     assert any("rank 0 waits in" in line and "for ranks 1-2" in line.replace("1, 2", "1-2") for line in found)
 
@@ -111,21 +111,36 @@ def test_dumps_alone(dump):
 def test_what_the_box_knows_counts(dump):
     """Where the backend said itself what is complete, as gloo does, a dump changes nothing."""
     own = [state(rank, call(1), call(2, "pending"), size=2) for rank in range(2)]
-    assert with_dumps(own, [dump(rank, entry(1), entry(2)) for rank in range(2)]) == own
+    assert with_dumps(own, [dump(rank, entry(1), entry(2)) for rank in range(2)]) == (own, [])
 
 
 def test_an_earlier_run(dump):
     """A dump that was written before the run began is left out."""
     before = NOW - 3600 * SECOND
     own = boxes(2, 2)
-    assert with_dumps(own, [dump(rank, entry(1), entry(2, "started"), written=before) for rank in range(2)]) == own
+    dumps = [dump(rank, entry(1), entry(2, "started"), written=before) for rank in range(2)]
+    assert with_dumps(own, dumps) == (own, [0, 1])
+
+
+def test_a_dump_of_an_earlier_moment(dump):
+    """A dump after which its rank has enqueued more is left out: what it says is not complete may be since."""
+    own = boxes(5, 5)
+    assert with_dumps(own, [dump(rank, entry(1), entry(2, "started")) for rank in range(2)]) == (own, [0, 1])
+
+
+def test_dumps_of_two_runs(dump):
+    """Without boxes, only dumps that were written together count."""
+    late = [dump(rank, entry(1), entry(2, "started")) for rank in range(2)]
+    early = [dump(2, entry(1), written=NOW - 3600 * SECOND)]
+    states, left_out = with_dumps([], [*early, *late])
+    assert ([state.rank for state in states], left_out) == ([0, 1], [2])
 
 
 def test_sends_and_receives(dump):
     """A receive that is not complete names its peer."""
     receive = entry(0, "started", name="nccl:recv 0<-2", is_p2p=True, p2p_seq_id=4)
     assert "rank 0 waits in recv from rank 2 of the default group" in "\n".join(
-        lines(*with_dumps([], [dump(0, receive)]))
+        lines(*with_dumps([], [dump(0, receive)])[0])
     )
 
 
@@ -180,14 +195,50 @@ def test_what_is_no_dump(tmp_path, monkeypatch, data):
     assert not (tmp_path / "evil").exists()
 
 
+def shared(depth: int) -> list:
+    """Lists that share one another: their text is of two to the power of the depth."""
+    found: list = []
+    for _ in range(depth):
+        found = [found, found]
+    return found
+
+
 @pytest.mark.parametrize(
     "damage",
-    [{"state": 3}, {"input_sizes": "x"}, {"process_group": []}, {"time_created_ns": None}, {"profiling_name": ""}],
+    [
+        {"state": 3},
+        {"input_sizes": "x"},
+        {"input_sizes": shared(100)},
+        {"input_sizes": [[10**4000]]},
+        {"process_group": []},
+        {"process_group": [shared(100)]},
+        {"time_created_ns": None},
+        {"time_created_ns": -(10**30)},
+        {"collective_seq_id": 10**5000},
+        {"profiling_name": ""},
+        {"profiling_name": None},
+    ],
+    ids=lambda damage: next(iter(damage)),
 )
 def test_an_entry_that_is_not_understood(dump, damage):
-    """An entry with other fields than expected is left out, and the others count."""
-    found = dump(0, entry(1) | damage, entry(2))
-    assert found.calls[-1].sequence_nr == 2
+    """A dump with an entry of another form is refused: without the entry, the rank would seem late."""
+    with pytest.raises(TorchProfError, match=r"1 of its 2 entries are of a form that is not known"):
+        dump(0, entry(1) | damage, entry(2))
+
+
+def test_hostile_groups(tmp_path):
+    """Ranks of a group that are no text, however deep, are none."""
+    path = tmp_path / "rank_0"
+    config = {"0": {"desc": "default_pg", "ranks": shared(100)}, "1": {"ranks": 7}, "2": None}
+    path.write_bytes(pickle.dumps({"version": "2", "pg_config": config, "entries": [entry(1, group="1")]}))
+    assert read_dump(path, 0).sizes == {GroupKey("0", ""): 0, GroupKey("1", ""): 0}
+
+
+def test_what_is_complete_is_so_without_a_time(dump):
+    """A collective that the recorder calls completed counts as such, though no time was discovered."""
+    found = dump(0, entry(1, time_created_ns=0, time_discovered_completed_ns=0))
+    assert found.calls[0].completed_ns
+    assert not found.calls[0].is_pending
 
 
 def test_the_command_reads_folders(tmp_path, capsys):
