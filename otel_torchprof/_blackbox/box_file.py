@@ -156,7 +156,7 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
 
 
 def _has_failed() -> bool:
-    """Whether an exception that nobody handled has ended the program: it has left the outermost frame of the main thread.
+    """Whether an exception that nobody handled has ended the program: it has left the main program's first frame.
 
     Interactive sessions, and programs that run others, as pytest does, note errors in the same place.
     """

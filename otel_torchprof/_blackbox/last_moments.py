@@ -31,7 +31,7 @@ class LastMoment(NamedTuple):
     name: str
     os_tid: int
     open: Sequence[OpenEvent]
-    """Outermost first; none where nothing was open."""
+    """The root first; none where nothing was open."""
     last_ended: str
     """The event that ended last; empty where none did."""
     idle_seconds: float

@@ -375,7 +375,7 @@ class LiveRecording:
         return None if found is None else found.start_ns
 
     def _selects(self, step: int, trace_id: int) -> bool:
-        """Whether a step is to be recorded in detail; the schedule may be somebody's code."""
+        """Whether a step is to be traced in full; the schedule may be somebody's code."""
         try:
             return self._choice.selects(step, trace_id)
         except Exception as error:  # noqa: BLE001 - it must not stop a training job

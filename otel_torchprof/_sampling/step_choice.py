@@ -1,4 +1,4 @@
-"""Which steps are recorded in detail: decided before they begin, from their number and their trace id alone."""
+"""Which steps are traced in full: decided before they begin, from their number and their trace id alone."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MOST = 100_000
 
 
 def _all(_step: int, _trace_id: int) -> bool:
-    """Every step is recorded in detail."""
+    """Every step is traced in full."""
     return True
 
 
@@ -48,7 +48,7 @@ class Steps:
         new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
         new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
         current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
-        selects: whether the step of that number, in the trace of that id, is recorded in detail.
+        selects: whether the step of that number, in the trace of that id, is traced in full.
         job: trace and span id of what the steps of this time link to.
     """
 

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from retired_words import retired_in
 
 import otel_torchprof as otp
 from otel_torchprof import integrations
@@ -77,3 +78,12 @@ def test_every_public_name_has_an_example(name):
         return
     examples = [example for test in doctests_of(name) for example in test.examples]
     assert any(not example.options.get(doctest.SKIP) for example in examples) == (name not in MIRRORS)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_words_are_those_of_the_field(name):
+    """No docstring of a public name, or of its members, has a word that readers of PyTorch and OpenTelemetry would have to learn."""
+    found = public(name)
+    members = list(vars(found).values()) if isinstance(found, type) else []
+    texts = [text for each in (found, *members) if isinstance(text := getattr(each, "__doc__", None), str)]
+    assert [word for text in texts for word in retired_in(text)] == []

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from retired_words import retired_in
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -19,32 +20,6 @@ GENERATED = {"api", "benchmarks", "columns", "command-line", "torch-names"}
 MOST_PAGES = 20
 MOST_WORDS = 20_000
 MOST_README_LINES = 150
-RETIRED = [
-    r"t(?:ell|ells|old)\b.{0,20}? in detail",
-    r"told of",
-    r"detail (?:is|was) kept",
-    r"kept or shrunk",
-    r"held spans?",
-    r"keepers?",
-    r"composite spans?",
-    r"folded (?:into|spans?)",
-    r"giv(?:e|es|en) back",
-    r"marks? of (?:a|the) device",
-    r"stretch(?:es)?",
-    r"wishes",
-    r"own times?",
-    r"surroundings",
-    r"ambient",
-    r"outermost",
-    r"around each other",
-    r"poisoned",
-    r"go(?:es)? on",
-    r"left on",
-    r"percent of the time pays for",
-    r"unproven",
-]
-"""Words of this project's own, for which the field has others: "reported", "surviving span", "freed", "segment", "self time", ..."""
-
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
@@ -141,6 +116,4 @@ def test_readme_is_short():
 def test_words_are_those_of_the_field(page):
     """No page has a word that readers of PyTorch and OpenTelemetry would have to learn here."""
     text = _COMMENT.sub("", re.sub(r"`[^`\n]*`", "", prose(page)))
-    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
-    retired = re.compile(rf"\b(?:{'|'.join(RETIRED)})\b", re.IGNORECASE)
-    assert [found[0] for paragraph in paragraphs for found in retired.finditer(paragraph)] == []
+    assert retired_in(text) == []
