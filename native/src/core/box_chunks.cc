@@ -32,16 +32,23 @@ void Registry::note_box_losses() {
   box->set_dropped(counts[OTP_LOSS_BUDGET].load() + counts[OTP_LOSS_NO_MEMORY].load());
 }
 
+// Of what ended first, not of what began first: the chunk that a slow thread has just left would be the first to go,
+// with the latest that the thread did. Chunks are held in the order of their begins, so that it is among the first few.
 bool Registry::evict_from_box() {
+  constexpr int kCandidates = 64;
   std::deque<Held>& held = box_session->held;
-  for (auto it = held.begin(); it != held.end(); ++it) {
+  auto oldest = held.end();
+  int candidates = 0;
+  for (auto it = held.begin(); it != held.end() && candidates < kCandidates; ++it) {
     Chunk* chunk = it->chunk;
     if (!chunk->sealed || chunk->pins != 0) continue;
-    if (chunk->holders != box_session->mask() && !move_out_of_box(chunk)) continue;
-    forget(box_session, it);
-    return true;
+    ++candidates;
+    if (oldest == held.end() || chunk->sealed_ticks < oldest->chunk->sealed_ticks) oldest = it;
   }
-  return false;
+  if (oldest == held.end()) return false;
+  if (oldest->chunk->holders != box_session->mask() && !move_out_of_box(oldest->chunk)) return false;
+  forget(box_session, oldest);
+  return true;
 }
 
 Chunk* Registry::take_chunk() {
