@@ -68,8 +68,7 @@ class BoxFile:
             return
         copy = self.path.with_suffix(f".copy{SUFFIX}")  # removed like others where the process is killed in the middle
         try:
-            with self.path.open("rb") as source, copy.open("xb") as target:
-                copy.chmod(_MODE)
+            with self.path.open("rb") as source, open(copy, "xb", opener=_private) as target:
                 shutil.copyfileobj(source, target, _PIECE)
             copy.replace(self.path)
             self._is_kept = True
@@ -141,8 +140,7 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
     try:
         _prune(folder)
         size = _fitting(size, folder, processes)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = _moved_up(os.open(path, flags, _MODE))
+        descriptor = _moved_up(_private(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
     except OSError as error:
         raise BoxFileError(f"{path} cannot be made: {error.strerror}") from error
     file = BoxFile(descriptor, size, path)
@@ -163,6 +161,11 @@ def _has_failed() -> bool:
     error = getattr(sys, "last_value", None)
     frame = error.__traceback__.tb_frame if isinstance(error, Exception) and error.__traceback__ else None
     return frame is not None and frame.f_back is None and not hasattr(sys, "ps1")
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that no other user can open, from the first moment on."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
 
 def _moved_up(descriptor: int) -> int:

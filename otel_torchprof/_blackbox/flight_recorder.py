@@ -20,7 +20,7 @@ from otel_torchprof.errors import TorchProfError
 from .rank_state import GroupKey, RankState, RunKey, by_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 _NAME = re.compile(r"(?:rank|dump)_(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
@@ -226,17 +226,17 @@ def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
     return sum(each) if all(each) and sum(each) < _MOST else 0
 
 
-def _by_group(calls: Iterable[Collective]) -> Iterator[tuple[GroupKey, list[Collective]]]:
+def _by_group(calls: Iterable[Collective]) -> Mapping[GroupKey, list[Collective]]:
     found: dict[GroupKey, list[Collective]] = defaultdict(list)
     for call in calls:
         found[GroupKey(call.group, call.ranks)].append(call)
-    yield from found.items()
+    return found
 
 
 def _merged(state: RankState, dump: Dump) -> RankState:
     """The box of a rank, with the states that its dump has for groups of which the box knows only what was enqueued."""
     groups, calls, transfers = dict(state.groups), dict(state.calls), list(state.transfers)
-    for dumped, entries in _by_group(dump.calls):
+    for dumped, entries in _by_group(dump.calls).items():
         key = next((key for key in groups if key == dumped or (key.name == dumped.name and not key.ranks)), None)
         if key is None or groups[key].is_tracked:
             continue

@@ -49,7 +49,7 @@ def test_code_blocks_run(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_blocks_say_what_they_are(page):
-    """Every fence is part of a block, and every block has a language that is run, parsed or output; what is not run says why."""
+    """Every fence is part of a block, and every block has a language that is run, parsed or output; a block that is not run has a reason."""
     blocks = blocks_of(page)
     fences = len(re.findall(r"^ *```", page.read_text(), re.MULTILINE))
     assert fences == 2 * sum(block.language != "setup" for block in blocks)

@@ -26,6 +26,8 @@ PROGRAM = Path(__file__).with_name("blackbox_deaths_program.py")
 DEATHS = int(os.environ.get("BLACKBOX_DEATHS", "12"))
 """100 of them: ``BLACKBOX_DEATHS=100 pytest tests/torch/test_blackbox_deaths.py``."""
 OPERATOR = "aten::add_"
+MOST_GAPS = 2
+"""Of a thread in a box that has no room for all: one that two drains in a row were reading."""
 INDEX_BITS = 38
 """Of an event's id, which end with the number of the event on its thread."""
 
@@ -55,8 +57,10 @@ def check_thread(contents: Contents, os_tid: int, counted: int, *, is_all: bool)
         assert counted == 0 or not is_all
         return
     first, last = int(has_ended[0]), int(has_ended[-1])
-    # In a box without room for all, chunks that a drain was reading stay while later ones make room: there may be gaps.
-    assert (np.diff(has_ended) == 1).all() if is_all else (np.diff(has_ended) >= 1).all()
+    # In a box without room for all, chunks that a drain is reading stay while the next ones make room: a gap behind the former.
+    gaps = np.diff(has_ended) - 1
+    assert gaps.min(initial=0) == 0
+    assert np.count_nonzero(gaps) <= (0 if is_all else MOST_GAPS)
     assert first == 1 or not is_all
     assert last - counted in {0, 1}
     assert is_open.tolist() in ([], [last + 1])

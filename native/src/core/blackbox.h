@@ -64,7 +64,7 @@ class BlackBox {
   void set_hang(uint32_t os_tid, uint64_t since_ticks);
   void set_stacks(std::string_view text);
 
-  // Ends it. True: no chunk of it is in use, and it can be destroyed; else once the last chunk is given back.
+  // Ends it. True: no chunk of it is in use, and it can be destroyed; else once the last chunk is returned.
   bool close();
   bool can_go() const { return d_is_closed && d_free.size() == d_header->chunk_count; }
 
