@@ -11,12 +11,16 @@ import pytest
 from otel_torchprof._blackbox.flight_recorder import read_dump
 
 PROGRAM = """
-import pathlib, torch, torch.distributed as dist
+import pathlib, pickle, time, torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 tensor = torch.ones(3, 4)
 dist.all_reduce(tensor)
 dist.broadcast(tensor, 0)
+deadline = time.monotonic() + 60
+# gloo's own thread retires an operation, after what waited for the operation goes on.
+while not all(entry["retired"] for entry in pickle.loads(c10d._dump_fr_trace(True, False))["entries"]):
+    assert time.monotonic() < deadline, "torch retired no operation in a minute"
 for name, dump in (("pickle", lambda: c10d._dump_fr_trace(True, False)), ("json", c10d._dump_fr_trace_json)):
     pathlib.Path(f"rank_0.{name}").write_bytes(dump())
 """
