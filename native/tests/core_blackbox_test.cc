@@ -1,5 +1,6 @@
 // The black box: what is in its image at any moment, whoever else records.
 #include <atomic>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -74,6 +75,35 @@ void a_slow_session_keeps_what_the_box_evicts() {
   CHECK_EQ(batch->rows, static_cast<uint64_t>(kMany) + 1);
   CHECK_EQ(batch.dropped(), 0u);
   batch.check_sound();
+}
+
+void a_drain_takes_no_room_from_it_and_gets_all() {
+  BoxFile file;
+  Session session;
+  OpenBox box(file);
+  constexpr int kRounds = 10 / kSlowdown;
+  uint64_t drained = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    for (int i = 0; i < kMany; ++i) leaf("many");
+    std::future<uint64_t> drain = std::async(std::launch::async, [&session] {
+      Batch batch(session.drain());
+      batch.check_sound();
+      return batch->rows;
+    });
+    for (int i = 0; i < kMany; ++i) leaf("many");
+    drained += drain.get();
+  }
+  leaf("last");
+  Contents contents(file);
+  const otp_batch& latest = *contents.batch();
+  CHECK(latest.rows > 20 * kPerChunk);
+  CHECK_EQ(latest.id[latest.rows - 1] - latest.id[0], latest.rows - 1);  // no gap
+  CHECK_EQ(contents.batch().row("last"), latest.rows - 1);
+  CHECK_EQ(contents->dropped, 0u);
+  session.stop();
+  Batch rest(session.drain());
+  CHECK_EQ(drained + rest->rows, uint64_t{2} * kRounds * kMany + 1);
+  CHECK_EQ(rest.dropped(), 0u);
 }
 
 void a_session_at_its_budget_takes_nothing_from_the_box() {
@@ -336,6 +366,7 @@ int main() {
   RUN_CLEAN(times_are_those_that_a_session_gets);
   RUN_CLEAN(the_latest_stay_and_what_is_open_is_known_however_long_ago_it_began);
   RUN_CLEAN(a_slow_session_keeps_what_the_box_evicts);
+  RUN_CLEAN(a_drain_takes_no_room_from_it_and_gets_all);
   RUN_CLEAN(a_session_at_its_budget_takes_nothing_from_the_box);
   RUN_CLEAN(other_kinds_than_it_asked_for_are_not_its_own);
   RUN_CLEAN(an_end_from_another_thread_is_known);

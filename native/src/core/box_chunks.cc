@@ -1,5 +1,5 @@
 // The chunks of the black box: while it is open every thread writes to them, and it holds the latest. Where a chunk has
-// to make room for a later one, other sessions that hold it get a copy.
+// to make room for a later one, other sessions that hold it get a copy, and so does a drain that reads it.
 #include <algorithm>
 #include <cstring>
 
@@ -22,6 +22,7 @@ bool Registry::move_out_of_box(Chunk* chunk) {
     std::deque<Held>& held = sessions[__builtin_ctz(rest)]->held;
     auto found = std::find_if(held.rbegin(), held.rend(), [chunk](const Held& each) { return each.chunk == chunk; });
     found->chunk = copy;
+    if (found->reader != nullptr) *found->reader = copy;
   }
   chunk->holders = box_session->mask();
   return true;
@@ -41,7 +42,7 @@ bool Registry::evict_from_box() {
   int candidates = 0;
   for (auto it = held.begin(); it != held.end() && candidates < kCandidates; ++it) {
     Chunk* chunk = it->chunk;
-    if (!chunk->sealed || chunk->pins != 0) continue;
+    if (!chunk->sealed) continue;
     ++candidates;
     if (oldest == held.end() || chunk->sealed_ticks < oldest->chunk->sealed_ticks) oldest = it;
   }

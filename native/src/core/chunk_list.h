@@ -32,7 +32,6 @@ struct Chunk : hot::ChunkHead {
   Arena* arena = nullptr;  // where its memory is from: one of the two
   BlackBox* box = nullptr;
   uint32_t holders = 0;       // sessions that have not read it yet
-  uint32_t pins = 0;          // decodes at work on it
   bool sealed = false;        // its thread writes to another one now
   uint64_t sealed_ticks = 0;  // when; its records are older
 

@@ -127,14 +127,14 @@ void Registry::seal_chunk(ThreadBuffer* thread) {
   thread->accepted = 0;
   chunk->sealed = true;
   chunk->sealed_ticks = ticks_now();
-  if (chunk->holders == 0 && chunk->pins == 0) pool.give_back(chunk);
+  if (chunk->holders == 0) pool.give_back(chunk);
 }
 
 void Registry::release(otp_session* session, Chunk* chunk) {
   session->bytes_buffered -= OTP_CHUNK_BYTES;
   --session->cursors.find(chunk->owner)->second.chunks;
   chunk->holders &= ~session->mask();
-  if (chunk->holders == 0 && chunk->sealed && chunk->pins == 0) pool.give_back(chunk);
+  if (chunk->holders == 0 && chunk->sealed) pool.give_back(chunk);
 }
 
 void Registry::forget_held(otp_session* session) {
@@ -189,10 +189,10 @@ void Registry::forget(otp_session* session, std::deque<Held>::iterator held) {
     forget_cursor(session, owner);
 }
 
-// Throws away the oldest chunk that nobody is reading or writing.
+// Throws away the oldest chunk that the session's drain does not read and nobody writes.
 bool Registry::evict_oldest(otp_session* session) {
   auto it = std::find_if(session->held.begin(), session->held.end(),
-                         [](const Held& held) { return held.chunk->sealed && held.chunk->pins == 0; });
+                         [](const Held& held) { return held.chunk->sealed && held.reader == nullptr; });
   if (it == session->held.end()) return false;
   account_eviction(session, it, session->cursors.find(it->chunk->owner)->second);
   forget(session, it);
@@ -209,7 +209,7 @@ bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   while (session->bytes_buffered + OTP_CHUNK_BYTES > session->options.budget_bytes) {
     if (session->options.full_policy != OTP_FULL_DROP_OLDEST || !evict_oldest(session)) return false;
   }
-  session->held.push_back({chunk, chunk->owner->next_index, read_from, false, false});
+  session->held.push_back({chunk, chunk->owner->next_index, read_from, false, nullptr});
   Cursor* cursor = nullptr;
   try {
     cursor = &cursor_of(session, chunk->owner);

@@ -23,7 +23,7 @@ struct Held {
   uint64_t next_index;  // of the first event that begins behind `from`
   uint32_t from;        // bytes
   bool after_loss;      // chunks before it were evicted
-  bool reading;         // by this session's drain
+  Chunk** reader;       // where this session's drain has it, which follows where it is moved; null: it reads it not
 };
 
 // How far a session has read one thread.
