@@ -52,3 +52,19 @@ def gpt2_step(device: str = "cpu") -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def transformer_step() -> Callable[[], None]:
+    """One training step of 4 ms: 4 layers of width 64, 4 heads, a batch of 2x16."""
+    torch.manual_seed(0)
+    layers = [torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(4)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    data = torch.randn(2, 16, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return step

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.input_words import InputPart
 from otel_torchprof._tree.inputs import shapes_in, types_in
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
@@ -76,6 +77,7 @@ def add_attributes(
     hidden = config.HIDDEN_ATTRIBUTES.read()
     columns = [column for column in table.attributes if column.key not in hidden]
     for attribute in ATTRIBUTES:
+        give_way()
         computed = None if attribute.key in hidden else attribute.compute(source)
         if computed is None:
             continue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.give_way import giving_way
 from otel_torchprof._process.quiet import LimitedLog
 
 from .sdk import suppressed
@@ -89,12 +90,17 @@ class Drainer:
         delay: seconds between two scheduled drains.
         take_slice: takes the next slice and hands it on; up to when all has been handed on, Unix ns.
         is_due: whether so much waits that it is to be taken at once; asked on the thread, every quarter second.
+        is_behind: whether there is no time to give way to other threads: at least a slice waits beside the one at work. Asked every
+            millisecond of that.
     """
 
-    def __init__(self, delay: float, take_slice: Callable[[], int], is_due: Callable[[], bool]) -> None:
+    def __init__(
+        self, delay: float, take_slice: Callable[[], int], is_due: Callable[[], bool], is_behind: Callable[[], bool]
+    ) -> None:
         self.delay = delay
         self._take = take_slice
         self.is_due = is_due
+        self.is_behind = is_behind
         self.lock = threading.RLock()
         """Held while it begins or ends, for who has something to change with that."""
         self.draining = threading.RLock()
@@ -262,13 +268,19 @@ class _Thread:
             if request is not None and request.result is None:
                 request.settle(False)
 
+    def _is_hurried(self) -> bool:
+        """Whether somebody waits for the slice, or so much is waiting that it must not take longer than it has to."""
+        return not self._asked.empty() or self._drainer.is_behind()
+
     def _look(self, due: float) -> tuple[float, float]:
-        begin = time.monotonic()
+        begin, worked = time.monotonic(), time.thread_time()
         is_due = self._drainer.is_due()
         if begin < due and not is_due:
             return due, self._pause
-        watermark = self._drainer.take_slice(Deadline.after(math.inf))
-        took = time.monotonic() - begin
+        with giving_way(self._is_hurried):
+            watermark = self._drainer.take_slice(Deadline.after(math.inf))
+        now = time.monotonic()
         if watermark in {None, NEVER}:
-            return begin + took + self._drainer.delay, self._pause
-        return due, took / _DRAIN_SHARE - took
+            return now + self._drainer.delay, self._pause
+        worked = time.thread_time() - worked
+        return due, max(worked / _DRAIN_SHARE - (now - begin), 0)

@@ -18,6 +18,7 @@ from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
 from otel_torchprof._native.torch_library import Observation
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -245,6 +246,7 @@ class LiveRecording:
         self._contexts.begin_drain(now)
         drained = self.sources.drain(self._slice_bytes)
         self._slice_bytes = _next_slice(self._slice_bytes, len(drained))
+        give_way()
         self._take_marks()
         # And not what a profile that runs meanwhile asked for.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
@@ -267,6 +269,7 @@ class LiveRecording:
     def _drained(self, ended: list[Step], batch: Batch, final: bool) -> Drained:
         now, watermark = self.now(), batch.watermark
         placed = self._trees.place(batch)
+        give_way()
         ended, later = self._complete(ended, batch)
         if final:  # only now: the running step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
@@ -275,7 +278,9 @@ class LiveRecording:
         roots = self._trees.ended_roots(min(watermark, now), final=final)
         jobs = self._job.ended(self.now(), final=final)
         spans, sent = self._spans(len(batch), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
+        give_way()
         add_up(self._averages, placed, step_spans)
+        give_way()
         child_time = child_times(placed, step_spans)
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
@@ -400,6 +405,7 @@ class LiveRecording:
             collectives=self._links,
             final=final,
         )
+        give_way()
         figures = self._figures_of(events, placed, len(table))
         sent = self._buffer.decide(self._pieces(placed, table, ended, jobs, final=final))
         # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
@@ -444,8 +450,8 @@ def _next_slice(used: int, events: int) -> int:
     """How many bytes of records to drain next, where a drain of ``used`` bytes had so many events.
 
     A drain costs 25 ms of Python whatever it has. Where nearly all records are another session's, as the operators of a black box
-    beside ``detail="steps"``, many small drains took a tenth of Python's lock, and the p99 of a 5 ms step was 31 ms. Not more than
-    four times as much: what is being drained of a black box's chunks has no room for what comes.
+    beside ``detail="steps"``, many small drains took a tenth of Python's lock. Not more than four times as much, since what waits is
+    memory: the black box's chunks are copied when their place is needed.
     """
     if events >= _MANY_EVENTS:
         return SLICE_BYTES

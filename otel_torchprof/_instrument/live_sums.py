@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.tree import torch_view
 
@@ -24,6 +25,7 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
     """Adds the events of a drain, and the steps that ended in it."""
     averages.add(*_displayed(placed))
     for step in ended:
+        give_way()
         # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
         if step.trace.recorded and step.thread is not None:
             duration = step.end - step.start

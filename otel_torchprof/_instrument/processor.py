@@ -153,7 +153,8 @@ class TorchSpanProcessor(SpanProcessor):
     def _reset(self) -> None:
         """Resets the state of one process: a forked child has no threads and may have locks that are never released."""
         self._attached: _Attached | None = None
-        self._drainer = Drainer(self._settings.schedule_delay_millis / 1000, self._hand_on, self._is_due)
+        delay = self._settings.schedule_delay_millis / 1000
+        self._drainer = Drainer(delay, self._hand_on, self._is_due, self._is_behind)
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
@@ -355,9 +356,12 @@ class TorchSpanProcessor(SpanProcessor):
         held, before = self._recorder_bytes(), self._held
         self._held = held
         self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
+        return self._is_behind() or len(self._ended) >= _MAX_ENDED // 8
+
+    def _is_behind(self) -> bool:
+        """Whether as much waits as a drain takes."""
         attached = self._attached
-        full = attached is not None and attached.recording.holds(SLICE_BYTES)
-        return full or len(self._ended) >= _MAX_ENDED // 8
+        return attached is not None and attached.recording.holds(SLICE_BYTES)
 
     def _flush(self, deadline: Deadline) -> bool:
         """Drains, including events that wait for the end of their step."""

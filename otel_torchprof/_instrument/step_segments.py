@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle, Token
@@ -316,6 +317,7 @@ class StepSegments:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
         for time, thread, token, segment in boundaries:
+            give_way()
             context, mark = self._context_before(time, thread), self._evaluation
             usage = mark.usage if mark is not None and token == mark.time_ns else self._usage(token)
             # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first

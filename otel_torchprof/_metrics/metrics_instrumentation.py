@@ -115,7 +115,7 @@ class MetricsInstrumentation:
     def _begin(self) -> None:
         """What belongs to one process."""
         self._lock = threading.RLock()  # a signal handler may shut down in the middle
-        self._drainer = Drainer(math.inf, self._take_over, self._look)
+        self._drainer = Drainer(math.inf, self._take_over, self._look, self._is_behind)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
         self._mark_ns = self._boundary_ns = 0
@@ -391,6 +391,9 @@ class MetricsInstrumentation:
     def refresh(self) -> None:
         """Adds what was recorded to the sums, for a second at most. Any thread."""
         self._drainer.drain(Deadline.after(1))
+
+    def _is_behind(self) -> bool:
+        return self._session.stats().bytes_buffered >= SLICE_BYTES
 
     def _take_over(self) -> int:
         """Adds up a slice of the events; up to when all has been, Unix ns."""

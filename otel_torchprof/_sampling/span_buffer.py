@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._spans.moved_roots import MovedRoots
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
@@ -170,6 +171,7 @@ class SpanBuffer:
             sampled = self.sampler.of_steps(pieces.ended, self._failed | self._sent_early.keys())
             pieces, ready = self._of_sampled(pieces, ready, whole, sampled)
         table = pieces.table
+        give_way()
         alone = self._needing_a_look(pieces, ready, whole)
         passing = ready[~alone]
         out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
@@ -259,6 +261,7 @@ class SpanBuffer:
         groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
         below: dict[int, list[SpanTable]] = {}
         for key in dict.fromkeys([*whole, *groups]):
+            give_way()
             parts, own = self._buffered.pop(key, []), groups.get(key)
             if own is not None:
                 parts.append(taken(table, own))

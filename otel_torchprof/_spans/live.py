@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.forest import Decided, Forest, forest
@@ -115,11 +116,14 @@ class LiveTrees:
             batch = self._without_loose_calls(batch, steps, self._calls)
         trees = forest(batch, self._decided, self._lasting_in(steps, batch))
         rows = trees.rows
+        give_way()
         trace_groups, trace_group = self._trace_groups(trees, batch, steps)
+        give_way()
         child_time = self._times(trees, batch)
         self._remember(trees, trace_groups, trace_group)
         if self._collectives is not None:
             batch = self._collectives.place(batch, trees, trace_groups, trace_group)
+        give_way()
         ids = self._span_ids(trees.id)
         own = _with_parents(batch, trees)
         is_root = trees.parent[:rows] < 0
@@ -135,8 +139,10 @@ class LiveTrees:
             *self._roots(trees, ids, trace_groups, trace_group),
             self._devices.times(own, trees) if device_times is None else device_times,
         )
+        give_way()
         self._widen_steps(placed, trees.start, trace_group)
         self._add_shares(placed, trees.parent)
+        give_way()
         self._add_phases(placed, trees.enclosing, trace_group)
         self._steps.settle()
         return placed
@@ -234,6 +240,7 @@ class LiveTrees:
             return
         found = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
         for number, span in enumerate(spans):
+            give_way()
             if found is not None and span is not None and span.phases is not None:
                 span.phases.add(found, number)
 

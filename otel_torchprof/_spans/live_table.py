@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.recorder import living_threads
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.heap import Arena
 from otel_torchprof._tree.flows import Numbered, has_backward, latest_forward, numbered_events, pair
 from otel_torchprof._tree.span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
@@ -124,12 +125,14 @@ def live_table(
     trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
     step_names = list(dict.fromkeys([step.name for step in steps]))
     position = _positions(len(steps), rows, len(batch))
+    give_way()
     flow = flows.links(placed, traced, trace_ids, final=final)
 
     whole = len(steps) + count
     arena = Arena(whole * _COLUMN_BYTES)
 
     def column(of_steps: Sequence[Any], of_events: Array | int, dtype: npt.DTypeLike) -> Array:
+        give_way()
         found = arena.empty(whole, dtype)
         found[: len(steps)] = np.array(of_steps, dtype)
         found[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
@@ -237,6 +240,7 @@ def _own_attributes(
         names |= {thread.ident: thread.name for thread in placed.batch.threads}
     running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
     for i, step in enumerate(steps):
+        give_way()
         of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
         found[i] = {**step.trace.attributes, **of_segment, **step.attributes}
         if step.thread is not None:
@@ -277,6 +281,7 @@ def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) ->
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
     strings: dict[str, int] = {}
     for position, attributes in found.items():
+        give_way()
         for key, value in attributes.items():
             kind = _kind(value)
             if kind is AttributeType.NAME:

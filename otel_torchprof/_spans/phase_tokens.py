@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import NEVER, Flag, Kind
+from otel_torchprof._process.give_way import give_way
 
 from .step_tokens import Token
 
@@ -58,6 +59,7 @@ class PhaseTokens:
         tokens = []
         again = _begins_again(found) if any(one[5] not in self._ends for one in found) else {}
         for start, end, id_, part, key, thread, context, is_cut, around in found:
+            give_way()
             last = self._ends.get(thread)
             if (
                 last is None
@@ -83,6 +85,7 @@ class PhaseTokens:
         contexts = [0] * len(rows) if context is None else context[rows].tolist()
         is_alone = above.has_nothing(rows)
         for row, alone, of_span, *found in zip(rows.tolist(), is_alone, contexts, *columns, strict=True):
+            give_way()
             start, end, id_, number, key, thread, flags = found
             part = _KNOWN.get(number)
             enclosing = () if alone else tuple(above.row(row))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.heap import own_memory
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
@@ -215,6 +216,7 @@ def _joined_column(
     values: list[Array] = []
     present: list[Array] = []
     for table, place in zip(tables, places, strict=True):
+        give_way()
         column = next((c for c in table.attributes if (c.key, c.type) == (key, kind)), None)
         if column is None:
             values.append(np.zeros(len(table), dtype=kind.dtype))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof._spans.step_held import Held
 from otel_torchprof._spans.step_learner import Learner
 from otel_torchprof._spans.step_rules import Fit
@@ -181,6 +182,7 @@ class StepCycle:
         """
         found: list[Boundary] = []
         for token in sorted((token for token in tokens if token.part in RELEVANT), key=_when):
+            give_way()
             loop = self._loop_of(token)
             if loop is not None:
                 self._own_tokens += loop is self._active and loop.goes_on_with(token)

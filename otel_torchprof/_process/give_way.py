@@ -1,0 +1,56 @@
+"""Work in the background that gives way to the program's threads.
+
+A thread of Python's that computes keeps the interpreter's lock for 5 ms at a time, and torch lets go of that lock with every operator:
+each would wait 5 ms to go on. So a step stood still for as long as a drain took, 30 to 200 ms. What rests after every millisecond takes
+longer, and no step notices.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WORK_NS = 1_000_000
+"""Between two rests, of the thread's own time."""
+_REST = 4
+"""Times as long as the work before it."""
+_LONGEST_REST_SECONDS = 0.02
+"""Somebody may be waiting for the work meanwhile."""
+
+
+class _Thread(threading.local):
+    is_hurried: Callable[[], bool] | None = None
+    rested = 0
+    """When it last did, in its own time, ns."""
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
+    """Has :func:`give_way` rest on this thread, unless ``is_hurried``, which is asked before each rest."""
+    _thread.is_hurried, _thread.rested = is_hurried, time.thread_time_ns()
+    try:
+        yield
+    finally:
+        _thread.is_hurried = None
+
+
+def give_way() -> None:
+    """Rests, where the thread gives way and has worked for a millisecond; between two calls there should be no more work than that.
+
+    Costs 0.1 us on other threads, 0.5 us on one that gives way.
+    """
+    if (is_hurried := _thread.is_hurried) is None:
+        return
+    worked = time.thread_time_ns() - _thread.rested
+    if worked < _WORK_NS or is_hurried():
+        return
+    time.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
+    _thread.rested = time.thread_time_ns()

@@ -1,0 +1,118 @@
+"""Work in the background that lets the program's threads go first."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._export.draining import Drainer
+from otel_torchprof._process import give_way as module
+from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.give_way import give_way, giving_way
+
+MILLISECOND = 1_000_000
+LONG = 60
+
+
+class Clock:
+    """The thread's own time, which stands still; what rests says so here."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.rests: list[float] = []
+
+    def thread_time_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.rests.append(round(seconds, 6))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def test_it_rests_after_each_millisecond_of_work(clock):
+    """Four times as long as it has worked, and never for less than a millisecond's work, nor for more than a waiter would bear."""
+    with giving_way(lambda: False):
+        for worked in (MILLISECOND // 2, MILLISECOND // 2, MILLISECOND // 4, 2 * MILLISECOND, 1000 * MILLISECOND):
+            clock.now += worked
+            give_way()
+    assert clock.rests == [0.004, 0.009, 0.02]
+
+
+def test_work_that_is_hurried_does_not_rest(clock):
+    """From the moment on when somebody waits for it, until nobody does."""
+    answers = iter([False, True, False])
+    with giving_way(lambda: next(answers)):
+        for _ in range(3):
+            clock.now += MILLISECOND
+            give_way()
+    assert clock.rests == [0.004, 0.008]
+
+
+def test_other_threads_do_not_rest(clock):
+    """What a flush or the program's own thread does is as fast as it can be, during such work and after it."""
+    with giving_way(lambda: False):
+        clock.now += MILLISECOND
+        other = threading.Thread(target=give_way)
+        other.start()
+        other.join()
+    give_way()
+    assert clock.rests == []
+
+
+@pytest.fixture
+def drainer():
+    """Makes drainers, and ends their threads."""
+    found: list[Drainer] = []
+
+    def make(*arguments):
+        found.append(Drainer(*arguments))
+        return found[-1]
+
+    yield make
+    for each in found:
+        each.end(Deadline.after(LONG))
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_scheduled_drain_gives_way_unless_it_is_behind(clock, drainer, is_behind):
+    """Then the oldest events would be thrown away for the sake of politeness."""
+    done = threading.Event()
+
+    def take() -> int:
+        clock.now += MILLISECOND
+        give_way()
+        done.set()
+        return NEVER
+
+    drainer(0.001, take, lambda: False, lambda: is_behind).start()
+    assert done.wait(LONG)
+    assert bool(clock.rests) is not is_behind
+
+
+def test_a_drain_that_somebody_waits_for_does_not_give_way(clock, drainer, monkeypatch):
+    """Nor does the one that was at work when the request came."""
+    at_work, asked = threading.Event(), threading.Event()
+
+    def take() -> int:
+        if not at_work.is_set():
+            at_work.set()
+            assert asked.wait(LONG)
+            clock.now += MILLISECOND
+            give_way()
+        return NEVER
+
+    slow = drainer(0.001, take, lambda: False, lambda: False)
+    slow.start()
+    assert at_work.wait(LONG)
+    ask = slow._thread.ask
+    monkeypatch.setattr(slow._thread, "ask", lambda request: (ask(request), asked.set())[0])
+    assert slow.drain(Deadline.after(LONG))
+    assert clock.rests == []
