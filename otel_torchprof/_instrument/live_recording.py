@@ -105,6 +105,7 @@ class LiveRecording:
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
         step_rule: what ends a step.
         session: that it takes events from, for one that records nothing itself.
+        id_key: of its spans' ids, 64 bits. Default: one that no other recording has.
         on_steps: called with the spans of steps that have ended, after every drain that brought any.
     """
 
@@ -127,6 +128,7 @@ class LiveRecording:
         ranks: Ranks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
         session: Session | None = None,
+        id_key: int | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
     ) -> None:
         self.provider = provider
@@ -161,7 +163,7 @@ class LiveRecording:
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
             # The generator may give every rank the same: the SDK's asks Python's random numbers, which programs seed.
-            key=provider.new_span_id() ^ int.from_bytes(os.urandom(8), "big"),
+            key=provider.new_span_id() ^ int.from_bytes(os.urandom(8), "big") if id_key is None else id_key,
             steps=self.steps,
             new_trace=provider.new_trace,
             current_span=self._current_span,

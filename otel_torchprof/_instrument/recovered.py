@@ -1,13 +1,19 @@
-"""Spans of a black box: what an instrumentation would have made of its events, with steps and phases, up to the end."""
+"""Spans of a black box: what an instrumentation would have made of its events, with steps and phases, up to the end.
+
+Their ids are the same whenever the box is read: a box that was half sent, or sent twice, is one trace at the receiver.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from otel_torchprof._averages.running import RunningAverages
@@ -78,11 +84,30 @@ class _UnendedRule(StepRule):
         return _UnendedCycle()
 
 
+class _IdsOfBox(IdGenerator):
+    """The same ones for the same box. Another has others: of one process there is one at a time."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._box = f"{contents.pid} {contents.info.get('opened', contents.last_ns)}"
+        self._numbers = itertools.count()
+
+    def generate_trace_id(self) -> int:
+        return self._next(16)
+
+    def generate_span_id(self) -> int:
+        return self._next(8)
+
+    def _next(self, size: int) -> int:
+        seed = f"{self._box} {next(self._numbers)}"
+        return int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=size).digest(), "big") or 1
+
+
 class _Recovered(LiveRecording):
     def __init__(self, contents: Contents) -> None:
         self._last_ns = contents.last_ns
+        ids, resource = _IdsOfBox(contents), _resource(contents.info, contents.pid)
         super().__init__(
-            Provider(TracerProvider(resource=_resource(contents.info, contents.pid), sampler=ALWAYS_ON), None),
+            Provider(TracerProvider(resource=resource, sampler=ALWAYS_ON, id_generator=ids), None),
             CleanupStack(self),
             detail="ops",
             contexts=ContextTable(),
@@ -93,6 +118,7 @@ class _Recovered(LiveRecording):
             budget_bytes=0,
             inputs=False,
             session=_ReadSession(contents.batch),
+            id_key=ids.generate_span_id(),
             step_rule=_UnendedRule(),
         )
 

@@ -127,6 +127,32 @@ def test_what_was_open_is_unfinished(box, tmp_path):
     assert resource["service.name"].string_value != "unknown_service"
 
 
+def test_ids_are_the_same_each_time(box, image, tmp_path):
+    """A box that is read again is the same trace, so that a receiver that has a part of it has no span twice; another box is another."""
+    (tmp_path / "box.otpbox").write_bytes(image)
+    box.stop()
+    other = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 1 << 20), {"rank": 3})
+    other.start()
+    label("of another box")
+    (tmp_path / "other.otpbox").write_bytes(other.path.read_bytes())
+    other.stop()
+    for name in ("box", "other"):
+        for at in (1, 2):
+            cli.main(["recover", str(tmp_path / f"{name}.otpbox"), "-o", str(tmp_path / f"{name}{at}.otlp")])
+    first, again = ((tmp_path / f"box{at}.otlp").read_bytes() for at in (1, 2))
+    another, and_again = ((tmp_path / f"other{at}.otlp").read_bytes() for at in (1, 2))
+    assert first == again
+    assert another == and_again
+    assert not ids_of(first) & ids_of(another)
+
+
+def ids_of(otlp: bytes) -> set[bytes]:
+    found = ExportTraceServiceRequest.FromString(otlp)
+    spans = [span for resource in found.resource_spans for scope in resource.scope_spans for span in scope.spans]
+    assert spans
+    return {each for span in spans for each in (span.trace_id, span.span_id)}
+
+
 @pytest.mark.parametrize("name", ["t.otlp", "t.otlp.gz", "t.jsonl", "t.json", "t.json.gz"])
 def test_each_form(box, tmp_path, capsys, name):
     """Whatever it is written as, ``show`` reads all of it."""
