@@ -72,7 +72,7 @@ std::vector<uint8_t> made_image() {
   const otp_api& api = *otp_get_api();
   for (int64_t i = 1; i <= 20; ++i) {
     uint32_t group = api.intern(i % 2 == 0 ? "default" : "pair", UINT32_MAX, OTP_NAME_CODE);
-    otp_blackbox_call call{0, i, 64, 64, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0};
+    otp_blackbox_call call{0, i, 64, 64, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 0, 0, ""};
     uint64_t ticket = api.collective_enqueued(&call);
     if (i % 3 != 0) api.collective_completed(ticket, i % 5 == 0);
   }

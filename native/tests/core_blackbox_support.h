@@ -11,7 +11,7 @@
 #include "core_support.h"
 #include "otel_torchprof/blackbox_format.h"
 
-constexpr uint64_t kBoxBytes = 2u << 20;  // 27 chunks
+constexpr uint64_t kBoxBytes = 2u << 20;  // 26 chunks
 
 // A file of that size with all of its blocks.
 class BoxFile {
@@ -36,7 +36,7 @@ class BoxFile {
 };
 
 inline otp_blackbox_options box_options(const BoxFile& file, uint64_t bytes = kBoxBytes) {
-  return {file.fd(), bytes, 0, 0, nullptr};
+  return {file.fd(), bytes, 0, 0, 0, 0, nullptr};
 }
 
 // A black box that is open until the end of its scope.

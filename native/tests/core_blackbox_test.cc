@@ -141,7 +141,8 @@ void collectives_are_there_with_their_state() {
   uint32_t all = api().intern("default", UINT32_MAX, OTP_NAME_CODE), pair = api().intern("pair", 4, OTP_NAME_CODE);
   uint32_t name = api().intern("c10d::allreduce_", UINT32_MAX, OTP_NAME_OPERATOR);
   auto call = [&](uint32_t group, int64_t number, uint32_t flags = 0) {
-    otp_blackbox_call made{0, number, 400, 400, name, group, 0, 0, 0, 0, 4, 1, -1, -1, -1, flags};
+    otp_blackbox_call made{0, number, 400, 400, name, group, 0,       0, 0,        0,
+                           4, 1,      -1,  -1,  -1,   flags, 1800000, 0, "[[100]]"};
     uint64_t ticket = api().collective_enqueued(&made);
     CHECK(ticket != 0);
     return ticket;
@@ -265,7 +266,8 @@ void names_that_do_not_fit_are_counted_and_the_events_stay() {
 
 void a_late_end_of_a_collective_of_an_earlier_box_ends_none() {
   BoxFile first, second;
-  otp_blackbox_call call{0, 1, 4, 4, 0, api().intern("group", 5, OTP_NAME_CODE), 0, 0, 0, 0, 2, 0, -1, -1, -1, 0};
+  otp_blackbox_call call{0,  1, 4, 4, 0, api().intern("group", 5, OTP_NAME_CODE), 0, 0, 0, 0, 2, 0, -1, -1,
+                         -1, 0, 0, 0, ""};
   uint64_t early;
   {
     OpenBox box(first);

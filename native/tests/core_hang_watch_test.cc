@@ -15,7 +15,9 @@ constexpr uint64_t kLimit = 50'000'000 * kSlowdown, kLong = 900'000'000'000;
 
 class Watching {
  public:
-  explicit Watching(uint64_t dump = 0) { CHECK_EQ(otp_hang_watch_start(kLimit, kLong, dump), OTP_OK); }
+  explicit Watching(uint64_t dump = 0, uint64_t limit = kLimit) {
+    CHECK_EQ(otp_hang_watch_start(limit, kLong, dump), OTP_OK);
+  }
   ~Watching() { otp_hang_watch_stop(); }
 };
 
@@ -93,9 +95,24 @@ void the_main_thread_of_a_rank_hangs_with_nothing_open_too() {
   leaf("before");
   Watching watching;
   uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
-  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0};
+  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 0, 0, ""};
   api().collective_completed(api().collective_enqueued(&call), 0);
   CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(getpid()));
+}
+
+void a_collective_is_told_before_it_times_out() {
+  BoxFile file;
+  OpenBox box(file);
+  Watching watching(0, 6000 * kLimit);
+  begin_phase("torch.phase.backward");
+  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
+  uint64_t begun = static_cast<uint64_t>(otp_now_ns());
+  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 5 * kLimit / 1'000'000, 0, ""};
+  api().collective_enqueued(&call);
+  CHECK_EQ(otp_hang_watch_wait(), static_cast<uint32_t>(getpid()));
+  uint64_t took = static_cast<uint64_t>(otp_now_ns()) - begun;
+  CHECK(took >= 4 * kLimit && took < 3000 * kLimit);
+  end("torch.phase.backward");
 }
 
 void a_pause_before_the_loop_says_nothing_of_pauses_in_it() {
@@ -150,6 +167,7 @@ int main() {
   RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
   RUN_CLEAN(what_may_take_long_is_waited_for);
   RUN_CLEAN(the_main_thread_of_a_rank_hangs_with_nothing_open_too);
+  RUN_CLEAN(a_collective_is_told_before_it_times_out);
   RUN_CLEAN(a_pause_before_the_loop_says_nothing_of_pauses_in_it);
   RUN_CLEAN(where_nobody_reports_the_stacks_are_dumped);
   RUN_CLEAN(it_ends_for_those_who_wait_and_in_a_forked_child);

@@ -210,7 +210,7 @@ def _wait(
         return []
     call = min(found.values(), key=lambda each: each.enqueued_ns)
     absent = tuple(state.rank for state in present if state.last_number(key) < first)
-    started = tuple(rank for rank, each in found.items() if each.started_ns)
+    started = tuple(rank for rank, each in found.items() if each.started_ns > 0)
     return [Wait(key, first, described(call), status, tuple(found), absent, call.enqueued_ns, started)]
 
 
@@ -249,7 +249,12 @@ def _mismatches(key: GroupKey, callers: Sequence[RankState]) -> list[Mismatch]:
     if number < 0:
         return []
     found = sorted(((call, tuple(who)) for call, who in by_number[number].items()), key=lambda each: -len(each[1]))
-    return [Mismatch(key, number, found, _kind(found, number, called))]
+    shown = [(f"{call}{_of_shapes(called[who[0]][number])}", who) for call, who in found]
+    return [Mismatch(key, number, shown, _kind(found, number, called))]
+
+
+def _of_shapes(call: Collective) -> str:
+    return f" of {call.shapes}" if call.shapes else ""
 
 
 def _kind(

@@ -109,6 +109,7 @@ class BlackBox:
             [kind for kind in KINDS[options.detail] if kind != Kind.MODULE or "torch.module" not in hidden_attributes],
             hidden=hidden,
             shown=sorted(labels or ()),
+            hides_shapes="torch.op.input_shapes" in hidden_attributes,
         )
         self._sources = Sources(session, self._cleanup)
         self._cleanup.at_exit = self._file.keep_if_failed

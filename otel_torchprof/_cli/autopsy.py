@@ -282,9 +282,8 @@ def _doing(state: RankState, transfer: Transfer | None) -> str:
 
 
 def _progress(call: Collective) -> str:
-    if not call.timeout_ns:  # no flight recorder: whether it has started is not known
-        return "not complete"
-    return "started, not complete" if call.started_ns else "not started"
+    timeout = f" (timeout {call.timeout_ns / 1e9:,.0f} s)" if call.timeout_ns else ""
+    return f"{'not started' if call.started_ns == 0 else 'started, not complete' if call.started_ns > 0 else 'not complete'}{timeout}"
 
 
 def place_text(state: RankState, lasts: str = "") -> str:

@@ -33,6 +33,7 @@ class BoxSession(Session):
         kinds: of events that it wants.
         hidden: kinds of names (of ``NAME_KINDS``) that are not to stand in the file.
         shown: patterns of :mod:`fnmatch` for labels that may, though labels are hidden.
+        hides_shapes: whether shapes of collectives are not to stand in it.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class BoxSession(Session):
         *,
         hidden: Iterable[str] = (),
         shown: Sequence[str] = (),
+        hides_shapes: bool = False,
     ) -> None:
         options = ffi.new("otp_blackbox_options *")
         options.fd, options.bytes = descriptor, size
         options.kinds = sum(1 << kind for kind in set(kinds))
         options.hidden_names = sum(1 << NAME_KINDS.index(kind) for kind in set(hidden))
+        options.hides_shapes = hides_shapes
         self._shown = ffi.new("char[]", "\n".join(shown).encode(errors="surrogateescape"))
         options.shown_names = self._shown
         self._options = options
@@ -137,12 +140,12 @@ class Collective(NamedTuple):
     """Unix ns."""
     completed_ns: int
     """Likewise; 0: not complete, or not known."""
-    started_ns: int = 0
-    """Likewise, on the device; 0: not started, or not known. This and what follows is known from PyTorch's flight recorder alone."""
     timeout_ns: int = 0
     """0: not known."""
     shapes: str = ""
-    """Of the inputs, as ``[[3, 4]]``."""
+    """Of the inputs, as ``[[3, 4]]``; cut after some hundred characters where a black box has them."""
+    started_ns: int = -1
+    """When it started on the device, as PyTorch's flight recorder tells, Unix ns; 0: it has not; -1: not known."""
 
     @property
     def is_pending(self) -> bool:
@@ -247,6 +250,8 @@ def _collective(raw: Any, names: Names) -> Collective:
         raw.os_tid,
         raw.enqueued,
         raw.completed,
+        call.timeout_ms * 10**6,
+        ffi.string(call.shapes).decode("ascii", "replace"),
     )
 
 

@@ -54,7 +54,8 @@ def waiting(ranks: str, call: str, absent: str) -> str:
 
 
 def different(kind: str, usual: str, other: str) -> str:
-    return rf"{kind}: collective {SIXTH}: ranks 0, 2 called {usual}; rank 1 called {other}"
+    calls = rf"ranks 0, 2 called {usual} of \[\[1000\]\]; rank 1 called {other} of \[\[10\]\]"
+    return f"{kind}: collective {SIXTH}: {calls}"
 
 
 def is_in(place: str) -> str:

@@ -63,6 +63,20 @@ for step, (x, y) in enumerate(loader):
     optimizer.step()
 """
 
+COLLECTIVES = """
+import datetime
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=90))
+one = torch.ones(3, 4)
+dist.all_reduce(one)
+dist.all_gather([torch.ones(2)], torch.ones(2))
+dist.reduce_scatter(torch.ones(5), [torch.ones(5)])
+dist.all_reduce_coalesced([one] * 30)
+dist.barrier()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 WORKERS = """
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -200,6 +214,23 @@ def test_hidden_labels_and_modules(tmp_path):
     image = path.read_bytes()
     assert b"the last" not in image
     assert b"Optimizer.step#SGD" not in image
+
+
+@pytest.mark.parametrize("hidden", ["", "torch.op.input_shapes"])
+def test_collectives(tmp_path, hidden):
+    """It has each one's timeout and the shapes of its inputs, the beginning of very many, unless shapes are hidden."""
+    done = preloaded.run(
+        PREAMBLE + COLLECTIVES,
+        f"steps,4M,{tmp_path}",
+        "steps",
+        environment=environment(OTEL_TORCHPROF_HIDDEN_ATTRIBUTES=hidden),
+    )
+    assert done.returncode == KILLED, done.stderr
+    (path,) = tmp_path.glob("*.otpbox")
+    calls = read(str(path)).collectives
+    assert {call.timeout_ns for call in calls} == {90 * 10**9}
+    shapes = ["[[3, 4]]", "[[2]]", "[[5]]", ("[" + "[3, 4], " * 30)[:111], ""]
+    assert [call.shapes for call in calls] == ([""] * 5 if hidden else shapes)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -77,8 +77,8 @@ def test_a_collective_that_hangs_on_the_device(dump, form):
         "ranks 0-2 wait in all_reduce(sum, float, 4,000 bytes) #2 of the default group since T; it has started on ranks 0, 2 and not on rank 1"
     )
     assert roll_call(*states)[:2] == [
-        "ranks 0, 2: in all_reduce(sum, float, 4,000 bytes) #2 of the default group, started, not complete",
-        "rank 1: in all_reduce(sum, float, 4,000 bytes) #2 of the default group, not started",
+        "ranks 0, 2: in all_reduce(sum, float, 4,000 bytes) #2 of the default group, started, not complete (timeout 600 s)",
+        "rank 1: in all_reduce(sum, float, 4,000 bytes) #2 of the default group, not started (timeout 600 s)",
     ]
 
 

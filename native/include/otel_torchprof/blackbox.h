@@ -37,10 +37,12 @@ typedef struct {
 } otp_blackbox_group;
 
 typedef struct {
-  int fd;                  /* of a file of that size that has all of its blocks; may be closed afterwards */
-  uint64_t bytes;          /* OTP_BLACKBOX_LEAST at least */
-  uint32_t kinds;          /* as in otp_session_options */
-  uint32_t hidden_names;   /* bits 1 << otp_name_kind of names that are not to stand in it */
+  int fd;                /* of a file of that size that has all of its blocks; may be closed afterwards */
+  uint64_t bytes;        /* OTP_BLACKBOX_LEAST at least */
+  uint32_t kinds;        /* as in otp_session_options */
+  uint32_t hidden_names; /* bits 1 << otp_name_kind of names that are not to stand in it */
+  uint32_t hides_shapes; /* of collectives */
+  uint32_t padding;
   const char* shown_names; /* labels that may stand in it though they are hidden: patterns of fnmatch(3), separated by
                               newlines; null: none */
 } otp_blackbox_options;

@@ -24,7 +24,7 @@
 #include "otel_torchprof/record_format.h"
 
 /* Raised whenever the layout or the meaning of the image changes. */
-#define OTP_BLACKBOX_VERSION 1
+#define OTP_BLACKBOX_VERSION 2
 #define OTP_BLACKBOX_MAGIC "OTPBOX\n\x1a"
 #define OTP_BLACKBOX_CHUNK_HEADER 128
 
@@ -90,7 +90,7 @@ typedef struct {
 #define OTP_BLACKBOX_GROUPS_AT 40960
 #define OTP_BLACKBOX_STACKS_AT 49152
 #define OTP_BLACKBOX_COLLECTIVES_AT 65536
-#define OTP_BLACKBOX_NAME_ENDS_AT 131072
+#define OTP_BLACKBOX_NAME_ENDS_AT 196608
 
 OTP_STATIC_ASSERT(sizeof(otp_blackbox_header) <= OTP_BLACKBOX_INFO_AT, "the header ends before the info");
 OTP_STATIC_ASSERT(OTP_BLACKBOX_LATE_ENDS_AT + OTP_BLACKBOX_LATE_ENDS * sizeof(otp_blackbox_late_end) <=

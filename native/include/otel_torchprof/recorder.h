@@ -270,7 +270,11 @@ typedef struct {
   int32_t root; /* -1: none, as the next two */
   int32_t peer;
   int32_t tag;
-  uint32_t flags; /* otp_blackbox_collective_flag */
+  uint32_t flags;      /* otp_blackbox_collective_flag */
+  uint32_t timeout_ms; /* 0: not known */
+  uint32_t padding;
+  /* Of the inputs, as "[[2, 16], [4]]"; cut where they are longer. Text, and no name: there may be others with each. */
+  char shapes[112];
 } otp_blackbox_call;
 
 enum otp_blackbox_collective_flag {

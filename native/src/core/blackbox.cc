@@ -214,6 +214,7 @@ void BlackBox::add_collective(uint64_t ticket, const otp_blackbox_call& call, ui
   entry.completed = 0;
   entry.os_tid = os_tid;
   entry.call = call;
+  if (d_policy.hides_shapes) std::memset(entry.call.shapes, 0, sizeof entry.call.shapes);
   store(&entry.ticket, ticket);
   store(&d_header->collective_count, d_header->collective_count + 1);
   if (otp_blackbox_group* group = group_of(call)) {
@@ -257,13 +258,18 @@ void BlackBox::set_stacks(std::string_view text) {
   store(&d_header->stacks_sequence, sequence + 2);
 }
 
-bool BlackBox::has_pending(uint32_t os_tid) const {
+uint32_t BlackBox::pending_timeout_ms(uint32_t os_tid) const {
+  constexpr uint32_t kOfNccl = 10 * 60 * 1000;  // where none is known: the shortest of torch's defaults
   const auto* entries = reinterpret_cast<const otp_blackbox_collective*>(d_memory + OTP_BLACKBOX_COLLECTIVES_AT);
-  for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i)
-    if (entries[i].ticket != 0 && entries[i].completed == 0 && entries[i].os_tid == os_tid &&
-        (entries[i].call.flags & OTP_BLACKBOX_UNTRACKED) == 0)
-      return true;
-  return false;
+  uint32_t least = 0;
+  for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i) {
+    const otp_blackbox_collective& entry = entries[i];
+    if (entry.ticket == 0 || entry.completed != 0 || entry.os_tid != os_tid) continue;
+    if ((entry.call.flags & OTP_BLACKBOX_UNTRACKED) != 0) continue;
+    uint32_t timeout = entry.call.timeout_ms == 0 ? kOfNccl : entry.call.timeout_ms;
+    least = least == 0 ? timeout : std::min(least, timeout);
+  }
+  return least;
 }
 
 void BlackBox::set_dropped(uint64_t events) { store(&d_header->dropped, events); }

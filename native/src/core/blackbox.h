@@ -17,10 +17,11 @@ struct Chunk;
 struct LateEnd;
 struct ThreadBuffer;
 
-// Which names are written in clear.
+// What is written in clear.
 struct NamePolicy {
   uint32_t hidden = 0;                    // bits 1 << otp_name_kind
   std::vector<std::string> shown_labels;  // patterns of fnmatch(3) for labels that are written all the same
+  bool hides_shapes = false;              // of collectives
 
   std::string_view shown(std::string_view name, otp_name_kind kind) const;
 };
@@ -49,8 +50,8 @@ class BlackBox {
   const otp_record_open& listed(uint32_t i) const { return d_open[i]; }
   // Whether any was ever enqueued.
   bool has_collectives() const { return d_header->collective_count != 0; }
-  // Whether a collective that the thread has enqueued is not complete.
-  bool has_pending(uint32_t os_tid) const;
+  // Of the collectives that the thread has enqueued and that are not complete, the least; 0: all are complete.
+  uint32_t pending_timeout_ms(uint32_t os_tid) const;
 
   void add_name(uint32_t id, std::string_view name, otp_name_kind kind);
   void add_point(ClockPoint point);

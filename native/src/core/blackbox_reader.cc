@@ -303,6 +303,7 @@ void Image::read_collectives(otp_blackbox_contents* out) {
     otp_blackbox_call& call = entry.call;
     for (uint32_t* name : {&call.name, &call.group, &call.ranks, &call.backend, &call.dtype, &call.reduce_op})
       *name = own_name(*name);
+    call.shapes[sizeof call.shapes - 1] = 0;
     d_last = std::max({d_last, entry.enqueued, entry.completed});
     entry.enqueued = time_of(entry.enqueued);
     entry.completed = time_of(entry.completed);

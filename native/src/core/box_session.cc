@@ -18,6 +18,7 @@ namespace {
 NamePolicy policy_of(const otp_blackbox_options& options) {
   NamePolicy policy;
   policy.hidden = options.hidden_names;
+  policy.hides_shapes = options.hides_shapes != 0;
   std::istringstream lines(options.shown_names == nullptr ? "" : options.shown_names);
   for (std::string line; std::getline(lines, line);) policy.shown_labels.push_back(line);
   return policy;

@@ -22,8 +22,8 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint64_t kLongestLook = kSecond;
 constexpr uint64_t kReportTime = 5 * kSecond;
-constexpr uint64_t kPatience = 10;                      // times the longest pause
-constexpr uint64_t kWithCollective = 8 * 60 * kSecond;  // NCCL gives up after ten minutes, gloo after thirty
+constexpr uint64_t kPatience = 10;  // times the longest pause
+constexpr uint64_t kMillisecond = 1'000'000;
 
 using Dump = const char* (*)(int fd, void* interpreter, void* thread);
 
@@ -79,11 +79,11 @@ uint64_t limit_locked(Registry& all, const Watch& watch, ThreadBuffer& thread, c
     is_loop = is_loop || head.detail >> 4 == OTP_EVENT_PHASE;
     is_long = is_long || takes_long(all.interner.text(head.value));
   }
-  bool has_collective = all.box->has_pending(thread.info.os_tid);
-  if (!is_loop && !has_collective) return 0;
+  uint64_t timeout = all.box->pending_timeout_ms(thread.info.os_tid) * kMillisecond;
+  if (!is_loop && timeout == 0) return 0;
   uint64_t limit = std::max(watch.limit_ns, std::min(kPatience * progress.longest_ns, watch.long_limit_ns));
   if (is_long) limit = std::max(limit, watch.long_limit_ns);
-  return has_collective ? std::min(limit, std::max(watch.limit_ns, kWithCollective)) : limit;
+  return timeout == 0 ? limit : std::min(limit, timeout / 5 * 4);  // while there is something to be read yet
 }
 
 // The first thread that has come to its limit, by the system's id; 0: none. Notes it in the box.

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "otel_torchprof/recorder.h"
 #include "tensors.h"
 
 namespace otp::collectives {
@@ -24,6 +25,7 @@ struct Call {
   const char* reduce_op = "";
   std::string_view dtype;
   int64_t bytes_in = 0, bytes_out = 0;
+  int64_t timeout_ms = -1;
   int32_t peer = -1, root = -1, tag = -1;
   bool is_transfer = false, is_async = false;
   bool counts_otherwise = false;  // the backend's number does not rise by one
@@ -100,7 +102,34 @@ inline void add_argument(std::string_view name, const c10::IValue& value, Call* 
     call->tag = small(value.toInt());
   } else if (name == "async_op" || name == "asyncOp") {  // the second in earlier versions of torch
     call->is_async = value.toBool();
+  } else if (name == "timeout") {
+    call->timeout_ms = value.toInt();
   }
+}
+
+inline void append_shapes(const c10::IValue& value, std::string* text) {
+  if (text->size() >= sizeof(otp_blackbox_call::shapes)) return;  // it will be cut
+  if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) append_shapes(element, text);
+  } else if (value.isTensor() && has_plain_sizes(value.toTensor())) {
+    if (text->size() > 1) *text += ", ";
+    *text += '[';
+    for (int64_t i = 0; i < value.toTensor().dim(); ++i)
+      *text += (i == 0 ? "" : ", ") + std::to_string(value.toTensor().size(i));
+    *text += ']';
+  }
+}
+
+// As PyTorch's flight recorder prints them: "[[2, 16], [4]]".
+inline std::string shapes_of_inputs(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  std::string text = "[";
+  const auto& arguments = op.schema().arguments();
+  size_t first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    if (name == "tensors" || begins_with(name, "input")) append_shapes(stack[first + i], &text);
+  }
+  return text.size() == 1 ? "" : text + "]";
 }
 
 // Throws where an argument is not what its name says, and where a group is none of torch's own.

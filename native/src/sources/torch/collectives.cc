@@ -77,6 +77,19 @@ std::string ranks_of(Backend& backend) {
   return text;
 }
 
+// In ms: the call's own, or else the group's; 0 where neither is known.
+template <typename Backend>
+uint32_t timeout_of(Backend& backend, int64_t of_call) {
+  int64_t found = of_call;
+  try {
+    if constexpr (requires { backend.getBackendOptions(); }) {
+      if (found <= 0) found = backend.getBackendOptions()->timeout.count();
+    }
+  } catch (...) {  // it has no options
+  }
+  return static_cast<uint32_t>(std::clamp<int64_t>(found, 0, UINT32_MAX));
+}
+
 int64_t number_of(c10d::Backend& backend) { return static_cast<int64_t>(backend.getSequenceNumberForGroup()); }
 
 bool has_numbers(c10d::Backend& backend) try {
@@ -151,10 +164,25 @@ otp_collective entry_of(Known& known, const Call& call, int64_t before) {
 // a device, or never.
 otp_blackbox_call boxed(const otp_collective& entry, uint32_t name, bool is_tracked) {
   uint32_t flags = entry.flags | (is_tracked ? 0 : OTP_BLACKBOX_UNTRACKED);
-  return {entry.event, entry.sequence_nr, entry.bytes_in,   entry.bytes_out,
-          name,        entry.group,       entry.ranks,      entry.backend,
-          entry.dtype, entry.reduce_op,   entry.group_size, entry.rank,
-          entry.root,  entry.peer,        entry.tag,        flags};
+  return {entry.event,
+          entry.sequence_nr,
+          entry.bytes_in,
+          entry.bytes_out,
+          name,
+          entry.group,
+          entry.ranks,
+          entry.backend,
+          entry.dtype,
+          entry.reduce_op,
+          entry.group_size,
+          entry.rank,
+          entry.root,
+          entry.peer,
+          entry.tag,
+          flags,
+          0,
+          0,
+          {}};
 }
 static_assert(static_cast<int>(OTP_COLLECTIVE_TRANSFER) == OTP_BLACKBOX_TRANSFER, "the same bits");
 static_assert(static_cast<int>(OTP_COLLECTIVE_ASYNC) == OTP_BLACKBOX_ASYNC, "the same bits");
@@ -208,9 +236,12 @@ struct After {
 };
 
 // Notes a call in the black box; a ticket for its end, 0 where the backend will not tell that.
-uint64_t note_in_box(const otp_collective& told, const c10::OperatorHandle& op, const Call& call) {
+uint64_t note_in_box(const otp_collective& told, const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                     const Call& call) {
   bool is_tracked = call.backend->getBackendName() == "gloo";
   otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
+  noted.timeout_ms = timeout_of(*call.backend, call.timeout_ms);
+  shapes_of_inputs(op, stack).copy(noted.shapes, sizeof noted.shapes - 1);
   uint64_t ticket = g_collectives_api->collective_enqueued(&noted);
   return is_tracked ? ticket : 0;
 }
@@ -230,7 +261,7 @@ void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, 
   int64_t before = number_before(*state, call);
   if (event != 0 || is_boxed) {
     otp_collective told = tell(*state, call, before, event, consumers);
-    if (is_boxed) after->ticket = note_in_box(told, op, call);
+    if (is_boxed) after->ticket = note_in_box(told, op, stack, call);
   }
   if (call.counts_otherwise) after->skew.emplace(*state, std::move(call), before);
 } catch (...) {
