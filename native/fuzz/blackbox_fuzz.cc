@@ -59,7 +59,7 @@ void record(int events, const char* name) {
 std::vector<uint8_t> made_image() {
   int fd = memfd_create("box", 0);
   REQUIRE(fd >= 0 && posix_fallocate(fd, 0, kBytes) == 0);
-  otp_blackbox_options options{fd, kBytes, 0, 0, nullptr};
+  otp_blackbox_options options{fd, kBytes, 0, 0, 0, 0, nullptr};
   otp_session_options plain{64u << 20, OTP_FULL_DROP_OLDEST, 1, 1, 0, 0, 0, 0};
   otp_session *box = nullptr, *session = nullptr;
   REQUIRE(otp_blackbox_open(&options, &box) == OTP_OK);
