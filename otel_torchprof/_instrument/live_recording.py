@@ -152,7 +152,7 @@ class LiveRecording:
             self.steps, self._job.begin, step_rule, self._began, usage_at, mute=self._mute_roots
         )
         self._flush_until = 0
-        self._slice_bytes = SLICE_BYTES
+        self._slice_bytes, self._budget_bytes = SLICE_BYTES, budget_bytes
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -210,9 +210,10 @@ class LiveRecording:
         """What waits for a drain."""
         return self.session.stats().bytes_buffered
 
-    def holds(self, size: int) -> bool:
-        """Whether so many bytes are waiting for a drain, and as many as the next one takes."""
-        return self.bytes_buffered >= max(size, self._slice_bytes)
+    @property
+    def is_due(self) -> bool:
+        """Whether as much waits as the next drain takes, or a quarter of what the recorder may hold."""
+        return self.bytes_buffered >= min(self._slice_bytes, self._budget_bytes // 4)
 
     def flush(self) -> None:
         """What has been recorded until now is wanted: the drains that have it hold nothing back."""
@@ -451,7 +452,7 @@ class LiveRecording:
 def _next_slice(used: int, events: int) -> int:
     """How many bytes of records to drain next, where a drain of ``used`` bytes had so many events.
 
-    A drain costs 25 ms of Python whatever it has. Where nearly all records are another session's, as the operators of a black box
+    A drain costs 6 ms of Python whatever it has. Where nearly all records are another session's, as the operators of a black box
     beside ``detail="steps"``, many small drains took a tenth of Python's lock. Not more than four times as much, since what waits is
     memory: the black box's chunks are copied when their place is needed.
     """

@@ -21,7 +21,7 @@ from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
-from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
+from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import fork
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
@@ -356,12 +356,12 @@ class TorchSpanProcessor(SpanProcessor):
         held, before = self._recorder_bytes(), self._held
         self._held = held
         self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
-        return self._is_behind() or len(self._ended) >= _MAX_ENDED // 8
+        return self._is_behind()
 
     def _is_behind(self) -> bool:
         """Whether as much waits as a drain takes."""
         attached = self._attached
-        return attached is not None and attached.recording.holds(SLICE_BYTES)
+        return (attached is not None and attached.recording.is_due) or len(self._ended) >= _MAX_ENDED // 8
 
     def _flush(self, deadline: Deadline) -> bool:
         """Drains, including events that wait for the end of their step."""

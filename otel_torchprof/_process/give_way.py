@@ -42,10 +42,20 @@ def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
         _thread.is_hurried = None
 
 
+@contextmanager
+def without_rest() -> Iterator[None]:
+    """For who holds a lock that the program's threads may wait for: nothing inside rests."""
+    is_hurried, _thread.is_hurried = _thread.is_hurried, None
+    try:
+        yield
+    finally:
+        _thread.is_hurried = is_hurried
+
+
 def give_way() -> None:
     """Rests, where the thread gives way and has worked for a millisecond; between two calls there should be no more work than that.
 
-    Costs 0.1 us on other threads, 0.5 us on one that gives way.
+    Costs 0.2 us on other threads, 0.9 us on one that gives way.
     """
     if (is_hurried := _thread.is_hurried) is None:
         return

@@ -293,7 +293,9 @@ def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) ->
 
 
 def _kind(value: Any) -> AttributeType:
-    kind = next((_SCALARS[found] for found in type(value).__mro__ if found in _SCALARS), AttributeType.NAME)
+    kind = AttributeType.NAME if type(value) is str else _SCALARS.get(type(value))  # as nearly all are
+    if kind is None:
+        kind = next((_SCALARS[found] for found in type(value).__mro__ if found in _SCALARS), AttributeType.NAME)
     too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
     return AttributeType.NAME if too_large else kind
 

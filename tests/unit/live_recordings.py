@@ -38,7 +38,8 @@ class Recording:
 
     bytes_buffered = 0
 
-    def holds(self, _: int) -> bool:
+    @property
+    def is_due(self) -> bool:
         return False
 
     def span_ended(self, _span_id: int) -> None:

@@ -10,7 +10,7 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.draining import Drainer
 from otel_torchprof._process import give_way as module
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.give_way import give_way, giving_way
+from otel_torchprof._process.give_way import give_way, giving_way, without_rest
 
 MILLISECOND = 1_000_000
 LONG = 60
@@ -54,6 +54,17 @@ def test_work_that_is_hurried_does_not_rest(clock):
             clock.now += MILLISECOND
             give_way()
     assert clock.rests == [0.009, 0.018]
+
+
+def test_nothing_rests_where_a_lock_is_held(clock):
+    """A thread of the program that waits for the lock would wait for the rest too; behind it the work rests as before."""
+    with giving_way(lambda: False):
+        clock.now += MILLISECOND
+        with without_rest():
+            give_way()
+        assert clock.rests == []
+        give_way()
+    assert clock.rests == [0.009]
 
 
 def test_other_threads_do_not_rest(clock):

@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, recorder_stats
 
+LONG = 60
+BYTES_OF_LABEL = 48
+"""Of records: its begin, and its end."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,6 +48,30 @@ def test_what_is_recorded_is_in_the_file_at_the_end(tmp_path):
     health = streamed.health
     assert (health.sources["recording"], health.sources["labels"]) == ("off: stopped", "on")
     assert (health.recorded, dict(health.dropped)) == (3, {})
+
+
+class Exported(InMemorySpanExporter):
+    """Says when something has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = threading.Event()
+
+    def export(self, spans):
+        found = super().export(spans)
+        self.has_come.set()
+        return found
+
+
+def test_a_small_memory_limit_is_not_waited_for(monkeypatch):
+    """Where a quarter of what the recorder may hold waits, it is taken at once, however long the schedule is and however much a drain takes."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    exporter = Exported()
+    with otp.stream(exporter, detail="modules", memory_limit=1 << 20) as streamed:
+        for _ in range((600 << 10) // BYTES_OF_LABEL):
+            label("often")
+        assert exporter.has_come.wait(LONG)
+        assert dict(streamed.health.dropped) == {}
 
 
 def test_steps_of_the_program(tmp_path):

@@ -219,7 +219,7 @@ const otp_column* otp_batch_columns(uint32_t* count);
  * takes what happened up to one time, the watermark, so that the batches of several drains are those of one, cut by
  * time; a thread may bring a chunk more than its share. While the session runs, events still open stay for a later
  * drain; once it has stopped, all come. One drain per session at a time. The recording continues meanwhile; the
- * registry's lock is held only to list the chunks. */
+ * registry's lock is held to list the chunks, and to copy each that is in a black box. */
 int otp_session_drain(otp_session* session, uint64_t max_bytes, otp_batch** out);
 
 /* Throws away what a stopped session still holds: the next drain tells how many events that was, as OTP_LOSS_DEADLINE.
