@@ -2,7 +2,7 @@
 
 A thread of Python's that computes keeps the interpreter's lock for 5 ms at a time, and torch lets go of that lock with every operator:
 each would wait 5 ms to go on. So a step stood still for as long as a drain took, 30 to 200 ms. Who rests after every millisecond is done
-later, and of steps of 4 ms the 99.9th percentile is 11 to 12 ms instead of 13 to 33 (``benchmarks/run.py --only tails``).
+later, and of steps of 4 ms the 99.9th percentile is 12 ms instead of 23 (``benchmarks/run.py --only tails``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORK_NS = 1_000_000
 """Between two rests, of the thread's own time."""
 _REST = 9
-"""Times as long as the work before it: a tenth of a core. With four times, the 99th percentile of steps of 4 ms was 10 ms instead of 8."""
+"""Times as long as the work before it: a tenth of a core. With four times, the 99th percentile of these steps was 10 ms instead of 8."""
 _LONGEST_REST_SECONDS = 0.02
 """Somebody may be waiting for the work meanwhile."""
 
