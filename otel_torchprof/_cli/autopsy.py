@@ -283,7 +283,9 @@ def _doing(state: RankState, transfer: Transfer | None) -> str:
 
 def _progress(call: Collective) -> str:
     timeout = f" (timeout {call.timeout_ns / 1e9:,.0f} s)" if call.timeout_ns else ""
-    return f"{'not started' if call.started_ns == 0 else 'started, not complete' if call.started_ns > 0 else 'not complete'}{timeout}"
+    if call.started_ns == 0:
+        return f"not started{timeout}"
+    return f"{'started, ' if call.started_ns > 0 else ''}not complete{timeout}"
 
 
 def place_text(state: RankState, lasts: str = "") -> str:

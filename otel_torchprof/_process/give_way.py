@@ -1,7 +1,7 @@
 """Work in the background that gives way to the program's threads.
 
 A thread of Python's that computes keeps the interpreter's lock for 5 ms at a time, and torch lets go of that lock with every operator:
-each would wait 5 ms to go on. So a step stood still for as long as a drain took, 30 to 200 ms. Who rests after every millisecond is done
+each would wait 5 ms to continue. So a step stood still for as long as a drain took, 30 to 200 ms. Who rests after every millisecond is done
 later, and of steps of 4 ms the 99.9th percentile is 12 ms instead of 23 (``benchmarks/run.py --only tails``).
 """
 

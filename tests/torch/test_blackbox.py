@@ -77,6 +77,15 @@ dist.barrier()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+NO_OPTIONS = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+dist.all_reduce(torch.ones(4))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 WORKERS = """
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -231,6 +240,14 @@ def test_collectives(tmp_path, hidden):
     assert {call.timeout_ns for call in calls} == {90 * 10**9}
     shapes = ["[[3, 4]]", "[[2]]", "[[5]]", ("[" + "[3, 4], " * 30)[:111], ""]
     assert [call.shapes for call in calls] == ([""] * 5 if hidden else shapes)
+
+
+def test_a_backend_without_options(tmp_path):
+    """Where a backend was made with none, its collectives are there, with a timeout that is not known."""
+    done = preloaded.run(PREAMBLE + NO_OPTIONS, f"steps,4M,{tmp_path}", "steps", environment=environment())
+    assert done.returncode == KILLED, done.stderr
+    (path,) = tmp_path.glob("*.otpbox")
+    assert [(call.shapes, call.timeout_ns) for call in read(str(path)).collectives] == [("[[4]]", 0)]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

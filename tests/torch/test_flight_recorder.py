@@ -18,7 +18,7 @@ tensor = torch.ones(3, 4)
 dist.all_reduce(tensor)
 dist.broadcast(tensor, 0)
 deadline = time.monotonic() + 60
-# gloo's own thread retires an operation, after what waited for the operation goes on.
+# gloo's own thread retires an operation, after what waited for the operation has continued.
 while not all(entry["retired"] for entry in pickle.loads(c10d._dump_fr_trace(True, False))["entries"]):
     assert time.monotonic() < deadline, "torch retired no operation in a minute"
 for name, dump in (("pickle", lambda: c10d._dump_fr_trace(True, False)), ("json", c10d._dump_fr_trace_json)):

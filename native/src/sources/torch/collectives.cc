@@ -26,6 +26,8 @@ namespace {
 
 const otp_api* g_collectives_api = nullptr;
 
+using Options = c10::intrusive_ptr<c10d::Backend::Options>;
+
 // A group with a backend of its own, which may serve several types of devices.
 struct Known {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;  // as long as it is here, no other group has its address
@@ -33,6 +35,7 @@ struct Known {
   const c10d::Backend* backend;  // to tell it from others only: a group may be given another one
   bool has_numbers;
   otp_collective facts;  // what is the same for all of its collectives
+  Options options;       // null: it has none
   int64_t skew = 0;      // by how much the backend's number is ahead of the collectives
   int64_t last = -1;
   uint32_t repeat = 0;  // collectives since the last one that had another number
@@ -62,31 +65,32 @@ uint32_t interned(std::string_view text) {
   return g_collectives_api->intern(text.data(), static_cast<uint32_t>(text.size()), OTP_NAME_OPERATOR);
 }
 
-// The global ranks of a group, separated by commas; empty where the backend was not told: then it is all ranks.
-// A template, so that the earlier versions of torch that have no such options are asked whether they do.
+// What the backend was made with; null where it has none, or does not tell. Asked once for each group: a backend that
+// does not tell throws. A template, so that the earlier versions of torch that have no such question are asked whether
+// they do.
 template <typename Backend>
-std::string ranks_of(Backend& backend) {
-  std::string text;
+Options options_of(Backend& backend) {
   try {
-    if constexpr (requires { backend.getBackendOptions(); }) {
-      for (uint64_t rank : backend.getBackendOptions()->global_ranks_in_group)
-        text += (text.empty() ? "" : ",") + std::to_string(rank);
-    }
-  } catch (...) {  // it has no options
+    if constexpr (requires { backend.getBackendOptions(); }) return backend.getBackendOptions();
+  } catch (...) {  // it does not tell
+  }
+  return {};
+}
+
+// The global ranks of a group, separated by commas; empty where the backend was not told: then it is all ranks.
+template <typename Pointer>
+std::string ranks_of(const Pointer& options) {
+  std::string text;
+  if constexpr (requires { options->global_ranks_in_group; }) {
+    if (!options) return text;
+    for (uint64_t rank : options->global_ranks_in_group) text += (text.empty() ? "" : ",") + std::to_string(rank);
   }
   return text;
 }
 
-// In ms: the call's own, or else the group's; 0 where neither is known.
-template <typename Backend>
-uint32_t timeout_of(Backend& backend, int64_t of_call) {
-  int64_t found = of_call;
-  try {
-    if constexpr (requires { backend.getBackendOptions(); }) {
-      if (found <= 0) found = backend.getBackendOptions()->timeout.count();
-    }
-  } catch (...) {  // it has no options
-  }
+// In ms: the call's own, or else the group's, which may be another one with each call; 0 where neither is known.
+uint32_t timeout_of(const Options& options, const Call& call) {
+  int64_t found = call.timeout_ms > 0 || !options ? call.timeout_ms : options->timeout.count();
   return static_cast<uint32_t>(std::clamp<int64_t>(found, 0, UINT32_MAX));
 }
 
@@ -103,12 +107,18 @@ Known made_known(const Call& call) {
   c10d::ProcessGroup& group = *call.group;
   c10d::Backend& backend = *call.backend;
   otp_collective facts{};
+  Options options = options_of(backend);
   facts.group = interned(group.getGroupName());
-  facts.ranks = interned(ranks_of(backend));
+  facts.ranks = interned(ranks_of(options));
   facts.backend = interned(backend.getBackendName());
   facts.group_size = group.getSize();
   facts.rank = group.getRank();
-  return {c10::weak_intrusive_ptr<c10d::ProcessGroup>(call.group), &group, &backend, has_numbers(backend), facts};
+  return {c10::weak_intrusive_ptr<c10d::ProcessGroup>(call.group),
+          &group,
+          &backend,
+          has_numbers(backend),
+          facts,
+          std::move(options)};
 }
 
 Known* find(State& s, const Call& call) {
@@ -160,9 +170,16 @@ otp_collective entry_of(Known& known, const Call& call, int64_t before) {
   return entry;
 }
 
+// A call, and what the black box alone has of it.
+struct Told {
+  otp_collective entry{};
+  uint32_t timeout_ms = 0;
+};
+
 // As the black box has it. Gloo completes the future of its work when that is done; others do so when it is enqueued on
 // a device, or never.
-otp_blackbox_call boxed(const otp_collective& entry, uint32_t name, bool is_tracked) {
+otp_blackbox_call boxed(const Told& told, uint32_t name, bool is_tracked) {
+  const otp_collective& entry = told.entry;
   uint32_t flags = entry.flags | (is_tracked ? 0 : OTP_BLACKBOX_UNTRACKED);
   return {entry.event,
           entry.sequence_nr,
@@ -180,18 +197,19 @@ otp_blackbox_call boxed(const otp_collective& entry, uint32_t name, bool is_trac
           entry.peer,
           entry.tag,
           flags,
-          0,
+          told.timeout_ms,
           0,
           {}};
 }
 static_assert(static_cast<int>(OTP_COLLECTIVE_TRANSFER) == OTP_BLACKBOX_TRANSFER, "the same bits");
 static_assert(static_cast<int>(OTP_COLLECTIVE_ASYNC) == OTP_BLACKBOX_ASYNC, "the same bits");
 
-otp_collective tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t consumers) {
+Told tell(State& s, const Call& call, int64_t before, uint64_t event, uint32_t consumers) {
   uint32_t dtype = interned(call.dtype), reduce_op = interned(call.reduce_op);
-  otp_collective told{};
+  Told told;
   with_known(s, call, [&](Known& known) {
-    otp_collective& entry = told = entry_of(known, call, before);
+    told.timeout_ms = timeout_of(known.options, call);
+    otp_collective& entry = told.entry = entry_of(known, call, before);
     entry.event = event;
     entry.dtype = dtype;
     entry.reduce_op = reduce_op;
@@ -236,11 +254,10 @@ struct After {
 };
 
 // Notes a call in the black box; a ticket for its end, 0 where the backend will not tell that.
-uint64_t note_in_box(const otp_collective& told, const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+uint64_t note_in_box(const Told& told, const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                      const Call& call) {
   bool is_tracked = call.backend->getBackendName() == "gloo";
   otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
-  noted.timeout_ms = timeout_of(*call.backend, call.timeout_ms);
   shapes_of_inputs(op, stack).copy(noted.shapes, sizeof noted.shapes - 1);
   uint64_t ticket = g_collectives_api->collective_enqueued(&noted);
   return is_tracked ? ticket : 0;
@@ -260,7 +277,7 @@ void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, 
   if (!call.group) return;
   int64_t before = number_before(*state, call);
   if (event != 0 || is_boxed) {
-    otp_collective told = tell(*state, call, before, event, consumers);
+    Told told = tell(*state, call, before, event, consumers);
     if (is_boxed) after->ticket = note_in_box(told, op, stack, call);
   }
   if (call.counts_otherwise) after->skew.emplace(*state, std::move(call), before);
