@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFlags
 
 from otel_torchprof._encode.process_resource import of_this_process
-from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._spans.step_spans import NO_ATTRIBUTES, Trace
 from otel_torchprof.version import __version__
 
 from .sdk import SCHEMA_URL, span_limits
@@ -111,7 +111,7 @@ class Provider:
         trace = Trace(trace_id, True, True)
         if ids is not None:
             parent = _rank_span(trace_id, ids.parent_span_id, is_remote=True) if ids.parent_span_id else None
-            trace = trace._replace(span_id=ids.span_id, parent=parent, links=ids.links)
+            trace.span_id, trace.parent, trace.links = ids.span_id, parent, ids.links
         attributes = {"torch.step": step} if step >= 0 else {}
         links = [Link(_rank_span(*to)) for to in ((link,) if link else ()) + trace.links]
         try:
@@ -120,13 +120,13 @@ class Provider:
                 Context(), trace_id, name, SpanKind.INTERNAL, attributes, links
             )
             state = result.trace_state.to_header() if result.trace_state else ""
+            added = {key: value for key, value in (result.attributes or {}).items() if attributes.get(key) != value}
             decision = result.decision
-            recorded, exported = decision is not Decision.DROP, decision is Decision.RECORD_AND_SAMPLE
-            added = dict(result.attributes or {})
-            return trace._replace(recorded=recorded, exported=exported, trace_state=state, attributes=added)
+            trace.recorded, trace.exported = decision is not Decision.DROP, decision is Decision.RECORD_AND_SAMPLE
+            trace.trace_state, trace.attributes = state, added or NO_ATTRIBUTES
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
             self._say_once("the sampler failed on %r; such spans are recorded", name, error)
-            return trace
+        return trace
 
     def _id(self, generate: str, bits: int) -> int:
         generator = self.tracer_provider.id_generator

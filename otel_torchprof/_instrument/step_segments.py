@@ -297,7 +297,9 @@ class StepSegments:
         self._latest.extend(
             (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
         )
-        self._contexts.extend((token.start, token.thread, token.context) for token in tokens)
+        self._contexts.extend(
+            (token.start, token.thread, token.context) for token in tokens if token.context or self._contexts
+        )
         if self._first is None:
             self._first = _first_of(tokens)
 
@@ -316,8 +318,10 @@ class StepSegments:
         if self._passed and cycle.anchor is not None:
             self._steps.skip(self._passed[cycle.anchor])
             self._passed.clear()
-        for time, thread, token, segment in boundaries:
+        for boundary in boundaries:
             give_way()
+            time, thread, token = boundary.time, boundary.thread, boundary.token
+            segment = boundary.segment
             context, mark = self._context_before(time, thread), self._evaluation
             usage = mark.usage if mark is not None and token == mark.time_ns else self._usage(token)
             # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first

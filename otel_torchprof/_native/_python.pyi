@@ -13,6 +13,9 @@ def owner(memory: int, free: int, kept: object, /) -> object: ...
 
 # What follows is there only after attach().
 
+# The class of objects with these attributes that Python's collector neither counts nor visits; names: its own full name, then theirs.
+def untracked(names: tuple[str, ...], /) -> type[Any]: ...
+
 class Label:
     name: str
     args: str | None

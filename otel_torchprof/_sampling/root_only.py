@@ -82,10 +82,10 @@ def without_detail(
     left = [MOST_BYTES - len(calls.encode("utf-8", "replace")) for calls in collectives]
     texts = _averages(table, rows[goes], which[goes], left)
     reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
-    found = {
-        row: {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})}
+    found = (
+        (row, {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})})
         for row, text, calls in zip(roots.tolist(), texts, collectives, strict=True)
-    }
+    )
     return without_hidden(with_attributes(reported, found))
 
 

@@ -317,10 +317,10 @@ class LiveTrees:
         link = None if found is None else (found[0].trace_id, found[0].span_id)
         if link is None or link in group.trace.links or len(group.trace.links) >= _MOST_LINKS:
             return
-        trace = group.trace._replace(links=(*group.trace.links, link))
+        trace = replace(group.trace, links=(*group.trace.links, link))
         if group.step is not None:
             group.step.trace = trace
-        trace_groups[at] = group._replace(trace=trace)
+        trace_groups[at] = replace(group, trace=trace)
 
     def _operator_groups(
         self, trees: Forest, batch: Batch, roots: Array, trace_groups: list[TraceGroup], of_root: Array

@@ -17,7 +17,7 @@ from otel_torchprof._tree.flows import Numbered, has_backward, latest_forward, n
 from otel_torchprof._tree.span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .collectives import LiveCollectives
     from .placed import Placed
@@ -210,20 +210,20 @@ def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
 
 def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
     """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
-    linking = [
-        (i, trace_id.to_bytes(16, "big"), span_id)
-        for i, step in enumerate(steps)
-        for trace_id, span_id in filter(None, (step.link, *step.trace.links, step.job))
-    ]
+    # Three lists of plain values, not one of tuples: see otel_torchprof._native.untracked.
+    row, trace_ids, span_ids = [], bytearray(), []
+    for i, step in enumerate(steps):
+        for to in (step.link, *step.trace.links, step.job):
+            if to is not None:
+                row.append(i)
+                trace_ids += to[0].to_bytes(16, "big")
+                span_ids.append(to[1])
     linking_rows = np.where(rows >= 0, position(np.maximum(rows, 0)), -1)
     here = linking_rows >= 0
-    links = np.zeros(len(linking) + int(here.sum()), dtype=LINK)
-    if linking:
-        row, trace_id, span_id = zip(*linking, strict=True)
-        of_steps = links[: len(linking)]
-        of_steps["row"], of_steps["span_id"] = row, np.array(span_id, dtype=np.uint64)
-        of_steps["trace_id"] = np.frombuffer(b"".join(trace_id), dtype=np.uint8).reshape(-1, 16)
-    rest = links[len(linking) :]
+    links = np.zeros(len(row) + int(here.sum()), dtype=LINK)
+    of_steps, rest = links[: len(row)], links[len(row) :]
+    of_steps["row"], of_steps["span_id"] = row, np.array(span_ids, dtype=np.uint64)
+    of_steps["trace_id"] = np.frombuffer(trace_ids, dtype=np.uint8).reshape(-1, 16)
     rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
     linked = links["row"]
     return links if (linked[1:] >= linked[:-1]).all() else links[np.argsort(linked, kind="stable")]
@@ -231,9 +231,8 @@ def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: 
 
 def _own_attributes(
     placed: Placed, steps: Sequence[StepSpan], position: Callable[[Array], Array]
-) -> dict[int, dict[str, Any]]:
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """What samplers add to roots, and what steps have of their own, by position in the table."""
-    found: dict[int, dict[str, Any]] = {}
     names: dict[int | None, str] = {}
     if any(step.thread is not None for step in steps):
         names = {thread.ident: thread.name for thread in living_threads()}
@@ -242,15 +241,16 @@ def _own_attributes(
     for i, step in enumerate(steps):
         give_way()
         of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
-        found[i] = {**step.trace.attributes, **of_segment, **step.attributes}
+        found = {**step.trace.attributes, **of_segment, **step.attributes}
         if step.thread is not None:
-            found[i]["thread.id"] = step.thread
+            found["thread.id"] = step.thread
             if name := names.get(step.thread):
-                found[i]["thread.name"] = name
+                found["thread.name"] = name
         if step.is_running:
-            found[i]["torch.unfinished"] = True
+            found["torch.unfinished"] = True
         if step.shares is not None and step.shares.regions.any():
-            found[i] |= {key: values.item() for key, values in step.shares.attributes().items()}
+            found |= {key: values.item() for key, values in step.shares.attributes().items()}
+        yield i, found
     reported = np.array(
         [trace_group.step is None and bool(trace_group.trace.attributes) for trace_group in placed.trace_groups],
         dtype=np.bool_,
@@ -259,8 +259,7 @@ def _own_attributes(
         rows = np.flatnonzero(reported[placed.trace_group] & placed.is_root)
         for at, trace_group in zip(position(rows).tolist(), placed.trace_group[rows].tolist(), strict=True):
             if at >= 0:
-                found[at] = dict(placed.trace_groups[trace_group].trace.attributes)
-    return found
+                yield at, placed.trace_groups[trace_group].trace.attributes
 
 
 def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
@@ -274,13 +273,11 @@ def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
 _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
 
 
-def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) -> SpanTable:
+def with_attributes(table: SpanTable, found: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
-    if not found:
-        return table
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
     strings: dict[str, int] = {}
-    for position, attributes in found.items():
+    for position, attributes in found:
         give_way()
         for key, value in attributes.items():
             kind = _kind(value)
@@ -288,6 +285,8 @@ def with_attributes(table: SpanTable, found: Mapping[int, Mapping[str, Any]]) ->
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - as the table holds it
             columns.setdefault((str(key), kind), {})[position] = value
+    if not columns:
+        return table
     added = tuple(_column(key, kind, values, len(table)) for (key, kind), values in columns.items())
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 

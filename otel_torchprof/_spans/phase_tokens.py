@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import NEVER, Flag, Kind
+from otel_torchprof._native.untracked import untracked
 from otel_torchprof._process.give_way import give_way
 
 from .step_tokens import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Array, Batch
 
@@ -55,30 +58,37 @@ class PhaseTokens:
         if not is_phase.any() and not (batch.opens.kind == Kind.PHASE).any():
             return []
         above = _Above(batch)
-        found = sorted([*self._rows(batch, np.flatnonzero(is_phase), above), *self._opens(batch, above)])
-        tokens = []
-        again = _begins_again(found) if any(one[5] not in self._ends for one in found) else {}
-        for start, end, id_, part, key, thread, context, is_cut, around in found:
+        tokens: list[Token] = []
+        around: dict[int, tuple[_Event, ...]] = {}
+        for token, enclosing in chain(self._rows(batch, np.flatnonzero(is_phase), above), self._opens(batch, above)):
+            tokens.append(token)
+            if enclosing:
+                around[token.id] = enclosing
+        tokens.sort(key=_begin)
+        again = _begins_again(tokens) if any(token.thread not in self._ends for token in tokens) else {}
+        for token in tokens:
             give_way()
-            last = self._ends.get(thread)
-            if (
-                last is None
-            ):  # what is around the first may be the whole program, unless it ends before that comes again
-                starts = [began for began, ended in around if ended <= again.get(thread, NEVER - 1)]
-            else:
-                of_span = self._began(context) if context else None
-                starts = [began for began, _ in around if began >= last]
-                starts += [of_span] if of_span is not None and of_span >= last else []
-            begin = min(start, *starts) if starts else start
-            tokens.append(Token(id_, part, key, begin, end, thread, context, id_ in self._holders, is_cut))
-            self._ends[thread] = start if end == NEVER else end
+            begin = token.start
+            token.start = min([begin, *self._starts(token, around.get(token.id, ()), again)])
+            token.holds_backward = token.id in self._holders
+            self._ends[token.thread] = begin if token.end == NEVER else token.end
         self._holders &= set(batch.opens.id.tolist())
         while len(self._ends) > _MOST_THREADS:
             del self._ends[next(iter(self._ends))]
         return tokens
 
-    def _rows(self, batch: Batch, rows: Array, above: _Above) -> Iterator[_Found]:
-        """The top-level phases among the rows; notes in which of them a backward pass runs."""
+    def _starts(self, token: Token, enclosing: Iterable[_Event], again: Mapping[int, int]) -> list[int]:
+        """When that began which a token is in, where it is to begin with that. ``again``: as :func:`_begins_again`."""
+        last = self._ends.get(token.thread)
+        if last is None:  # what is around the first may be the whole program, unless it ends before that comes again
+            return [event.start for event in enclosing if event.end <= again.get(token.thread, NEVER - 1)]
+        of_span = self._began(token.context) if token.context else None
+        return [
+            start for start in (*(event.start for event in enclosing), of_span) if start is not None and start >= last
+        ]
+
+    def _rows(self, batch: Batch, rows: Array, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
+        """The top-level phases among the rows, and what each is in; notes in which of them a backward pass runs."""
         idents = [thread.ident for thread in batch.threads]
         context = batch.columns.get("context")
         columns = [batch[name][rows].tolist() for name in _COLUMNS]
@@ -91,51 +101,42 @@ class PhaseTokens:
             enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
             if holder is None and part is not None:
-                starts = tuple((event.start, event.end) for event in enclosing)
-                yield start, end, id_, part, key, idents[thread], of_span, bool(flags & Flag.UNFINISHED), starts
+                is_cut = bool(flags & Flag.UNFINISHED)
+                yield Token(id_, part, key, start, end, idents[thread], of_span, is_cut=is_cut), enclosing
             elif part is Part.BACKWARD and holder is not None:
                 self._holders.add(holder)
 
-    def _opens(self, batch: Batch, above: _Above) -> Iterator[_Found]:
-        """The top-level phases among what is open."""
+    def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
+        """The top-level phases among what is open, and what each is in."""
         opens = batch.opens
         for at in np.flatnonzero(opens.kind == Kind.PHASE).tolist():
             part = _KNOWN.get(int(opens.fwd_thread[at]))
             enclosing = tuple(above.open(int(opens.parent[at])))
             if part is None or any(event.kind == Kind.PHASE for event in enclosing):
                 continue
-            starts = tuple((event.start, event.end) for event in enclosing)
             ident, context = batch.threads[opens.thread[at]].ident, int(opens.context[at])
-            yield (
-                int(opens.start[at]),
-                NEVER,
-                int(opens.id[at]),
-                part,
-                int(opens.sequence_nr[at]),
-                ident,
-                context,
-                False,
-                starts,
-            )
+            key, start = int(opens.sequence_nr[at]), int(opens.start[at])
+            yield Token(int(opens.id[at]), part, key, start, NEVER, ident, context), enclosing
 
 
-_Found = tuple[int, int, int, Part, int, int, int, bool, tuple[tuple[int, int], ...]]
-"""Of a phase: begin, end, id, part, key, thread's ident, context, whether it was cut, and begin and end of what it is in."""
+def _begin(token: Token) -> int:
+    return token.start
 
 
-def _begins_again(found: list[_Found]) -> dict[int, int]:
+def _begins_again(tokens: Iterable[Token]) -> dict[int, int]:
     """When what the first phase of each thread is began a second time."""
-    firsts: dict[int, tuple[Part, int]] = {}
+    firsts: dict[int, Token] = {}
     begins: dict[int, int] = {}
-    for start, _, _, part, key, thread, *_ in found:
-        if thread not in firsts:
-            firsts[thread] = part, key
-        elif firsts[thread] == (part, key):
-            begins.setdefault(thread, start)
+    for token in tokens:
+        first = firsts.setdefault(token.thread, token)
+        if token is not first and (token.part, token.key) == (first.part, first.key):
+            begins.setdefault(token.thread, token.start)
     return begins
 
 
-class _Event(NamedTuple):
+@untracked
+@dataclass(eq=False)
+class _Event:
     """Something that a phase is in."""
 
     id: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_torchprof._native.loops import self_times
+from otel_torchprof._native.untracked import untracked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from .step_spans import StepSpan, Trace
 
 
-class TraceGroup(NamedTuple):
+@untracked
+@dataclass(eq=False)
+class TraceGroup:
     """What the top-level events of some trees hang under."""
 
     trace: Trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
@@ -106,7 +107,7 @@ class _Loop:
     def _take_open(self) -> None:
         if self._open is not None:
             token, self._open = self._open, None
-            self._take(token._replace(holds_backward=self._has_closures))
+            self._take(replace(token, holds_backward=self._has_closures))
 
     def _take(self, token: Token) -> None:
         self._has_closures |= token.holds_backward
@@ -275,7 +276,7 @@ class StepCycle:
                     self._latest = max(boundary.time, self._latest, earliest)
                     # What is known of the token is of when that began.
                     token = boundary.token if boundary.time == self._latest else 0
-                    found.append(boundary._replace(time=self._latest, token=token))
+                    found.append(replace(boundary, time=self._latest, token=token))
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part
@@ -57,7 +58,7 @@ class Held:
     def close(self, end: int) -> None:
         """The latest token, which was open, has ended."""
         if self.tokens and self.tokens[-1].end == NEVER:
-            self.tokens[-1] = self.tokens[-1]._replace(end=end)
+            self.tokens[-1] = replace(self.tokens[-1], end=end)
 
     def settle(self) -> None:
         """What is held can be held no longer."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from otel_torchprof._columns.phases import Segment
+from otel_torchprof._native.untracked import untracked
 from otel_torchprof._tree.phases import PhaseTimes
 from otel_torchprof._tree.span_table import STEP_NAME
 
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.compiled import Shares
 
 
-class Trace(NamedTuple):
+NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@untracked
+@dataclass
+class Trace:
     """A trace that a sampler was asked about."""
 
     trace_id: int
@@ -27,8 +34,8 @@ class Trace(NamedTuple):
     exported: bool
     """Whether its spans are sent."""
     trace_state: str = ""
-    attributes: Mapping[str, Any] = {}
-    """What the sampler adds to its root."""
+    attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
+    """What the sampler adds to its root, beyond what it was told."""
     span_id: int = 0
     """Of the span that stands for it in this process, where that is decided already."""
     parent: SpanContext | None = None
@@ -41,7 +48,8 @@ UNSAMPLED = Trace(0, False, False)
 """Of a step that ends inside an unsampled span of the application."""
 
 
-@dataclass(eq=False, slots=True)
+@untracked
+@dataclass(eq=False)
 class StepSpan:
     """A synthetic span: a step in one context, a section of the job, a root that operators share."""
 
@@ -126,7 +134,8 @@ class RecordedStep(NamedTuple):
     """Of its span."""
 
 
-@dataclass(eq=False, slots=True)
+@untracked
+@dataclass(eq=False)
 class Step:
     """A segment of the job that has begun: a step, or what stands between steps."""
 

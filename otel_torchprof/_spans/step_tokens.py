@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part
+from otel_torchprof._native.untracked import untracked
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.phases import Segment
@@ -24,7 +26,9 @@ RELEVANT = OPTIMIZERS | {
 """Parts that say something about the cycle; the others may come anywhere."""
 
 
-class Token(NamedTuple):
+@untracked
+@dataclass
+class Token:
     """A phase event that is in no other phase of its thread."""
 
     id: int
@@ -46,7 +50,9 @@ class Token(NamedTuple):
     """It never ended by itself: an exception left it."""
 
 
-class Boundary(NamedTuple):
+@untracked
+@dataclass
+class Boundary:
     """A segment begins, and the one before ends."""
 
     time: int

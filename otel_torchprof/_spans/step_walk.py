@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
@@ -82,7 +83,7 @@ class Walk:
     def close(self, end: int) -> None:
         """The latest token, which was open, has ended."""
         if self._pending and self._pending[-1].end == NEVER:
-            self._pending[-1] = self._pending[-1]._replace(end=end)
+            self._pending[-1] = replace(self._pending[-1], end=end)
         if self._end == NEVER:
             self._end = end
 
@@ -170,7 +171,7 @@ class Walk:
         pending, first = self._pending, token
         latest = pending[-1] if pending else None
         if self.waits and latest is not None and latest.part is Part.EVALUATION:
-            pending[-1] = latest._replace(end=token.end)
+            pending[-1] = replace(latest, end=token.end)
             return
         if self.waits and latest is not None and latest.part is Part.NEXT and self._is_of_training(latest.key):
             pending.append(token)

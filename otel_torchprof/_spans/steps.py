@@ -207,9 +207,6 @@ class Steps:
             running.trace = None  # its ids may be those of the step with that number
         for span in running.spans.values():
             span.segment, span.number, span.name = running.segment, running.number, running.name
-            # Samplers give back what they were told.
-            kept = {key: value for key, value in span.trace.attributes.items() if key != STEP_NAME}
-            span.trace = span.trace._replace(attributes=kept)
         return running
 
     def end(

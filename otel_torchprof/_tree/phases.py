@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
 from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._native.untracked import untracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,9 @@ _RECOMPUTED = len(PHASES)
 _PHASE_OF = np.zeros(max(Part) + 1, dtype=np.int64)
 for _part in Part:
     _PHASE_OF[_part] = PHASES.index(_part.phase)
+
+
+_NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
 
 
 class ExclusiveTimes(NamedTuple):
@@ -109,42 +114,50 @@ def repeated_phases(
     return found
 
 
+@untracked
+@dataclass(eq=False)
 class PhaseTimes:
     """The exclusive times of phases in one step so far, ns, by thread. For one thread at a time."""
 
-    def __init__(self) -> None:
-        self._of_threads: dict[int, npt.NDArray[np.int64]] = {}
+    threads: tuple[int, ...] = ()
+    """``threading.get_ident()`` of each."""
+    times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
+    """A row per thread."""
 
     def add(self, found: ExclusiveTimes, group: int) -> None:
         """Those of one group."""
-        for thread, times in zip(found.threads, found.times[group], strict=True):
-            if times.any():
-                self._of_threads[thread] = self._of_threads.get(thread, 0) + times
+        added = found.times[group]
+        for at in np.flatnonzero(added.any(axis=1)).tolist():
+            thread = found.threads[at]
+            if thread not in self.threads:
+                self.threads, self.times = (*self.threads, thread), np.vstack((self.times, added[at]))
+            else:
+                self.times[self.threads.index(thread)] += added[at]
 
     def on_thread(self, thread: int | None, duration: int) -> dict[str, int]:
         """What each phase took on the loop's thread, and what of the step's duration is in none.
 
         ``thread``: None where that is not known; the one with the most time in phases is taken then.
         """
-        times = self._of_threads.get(self._loop(thread))
-        found = {} if times is None else _named(times)
+        found: dict[str, int] = {}
+        for times in self.times[[each == self._loop(thread) for each in self.threads]]:
+            found |= _named(times)
         return {**found, UNATTRIBUTED: max(duration - sum(found.values()), 0)}
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
         found = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
-        loop = self._loop(thread)
-        others = [times for other, times in self._of_threads.items() if other != loop]
-        if others:
-            found |= {f"{name}.overlap": time for name, time in _named(np.sum(others, axis=0)).items()}
+        others = self.times[[each != self._loop(thread) for each in self.threads]]
+        if len(others):
+            found |= {f"{name}.overlap": time for name, time in _named(others.sum(axis=0)).items()}
         named = {PHASE_PREFIX + key: time / 1e9 for key, time in found.items()}
-        recomputed = sum(int(times[_RECOMPUTED]) for times in self._of_threads.values())
+        recomputed = int(self.times[:, _RECOMPUTED].sum())
         return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
 
     def _loop(self, thread: int | None) -> int:
-        if thread is not None:
-            return thread
-        return max(self._of_threads, key=lambda each: int(self._of_threads[each][:_RECOMPUTED].sum()), default=0)
+        if thread is not None or not self.threads:
+            return thread or 0
+        return self.threads[int(self.times[:, :_RECOMPUTED].sum(axis=1).argmax())]
 
 
 def _named(times: Array) -> dict[str, int]:

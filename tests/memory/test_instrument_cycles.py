@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,36 @@ def test_threads_that_train_meanwhile():
     assert (hooks(), observed()) == (before, False)
     assert processor.health.recorded > 0
     provider.shutdown()
+
+
+@pytest.mark.parametrize("detail", DETAILS)
+def test_steps_are_no_work_for_the_garbage_collector(detail):
+    """A thousand drained steps leave the collector no object per step, so none of its full collections comes because of them."""
+    seen: Counter[str] = Counter()
+
+    def look(phase, _info):
+        if phase == "start":
+            # Tuples of plain values are let go of at their first visit.
+            seen.update(type(each).__name__ for each in gc.get_objects(generation=0) if type(each) is not tuple)
+
+    model, others = torch.nn.Linear(4, 4), gc.callbacks[:]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    processor = otp.TorchSpanProcessor()
+    provider = new_provider(processor)
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail=detail)
+    try:
+        gc.collect()
+        full = gc.get_stats()[2]["collections"]
+        gc.callbacks.append(look)
+        for _ in range(1000):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert provider.force_flush()
+        gc.callbacks.remove(look)
+        assert gc.get_stats()[2]["collections"] == full
+        assert {name: count for name, count in seen.items() if count > 500} == {}
+    finally:
+        gc.callbacks[:] = others
+        otp.TorchInstrumentor().uninstrument()
+        processor.shutdown()

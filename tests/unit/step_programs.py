@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
@@ -95,10 +96,10 @@ def fed(cycle, tokens, times):
         piece = []
         for token in tokens:
             if before < token.start <= time or (token.id in opens and token.end <= time):
-                piece.append(token if token.end <= time else token._replace(end=NEVER, holds_backward=False))
+                piece.append(token if token.end <= time else replace(token, end=NEVER, holds_backward=False))
                 (opens.discard if token.end <= time else opens.add)(token.id)
             elif token.id in opens:
-                piece.append(token._replace(end=NEVER, holds_backward=False))
+                piece.append(replace(token, end=NEVER, holds_backward=False))
         found += cycle.feed(piece, time)
         before = time
     return found

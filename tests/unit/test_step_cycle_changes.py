@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from step_programs import OPTIMIZER, TRAIN, Program, at_once, boundaries, check, fed, in_pieces, one_by_one
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._spans.step_cycle import Boundary, StepCycle
 
 SECOND = 1_000_000_000
 
@@ -189,7 +190,7 @@ def test_a_long_wait_for_a_batch_begins_the_step():
     cycle = StepCycle()
     waiting = program.tokens[12]
     found = fed(cycle, program.tokens[:12], at_once(program.tokens[:12]))
-    found += cycle.feed([waiting._replace(end=NEVER)], waiting.start + 2)
+    found += cycle.feed([replace(waiting, end=NEVER)], waiting.start + 2)
     assert not cycle.is_settled
     found += cycle.settle()
     assert cycle.is_settled
@@ -231,10 +232,10 @@ def test_a_loop_that_is_silent_is_over():
     cycle.feed([], program.time + 200 * SECOND)
     assert cycle.is_settled
     program = Program(time=program.time + 300 * SECOND, thread=1)("[ N F B S")
-    program.tokens = [token._replace(id=token.id + 100) for token in program.tokens]
+    program.tokens = [replace(token, id=token.id + 100) for token in program.tokens]
     found = cycle.feed(program.tokens, program.time)
     assert [one.time for one in found] == steps(program.expected)
-    assert cycle.finish(program.time + 9)[-1] == (program.time, 1, program.tokens[-1].id, None)
+    assert cycle.finish(program.time + 9)[-1] == Boundary(program.time, 1, program.tokens[-1].id, None)
 
 
 def both(*programs):
@@ -322,7 +323,7 @@ def test_what_never_trains_is_settled(text):
     program = Program()(text, 100)
     fed(cycle, program.tokens, at_once(program.tokens))
     for token in Program(time=program.time, seed=1)(text, 100).tokens:
-        assert cycle.feed([token._replace(id=token.id + 10**9)], token.end) == []
+        assert cycle.feed([replace(token, id=token.id + 10**9)], token.end) == []
         assert cycle.is_settled
 
 
@@ -335,7 +336,7 @@ def test_many_threads_are_bounded():
         other = Program(thread=thread, time=program.time)("N F")
         found += fed(cycle, other.tokens, at_once(other.tokens))
     more = Program(time=program.time + 1000)("[ N F B S", 3)
-    found += cycle.feed([token._replace(id=token.id + 10**9) for token in more.tokens], more.time)
+    found += cycle.feed([replace(token, id=token.id + 10**9) for token in more.tokens], more.time)
     assert [one.time for one in found] == steps(program.expected + more.expected)
     assert size(cycle, set()) < 1_000_000
 
@@ -346,7 +347,7 @@ def test_an_exhausted_loader_that_was_waited_for_long_is_not_in_the_evaluation()
     cycle = StepCycle()
     waiting = program.tokens[12]
     found = fed(cycle, program.tokens[:12], at_once(program.tokens[:12]))
-    found += cycle.feed([waiting._replace(end=NEVER)], waiting.start + 1)
+    found += cycle.feed([replace(waiting, end=NEVER)], waiting.start + 1)
     found += cycle.settle()
     found += fed(cycle, program.tokens[12:], at_once(program.tokens))
     assert [(one.time, one.segment) for one in found] == program.expected
@@ -358,7 +359,7 @@ def test_open_closures_are_waited_for():
     cycle = StepCycle()
     found = fed(cycle, program.tokens[:6], at_once(program.tokens[:6]))
     batch, closure = program.tokens[6:]
-    found += cycle.feed([batch, closure._replace(end=NEVER, holds_backward=False)], closure.start + 1)
+    found += cycle.feed([batch, replace(closure, end=NEVER, holds_backward=False)], closure.start + 1)
     assert (cycle.is_settled, len(found)) == (False, 3)
     found += cycle.settle()
     found += cycle.feed([closure], closure.end)

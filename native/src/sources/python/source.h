@@ -189,6 +189,7 @@ int add_usage(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);
 int add_collections(PyObject* module);
+int add_untracked(PyObject* module);
 
 }  // namespace otp_python
 
