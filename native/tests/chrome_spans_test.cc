@@ -72,8 +72,7 @@ struct Spans {
   }
 
   void link(uint64_t row, uint64_t target, uint8_t trace_byte = 0xFF) {
-    otp_link made{row, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, trace_byte}, {}};
-    for (int i = 0; i < 8; ++i) made.span_id[i] = static_cast<uint8_t>(target >> (56 - 8 * i));
+    otp_link made{row, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, trace_byte}, target};
     links.push_back(made);
   }
 

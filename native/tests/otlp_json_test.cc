@@ -54,7 +54,7 @@ void every_member() {
   spans.attributes = {{"i", 1, OTP_ATTRIBUTE_INT64, least, nullptr}, {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, no},
                       {"\"d", 2, OTP_ATTRIBUTE_DOUBLE, half, yes},   {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
                       {"n", 1, OTP_ATTRIBUTE_BOOL, no, nullptr},     {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
-  spans.links = {{0, {0xA0, 0xA1}, {0xB0}}, {0, {1}, {2}}};
+  spans.links = {{0, {0xA0, 0xA1}, 0xB001020304050607}, {0, {1}, 2}};
   spans.trace_state = {spans.intern("k=v")};
   spans.remote = {1};
   spans.dropped_attributes = {300};
@@ -67,8 +67,8 @@ void every_member() {
            "{\"key\":\"\\\"d\",\"value\":{\"doubleValue\":0.5}},"
            "{\"key\":\"b\",\"value\":{\"boolValue\":true}},{\"key\":\"n\",\"value\":{\"boolValue\":false}},"
            "{\"key\":\"s\",\"value\":{\"stringValue\":\"v\\\\\"}}],\"droppedAttributesCount\":300,\"links\":["
-           "{\"traceId\":\"a0a10000000000000000000000000000\",\"spanId\":\"b000000000000000\",\"flags\":256},"
-           "{\"traceId\":\"01000000000000000000000000000000\",\"spanId\":\"0200000000000000\",\"flags\":256}],"
+           "{\"traceId\":\"a0a10000000000000000000000000000\",\"spanId\":\"b001020304050607\",\"flags\":256},"
+           "{\"traceId\":\"01000000000000000000000000000000\",\"spanId\":\"0000000000000002\",\"flags\":256}],"
            "\"droppedLinksCount\":4294967295,\"status\":{\"code\":2}}]\n");
   for (size_t first = 0; first <= spans.ends.size(); ++first)  // wherever the names that a table adds begin
     CHECK_EQ(encode(spans.view_with_added_names(first), 0, 1, 4096).text, encode(spans, 0, 1, 4096).text);
@@ -103,14 +103,14 @@ void the_longest_text_there_is() {
   spans.attributes = {{key.data(), 3000, OTP_ATTRIBUTE_DOUBLE, longest, nullptr},
                       {key.data(), 3000, OTP_ATTRIBUTE_NAME, text, nullptr}};
   spans.trace_state = {spans.intern(std::string(5000, '\x04'))};
-  for (int i = 0; i < 100; ++i) spans.links.push_back({0, {0xFF}, {0xFF}});
+  for (int i = 0; i < 100; ++i) spans.links.push_back({0, {0xFF}, ~0ull});
   CHECK(encode(spans, 0, 1, 1 << 20).text.size() > 6 * 21000);
 }
 
 void rows_from_first_to_end_with_their_links() {
   Spans spans;
   for (uint64_t id = 1; id <= 3; ++id) spans.add("span", id, 0);
-  spans.links = {{0, {0xAA}, {1}}, {2, {0xCC}, {1}}};
+  spans.links = {{0, {0xAA}, 1}, {2, {0xCC}, 1}};
   const Request middle = encode(spans, 1, 2, 1000);
   CHECK_EQ(middle.next, 2);
   CHECK(middle.text.find("links") == std::string::npos);

@@ -62,7 +62,7 @@ void every_field() {
                       {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, no},
                       {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
                       {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
-  spans.links = {{0, {0xA0, 0xA1}, {0xB0}}};
+  spans.links = {{0, {0xA0, 0xA1}, 0xB001020304050607}};
   spans.trace_state = {spans.intern("k=v")};
   spans.remote = {1};
   spans.dropped_attributes = {300};
@@ -86,7 +86,7 @@ void every_field() {
       "\x4A\x08\x0A\x01s\x12\x03\x0A\x01v"                                                // string
       "\x50\xAC\x02"                                                                      // dropped_attributes_count
       "\x6A\x21\x0A\x10\xA0\xA1\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"  // link: trace_id
-      "\x12\x08\xB0\x00\x00\x00\x00\x00\x00\x00"                                          // link: span_id
+      "\x12\x08\xB0\x01\x02\x03\x04\x05\x06\x07"                                          // link: span_id
       "\x35\x00\x01\x00\x00"                                                              // link: flags
       "\x70\x07"                                                                          // dropped_links_count
       "\x7A\x02\x18\x02"                                                                  // status ERROR
@@ -153,7 +153,7 @@ void a_message_is_appended_after_what_the_buffer_holds() {
 void links_are_found_from_any_first_row() {
   Spans spans;
   for (uint64_t id = 1; id <= 3; ++id) spans.add("span", id, 0);
-  spans.links = {{0, {0}, {'a'}}, {2, {0}, {'b'}}, {2, {0}, {'c'}}};
+  spans.links = {{0, {0}, 0x6100000000000000}, {2, {0}, 0x6200000000000000}, {2, {0}, 0x6300000000000000}};
   const std::string last = encode(spans, {}, 2, 1000).bytes;
   CHECK(last.find("\x12\x08"
                   "a") == std::string::npos);
@@ -188,7 +188,7 @@ void each_span_has_the_state_and_parent_of_its_own_trace() {
 void rows_from_first_to_end_are_encoded() {
   Spans spans;
   for (uint64_t id = 1; id <= 4; ++id) spans.add("span", id, 0);
-  spans.links = {{1, {0}, {'a'}}, {3, {0}, {'b'}}};
+  spans.links = {{1, {0}, 0x6100000000000000}, {3, {0}, 0x6200000000000000}};
   const Message middle = encode_rows(spans.view(), {}, 1, 3, 1000);
   CHECK_EQ(middle.next, 3);
   Spans two = spans;

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._native.span_columns import SpanAttribute, SpanColumns
-from otel_torchprof._tree.span_table import LINK, AttributeType, extend_names
+from otel_torchprof._tree.span_table import AttributeType, extend_names
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,20 +15,8 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Names
     from otel_torchprof._tree.span_table import Array, AttributeColumn, SpanTable
 
-_COLUMNS = (
-    ("name", np.dtype(np.uint32)),
-    ("start", np.dtype(np.int64)),
-    ("end", np.dtype(np.int64)),
-    ("trace", np.dtype(np.uint32)),
-    ("span_id", np.dtype(np.uint64)),
-    ("parent_span_id", np.dtype(np.uint64)),
-    ("error", np.dtype(np.uint8)),
-)
-_OPTIONAL_COLUMNS = (
-    ("parent_is_remote", np.dtype(np.uint8)),
-    ("dropped_attributes", np.dtype(np.uint32)),
-    ("dropped_links", np.dtype(np.uint32)),
-)
+_COLUMNS = ("name", "start", "end", "trace", "span_id", "parent_span_id", "error")
+_OPTIONAL_COLUMNS = ("parent_is_remote", "dropped_attributes", "dropped_links")
 
 
 class CheckedSpans:
@@ -49,21 +37,19 @@ class CheckedSpans:
         _check_names(names)
         self._check_index("name", table.name, len(names))
         self._check_index("trace", table.trace, len(table.trace_ids))
-        if table.trace_ids.dtype != np.uint8 or table.trace_ids.shape[1:] != (16,):
-            raise ValueError(f"trace_ids has shape {table.trace_ids.shape}, but must hold 16 uint8 per trace")
+        if table.trace_ids.shape[1:] != (16,):
+            raise ValueError(f"trace_ids has shape {table.trace_ids.shape}, but must hold 16 bytes per trace")
         if not _rises(table.links["row"]):
             raise ValueError("links must be sorted by row")
-        columns = {c: _checked(c, getattr(table, c), dtype, count) for c, dtype in _COLUMNS}
+        columns = {c: _checked(c, getattr(table, c), count) for c in _COLUMNS}
         columns |= {
-            c: _checked(c, values, dtype, count)
-            for c, dtype in _OPTIONAL_COLUMNS
-            if (values := getattr(table, c)) is not None
+            c: _checked(c, values, count) for c in _OPTIONAL_COLUMNS if (values := getattr(table, c)) is not None
         }
         if states is not None:
             columns["trace_state"] = states
         attributes = [self._attribute(column, count, len(names)) for column in table.attributes]
         columns["trace_ids"] = table.trace_ids
-        columns["links"] = _checked("links", table.links, LINK, len(table.links))
+        columns["links"] = table.links
         return SpanColumns(count, columns, attributes, len(table.links), names)
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
@@ -75,10 +61,8 @@ class CheckedSpans:
     def _attribute(self, column: AttributeColumn, count: int, names: int) -> SpanAttribute:
         if column.type == AttributeType.NAME:
             self._check_index(column.key, column.values, names)
-        values = _checked(column.key, column.values, column.type.dtype, count)
-        present = column.present
-        if present is not None:
-            present = _checked(column.key, present, np.dtype(np.uint8), count)
+        values = _checked(column.key, column.values, count)
+        present = None if column.present is None else _checked(column.key, column.present, count)
         return SpanAttribute(column.key.encode(), int(column.type), values, present)
 
 
@@ -98,9 +82,10 @@ def _with_states(table: SpanTable) -> tuple[Names, npt.NDArray[np.uint32] | None
     )
 
 
-def _checked(name: str, values: Array, dtype: np.dtype[Any], count: int) -> Array:
-    if values.dtype != dtype or len(values) != count:
-        raise ValueError(f"column {name} holds {len(values)} {values.dtype}, but must hold {count} {dtype}")
+def _checked(name: str, values: Array, count: int) -> Array:
+    """The types are right: the table sees to that."""
+    if len(values) != count:
+        raise ValueError(f"column {name} holds {len(values)} values, but must hold {count}")
     return values
 
 
@@ -110,10 +95,11 @@ def _rises(values: Any) -> bool:
 
 def _check_names(names: Names) -> None:
     if names.added is not None:
-        _checked("names.added.ends", names.added.ends, np.dtype(np.uint64), len(names.added))  # it adds none itself
+        _checked("names.added.ends", names.added.ends, len(names.added))  # it adds none itself
         _check_names(names.added)
-    _checked("names.data", names.data, np.dtype(np.uint8), len(names.data))
-    _checked("names.ends", names.ends, np.dtype(np.uint64), len(names.ends))
+    for column, values, dtype in (("data", names.data, np.uint8), ("ends", names.ends, np.uint64)):
+        if values.dtype != dtype:
+            raise ValueError(f"names.{column} holds {values.dtype}, but must hold {np.dtype(dtype)}")
     if names.is_shared:  # the recorder's, of which there may be many, are in order
         return
     if not _rises(names.ends) or (len(names.ends) and int(names.ends[-1]) > len(names.data)):

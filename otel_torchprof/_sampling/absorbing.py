@@ -109,14 +109,14 @@ def _moved_links(table: SpanTable, into: Array) -> Array:
     row = into[links["row"].astype(np.int64)]
     target, inside = linked_rows(table)
     target = np.where(inside, into[target], -1)
-    links["span_id"] = np.where(inside, table.span_id[target], links["span_id"].astype(np.uint64))
+    links["span_id"] = np.where(inside, table.span_id[target], links["span_id"])
     links["row"] = row
     return links_once(links[target != row])
 
 
 def links_once(links: Array) -> Array:
     """The links by rising row, without those that lead from one row to the same span id again."""
-    row, span_id = links["row"].astype(np.int64), links["span_id"].astype(np.uint64)
+    row, span_id = links["row"], links["span_id"]
     order = np.lexsort((span_id, row))
     again = (row[order][1:] == row[order][:-1]) & (span_id[order][1:] == span_id[order][:-1])
     surviving = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~again))])
@@ -126,7 +126,7 @@ def links_once(links: Array) -> Array:
 
 def linked_rows(table: SpanTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The row that each link points to, and whether it is in the table."""
-    target = rows_of_spans(table, table.links["span_id"].astype(np.uint64))
+    target = rows_of_spans(table, table.links["span_id"])
     inside = target >= 0
     inside &= (table.trace_ids[table.trace[target]] == table.links["trace_id"]).all(axis=1)
     return target, inside

@@ -84,8 +84,8 @@ def split(
         trace=trace.astype(np.uint32),
         trace_ids=trace_ids,
         trace_states=(target.trace_state,) * len(trace_ids) if target.trace_state else (),
-        parent_span_id=parent.astype(np.uint64),
-        parent_is_remote=None if remote is None else np.where(moved, 0, remote).astype(np.uint8),
+        parent_span_id=parent,
+        parent_is_remote=None if remote is None else np.where(moved, 0, remote),
         links=links_once(links),
     )
     is_event = np.arange(len(whole)) < len(table)

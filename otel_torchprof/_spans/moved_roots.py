@@ -31,7 +31,7 @@ class MovedRoots:
         """The table, whose links lead to where these roots are; the table itself where none leads to one."""
         if not self._traces or not len(table.links):
             return table
-        targets = table.links["span_id"].astype(np.uint64)
+        targets = table.links["span_id"]
         there = np.flatnonzero(np.isin(targets, np.fromiter(self._traces, np.uint64, len(self._traces))))
         if not there.size:
             return table

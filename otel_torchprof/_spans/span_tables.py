@@ -13,7 +13,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.heap import own_memory
 from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import COLUMN_TYPES, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,7 @@ _ALIGNMENT = 64
 """Bytes to which the arrays of a packed table are aligned: a cache line."""
 
 _COLUMNS = ("start", "end", "span_id", "parent_span_id", "error", "row", "step")
-_OPTIONAL: dict[str, type[np.generic]] = {
-    "parent_is_remote": np.uint8,
-    "dropped_attributes": np.uint32,
-    "dropped_links": np.uint32,
-}
+_OPTIONAL = ("parent_is_remote", "dropped_attributes", "dropped_links")
 
 
 def taken(table: SpanTable, rows: Array) -> SpanTable:
@@ -46,7 +42,7 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
     own |= {key: found[rows] for key in _OPTIONAL if (found := getattr(table, key)) is not None and found[rows].any()}
     return SpanTable(
         name=name,
-        trace=trace.astype(np.uint32),
+        trace=trace,
         trace_ids=table.trace_ids[traces],
         links=_picked_links(table.links, rows, len(table)),
         names=names,
@@ -203,8 +199,7 @@ def _states(table: SpanTable) -> tuple[str, ...]:
 
 
 def _joined_links(tables: Sequence[SpanTable]) -> Array:
-    # With its own type: NumPy would bring the byte order of a field into the machine's.
-    links = np.concatenate([table.links for table in tables], dtype=LINK)
+    links = np.concatenate([table.links for table in tables])
     first = np.array(_offsets([len(table) for table in tables]), dtype=np.uint64)
     links["row"] += np.repeat(first, [len(table.links) for table in tables])
     return links
@@ -229,10 +224,12 @@ def _joined_column(
 
 
 def _joined_optional(tables: Sequence[SpanTable], key: str) -> Array | None:
-    dtype = _OPTIONAL[key]
     found = [getattr(table, key) for table in tables]
     if all(values is None for values in found):
         return None
     return np.concatenate(
-        [np.zeros(len(t), dtype) if values is None else values for t, values in zip(tables, found, strict=True)]
+        [
+            np.zeros(len(t), COLUMN_TYPES[key]) if values is None else values
+            for t, values in zip(tables, found, strict=True)
+        ]
     )

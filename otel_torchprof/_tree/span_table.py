@@ -13,7 +13,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._native import loops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Array = npt.NDArray[Any]
 
@@ -53,9 +53,13 @@ class AttributeColumn:
     present: npt.NDArray[np.uint8] | None = None
     """1 where the span has the attribute; None where all have it."""
 
+    def __post_init__(self) -> None:
+        _set_types(self, {"values": self.type.dtype, "present": _PRESENT})
 
-LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", ">u8")])
-"""``otp_link`` in ``encode.h``. The span that it points to may be in another table."""
+
+_PRESENT = np.dtype(np.uint8)
+LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", np.uint64)])
+"""``otp_link`` in ``encode.h``, in the machine's byte order, which NumPy gives what it joins. The target may be in another table."""
 
 STEP_NAME = "torch.step"
 """Name of the spans of steps: one for all, since the number is an attribute."""
@@ -67,7 +71,11 @@ STEP_KIND = "torch.step.kind"
 class SpanTable:
     """Spans of any number of traces as columns, laid out as ``otp_spans`` in ``encode.h``; one entry per span.
 
-    Immutable, hence safe to share between threads.
+    Columns of other integers are converted when it is made: whatever computed them, a table can be encoded. Immutable, hence
+    safe to share between threads.
+
+    Raises:
+        TypeError: a column holds what is not its kind, such as floats for times.
     """
 
     name: npt.NDArray[np.uint32]
@@ -103,6 +111,9 @@ class SpanTable:
     dropped_links: npt.NDArray[np.uint32] | None = None
     """Likewise for links."""
 
+    def __post_init__(self) -> None:
+        _set_types(self, COLUMN_TYPES)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, those that it shares with the batch or with other tables among them; not the recorder's names."""
@@ -117,6 +128,39 @@ class SpanTable:
 
     def __len__(self) -> int:
         return len(self.name)
+
+
+COLUMN_TYPES: dict[str, np.dtype[Any]] = {
+    "name": np.dtype(np.uint32),
+    "start": np.dtype(np.int64),
+    "end": np.dtype(np.int64),
+    "trace": np.dtype(np.uint32),
+    "trace_ids": np.dtype(np.uint8),
+    "span_id": np.dtype(np.uint64),
+    "parent_span_id": np.dtype(np.uint64),
+    "error": np.dtype(np.uint8),
+    "row": np.dtype(np.int64),
+    "step": np.dtype(np.int64),
+    "links": LINK,
+    "parent_is_remote": np.dtype(np.uint8),
+    "dropped_attributes": np.dtype(np.uint32),
+    "dropped_links": np.dtype(np.uint32),
+}
+"""The dtypes of the columns of a :class:`SpanTable`."""
+
+
+def _set_types(table: SpanTable | AttributeColumn, types: Mapping[str, np.dtype[Any]]) -> None:
+    """Converts the columns that have another type; the table is being made."""
+    for column, dtype in types.items():
+        values = getattr(table, column)
+        if values is not None and values.dtype != dtype:
+            if not _is_converted(values.dtype, dtype):
+                raise TypeError(f"column {column} holds {values.dtype}, but must hold {dtype}")
+            object.__setattr__(table, column, values.astype(dtype))
+
+
+def _is_converted(found: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    return found.names == dtype.names if dtype.names else found.kind in ("biuf" if dtype.kind == "f" else "biu")
 
 
 def extend_names(names: Names, extra: Sequence[str]) -> Names:

@@ -27,9 +27,9 @@ def pause():
 class Job:
     """An instrumented program whose spans come when it says so."""
 
-    def __init__(self, policy, **options):
+    def __init__(self, policy, *, exporters=(), **options):
         self.exporter, self.whole = InMemorySpanExporter(), Whole()
-        self.processor = otp.TorchSpanProcessor(self.exporter, self.whole, schedule_delay_millis=AN_HOUR)
+        self.processor = otp.TorchSpanProcessor(self.exporter, self.whole, *exporters, schedule_delay_millis=AN_HOUR)
         self.provider = TracerProvider(shutdown_on_exit=False, **options)
         self.provider.add_span_processor(self.processor)
         self.instrumentor = otp.TorchInstrumentor()

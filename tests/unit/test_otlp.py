@@ -214,19 +214,17 @@ def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
     [
         ({"name": np.array([5], dtype=np.uint32)}, "column name points to entry 5, .* has 2"),
         ({"trace": np.array([1], dtype=np.uint32)}, "column trace points to entry 1, .* has 1"),
-        ({"start": np.array([1, 2])}, "column start holds 2 int64, but must hold 1 int64"),
-        ({"end": np.array([1.5])}, "column end holds 1 float64, but must hold 1 int64"),
+        ({"start": np.array([1, 2])}, "column start holds 2 values, but must hold 1"),
         (
             {"attributes": (AttributeColumn("k", AttributeType.NAME, np.array([2], dtype=np.uint32)),)},
             "column k points to entry 2",
         ),
         (
             {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(1, np.uint8), np.ones(2, np.uint8)),)},
-            "column k holds 2 uint8, but must hold 1 uint8",
+            "column k holds 2 values, but must hold 1",
         ),
         ({"trace_states": ("a=1", "b=2")}, "trace_states holds 2 states, but must hold 1 or none"),
-        ({"parent_is_remote": np.ones(1, bool)}, "column parent_is_remote holds 1 bool, but must hold 1 uint8"),
-        ({"dropped_links": np.ones(2, np.uint32)}, "column dropped_links holds 2 uint32, but must hold 1 uint32"),
+        ({"dropped_links": np.ones(2, np.uint32)}, "column dropped_links holds 2 values, but must hold 1"),
         ({"trace_ids": np.zeros((1, 8), dtype=np.uint8)}, r"trace_ids has shape \(1, 8\)"),
         ({"links": np.array([(1, [0] * 16, 1), (0, [0] * 16, 1)], dtype=LINK)}, "links must be sorted by row"),
         ({"names": Names(np.zeros(1, np.uint8), np.array([0, 2], np.uint64))}, "names.ends must rise, .* the 1 bytes"),
@@ -234,7 +232,7 @@ def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
     ],
 )
 def test_a_table_that_does_not_fit_together_is_an_error(change, message):
-    """A column of wrong length or type, or an index out of range, is refused before C reads it."""
+    """A column of wrong length, or an index out of range, is refused before C reads it."""
     with pytest.raises(ValueError, match=message):
         encode(dataclasses.replace(span_rows(["a"]), **change), **FULL)
 

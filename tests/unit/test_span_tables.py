@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._spans.span_tables import joined_tables, packed, taken
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType
+from otel_torchprof._tree.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 
@@ -103,3 +104,32 @@ def _owner(array):
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     return array
+
+
+def test_tables_have_their_types_whatever_made_their_columns():
+    """Columns of other integers are converted, those of other kinds refused, so that every table can be encoded."""
+    links = np.array([(1, np.arange(16), 1 << 63)], dtype=[("row", ">i4"), ("trace_id", "u1", 16), ("span_id", ">u8")])
+    flags = AttributeColumn("torch.async", AttributeType.BOOL, np.array([True, False]), np.array([1, 1]))
+    changed = replace(
+        span_rows(["a", "b"]),
+        trace=np.zeros(2, np.int64),
+        span_id=np.array([1, 2], ">i8"),
+        parent_is_remote=np.array([True, False]),
+        links=links,
+        attributes=(flags,),
+    )
+    assert {key: getattr(changed, key).dtype for key in COLUMN_TYPES if getattr(changed, key) is not None} == {
+        key: dtype for key, dtype in COLUMN_TYPES.items() if not key.startswith("dropped")
+    }
+    assert (changed.links["row"].item(), changed.links["span_id"].item()) == (1, 1 << 63)
+    assert (flags.values.dtype, flags.present.dtype) == (np.uint8, np.uint8)
+    for refused in ({"start": np.array([0.5, 1])}, {"links": np.zeros(1, np.uint64)}):
+        with pytest.raises(TypeError, match=f"column {next(iter(refused))} holds"):
+            replace(changed, **refused)
+
+
+def test_joined_links_keep_their_type():
+    """What NumPy makes of links that are joined, chosen from or sorted is what the encoders take."""
+    links = np.zeros(2, dtype=LINK)
+    for found in (np.concatenate((links, links)), np.append(links, links), np.where([True, False], links, links)):
+        assert found.dtype == LINK

@@ -56,7 +56,7 @@ typedef struct {
 typedef struct {
   uint64_t row;
   uint8_t trace_id[16];
-  uint8_t span_id[8];
+  uint64_t span_id; /* big-endian on the wire */
 } otp_link;
 
 /* Spans as columns. `names` serves span names, string attributes, error types and trace states alike. */

@@ -166,7 +166,7 @@ char* Encoder::put_links(char* at, uint64_t count) const {
   at = put(at, "\"links\":[");
   for (uint64_t i = 0; i < count; ++i) {
     at = put_hex(put(at, "{\"trace_id\":\""), link_[i].trace_id, 16);
-    at = put_hex(put(at, "\",\"span_id\":\""), link_[i].span_id, 8);
+    at = put_span_id(put(at, "\",\"span_id\":\""), link_[i].span_id);
     at = put(at, "\"},");
   }
   return put(at - 1, "],");
@@ -225,12 +225,6 @@ int64_t Encoder::encode(uint64_t first, uint64_t limit) {
   return static_cast<int64_t>(item);
 }
 
-uint64_t big_endian(const uint8_t (&bytes)[8]) {
-  uint64_t value = 0;
-  for (const uint8_t byte : bytes) value = value << 8 | byte;
-  return value;
-}
-
 // The links by the span that they point to: open addressing, with those of one span in a chain.
 class LinksByTarget {
  public:
@@ -239,7 +233,7 @@ class LinksByTarget {
     while (size < 2 * spans.link_count) size *= 2;
     slots_.assign(size, kNone);
     for (uint64_t i = 0; i < spans.link_count; ++i) {
-      uint32_t& slot = slot_of(big_endian(spans.links[i].span_id));
+      uint32_t& slot = slot_of(spans.links[i].span_id);
       chain_[i] = slot;
       slot = static_cast<uint32_t>(i);
     }
@@ -260,7 +254,7 @@ class LinksByTarget {
     const uint64_t mask = slots_.size() - 1;
     // Ids are mostly random already; an odd multiplier (Fibonacci hashing) spreads those that count up.
     uint64_t at = (span_id * 0x9E3779B97F4A7C15u >> 32) & mask;
-    while (slots_[at] != kNone && big_endian(spans_.links[slots_[at]].span_id) != span_id) at = (at + 1) & mask;
+    while (slots_[at] != kNone && spans_.links[slots_[at]].span_id != span_id) at = (at + 1) & mask;
     return slots_[at];
   }
 

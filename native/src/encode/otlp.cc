@@ -228,7 +228,9 @@ uint8_t* Encoder::put_links(uint8_t* at, uint64_t count) const {
     *at++ = kSpanLink;
     *at++ = kLinkSize;
     at = put_field(at, kLinkTraceId, link_[i].trace_id, 16);
-    at = put_field(at, kLinkSpanId, link_[i].span_id, 8);
+    *at++ = kLinkSpanId;
+    *at++ = 8;
+    at = put_big_endian64(at, link_[i].span_id);
     *at++ = kLinkFlags;
     at = put_fixed32(at, kFlagsHasIsRemote);
   }

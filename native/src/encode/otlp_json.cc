@@ -153,7 +153,7 @@ char* JsonEncoder::put_links(char* at, uint64_t count) const {
   for (uint64_t i = 0; i < count; ++i) {
     if (i != 0) at = put(at, ",");
     at = put_hex(put(at, "{\"traceId\":\""), link_[i].trace_id, 16);
-    at = put_hex(put(at, "\",\"spanId\":\""), link_[i].span_id, 8);
+    at = put_id(put(at, "\",\"spanId\":\""), link_[i].span_id);
     at = put(at, "\",\"flags\":256}");  // whether its target is in another process is known, and it is not
   }
   return put(at, "]");
