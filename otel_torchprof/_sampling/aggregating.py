@@ -73,12 +73,14 @@ class Siblings(NamedTuple):
     is_aggregate: npt.NDArray[np.bool_]
 
 
-def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+def aggregated(
+    table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]
+) -> tuple[SpanTable, Array]:
     """The table with as few spans aggregated as will do, of those that took up to ``shortest`` ns.
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
     what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
-    short is aggregated. ``root``, phases, and what others look for, are not.
+    short is aggregated. ``root``, phases, and what others look for, are not. Returns too for each row the one that it became.
     """
     siblings, sizes = siblings_of(table, root), Sizes(table)
 
@@ -93,7 +95,7 @@ def aggregated(table: SpanTable, root: int, shortest: float, fits: Callable[[int
         into, does = try_out(middle)
         low, high = (middle, high) if does else (low, middle)
         best = into if does else best
-    return composed(table, siblings.tree, best)
+    return composed(table, siblings.tree, best), best
 
 
 class Sizes:

@@ -33,16 +33,16 @@ _COLLAPSED_SIZE = 80
 """Bytes that the two attributes add to a span, at most."""
 
 
-def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> SpanTable:
+def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> tuple[SpanTable, Array]:
     """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
-    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes.
+    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes. Returns too for each row the one that it went into.
     """
     tree = SpanTree(table, root)
     goes = _order_of_leaving(table, tree, longest)
     if not goes.size:
-        return table
+        return table, np.arange(len(table))
     sizes = span_sizes(table)
     count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, sizes, goes[:count])))
     return _without(table, tree, goes[:count])
@@ -75,7 +75,7 @@ def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
     return left + int(above.sum()) * _COLLAPSED_SIZE
 
 
-def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
+def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, Array]:
     gone = np.zeros(len(table), dtype=np.bool_)
     gone[goes] = True
     into = np.where(gone, tree.above, np.arange(len(table)))
@@ -92,4 +92,4 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> SpanTable:
     whole = with_values(table, COLLAPSED_COUNT, AttributeType.INT64, rows, (counts + collapsed_of(table))[rows])
     whole = with_values(whole, COLLAPSED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
     # The links of what nobody sees any more would be noise on what is left.
-    return absorbed(whole, tree, into, with_links=False)
+    return absorbed(whole, tree, into, with_links=False), into

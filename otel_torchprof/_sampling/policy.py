@@ -6,7 +6,7 @@ recorded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Reduction:
     """Traces beside the trace group's own."""
     linked: tuple[Part, ...] = ()
     """The first of these, for links from the trace group's root."""
+    became: Array | None = field(default=None, compare=False)
+    """Of one table: for each of its spans the id of the one that it is part of now; None where it is itself."""
 
     def __add__(self, other: Reduction) -> Reduction:
         return Reduction(
@@ -101,7 +103,7 @@ def reduced(
     )
     if root >= 0:
         table = _with_strays(table, root)
-    table = _smaller(table, target, budget, available)
+    table, became = _smaller(table, target, budget, available)
     done, parts = _accounts(table), list[Part]()
     if not stays or not fits(table, available):
         first = available.less(0, links_left * LINK_SIZE)
@@ -115,7 +117,7 @@ def reduced(
             new_trace_id=new_trace_id,
             new_span_id=new_span_id,
         )
-    done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]))
+    done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]), became=became)
     if root >= 0 and (total := before + done):
         table = _reported(table, target, total)
     return without_hidden(table), done
@@ -134,15 +136,17 @@ def _accounts(table: SpanTable) -> Reduction:
     return Reduction(recorded=count + into, aggregated=count - len(table), collapsed=into)
 
 
-def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> SpanTable:
-    """Aggregated and collapsed as far as needed and possible."""
+def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> tuple[SpanTable, Array]:
+    """Aggregated and collapsed as far as needed and possible; and which span each one became, by id."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
+    at = np.arange(len(table))
     for reduce in (tokens_aggregated, aggregated, collapsed):
         if fits(table, available):
             break
         found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-        table = reduce(table, int(found[0]) if found.size else -1, float(short), available.allows)
-    return table
+        table, into = reduce(table, int(found[0]) if found.size else -1, float(short), available.allows)
+        at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
+    return table, table.span_id[at]
 
 
 def _with_strays(table: SpanTable, root: int) -> SpanTable:

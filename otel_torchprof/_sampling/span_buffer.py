@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._process.give_way import give_way
-from otel_torchprof._spans.moved_roots import MovedRoots
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
+from .moved_spans import MovedSpans
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
 from .tail_sampler import TailSampler
@@ -114,7 +114,7 @@ class SpanBuffer:
         self._failed: set[int] = set()
         self._sent_early: dict[int, Reduction] = {}
         self._reduced_now: set[int] = set()
-        self._moved = MovedRoots()
+        self._moved = MovedSpans()
         self._past: OrderedDict[int, _Outcome] = OrderedDict()
         self._figures: Counter[str] = Counter()
         self.dropped = 0
@@ -225,8 +225,10 @@ class SpanBuffer:
             return pieces, ready
         stays = root_and_phases(table, trace_group)
         reported = without_detail(table, trace_group, ready[goes[which]], stays)
-        left = ready[~goes[which] | stays[ready]]
-        self._figures["detail_dropped"] += len(ready) - len(left)
+        is_left = ~goes[which] | stays[ready]
+        left, dropped = ready[is_left], ready[~is_left]
+        self._figures["detail_dropped"] += len(dropped)
+        self._moved.note_left(table, dropped, trace_group[dropped])
         traces = distinct(table.trace[left])[0]
         less = pieces._replace(
             table=taken(reported, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
@@ -299,6 +301,7 @@ class SpanBuffer:
         if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
             left = root_only(table, trace_group.target)
             self._figures["detail_dropped"] += len(table) - len(left)
+            self._moved.note(table, left, key)
             trace_group = trace_group._replace(table=left, at=int(np.flatnonzero(left.span_id == np.uint64(key))[0]))
         if trace_group.is_segment or not trace_group.enclosing or key in self._sent_early:
             return self._of_step(trace_group, trace_group.at or 0)
@@ -308,6 +311,9 @@ class SpanBuffer:
         """What comes of a step that was decided on; where that is not as it was, into a trace of its own."""
         if outcome is _Outcome.ROOT_ONLY:
             self._figures["detail_dropped"] += len(trace_group.table)
+            self._moved.note(
+                trace_group.table, taken(trace_group.table, np.empty(0, np.int64)), trace_group.target.span_id
+            )
             return None
         return self._reduced(trace_group, self.budget)
 
@@ -325,12 +331,11 @@ class SpanBuffer:
         trace_id = target.trace_id.to_bytes(16, "big")
         if trace_group.enclosing:
             left = self._capacity.left(trace_id)
-            if left < len(trace_group.table) and left * _WORTH_A_TRIM < budget.max_spans:
+            is_linked = target.span_id in self._sent_early  # by the parts that went before
+            if left < len(trace_group.table) and left * _WORTH_A_TRIM < budget.max_spans and not is_linked:
                 above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
-                found = self._reduced(trace_group, budget, target=above)
-                self._moved.note(found, target.span_id)
-                return found
-            budget = budget._replace(max_spans=min(budget.max_spans, left))
+                return self._reduced(trace_group, budget, target=above)
+            budget = budget._replace(max_spans=max(min(budget.max_spans, left), 1))
         if trace_group.enclosing or trace_group.is_segment:
             self._capacity.spend(trace_id, min(len(trace_group.table), budget.max_spans))
         return self._reduced(trace_group, budget)
@@ -372,6 +377,8 @@ class SpanBuffer:
             self._sent_early[key] = before + done
         elif found is not trace_group.table:
             self._reduced_now.add(key)
+        if found is not trace_group.table:
+            self._moved.note(trace_group.table, found, key, became=done.became)
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:

@@ -61,7 +61,8 @@ def split(
     ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
     cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
     first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
-    there and links to its parent, save where that is ``target``, to which the roots link.
+    there and links to its parent, save where that is ``target``, to which the roots link, or not in the table: it went before, or
+    goes later, and where is not known.
     """
     tree = SpanTree(table, _row_of(table, target))
     part = _parts(table, tree, target, (first, most), 0 if stays else 1)
@@ -74,7 +75,7 @@ def split(
     moved = np.concatenate((known != part, np.zeros(count, np.bool_)))
     trace = np.concatenate((part, np.arange(1, count + 1)))
     parent = np.where(moved, span_ids[trace], whole.parent_span_id)
-    apart = moved[: len(table)] & (table.parent_span_id != 0) & (table.parent_span_id != span_ids[0])
+    apart = moved[: len(table)] & (tree.parent >= 0) & (table.parent_span_id != span_ids[0])
     links = _links(table, tree, part, np.flatnonzero(apart), trace_ids)
     to_home = _link_rows(np.arange(len(table), len(whole)), trace_ids[:1], np.full(count, target.span_id))
     links = np.concatenate((links, to_home))
@@ -154,8 +155,7 @@ def _links(table: SpanTable, tree: SpanTree, part: Array, apart: Array, trace_id
     if len(links):
         target, inside = linked_rows(table)
         links["trace_id"][inside] = trace_ids[part[target[inside]]]
-    where = np.where(tree.parent[apart] >= 0, part[tree.parent[apart]], 0)
-    return np.concatenate((links, _link_rows(apart, trace_ids[where], table.parent_span_id[apart])))
+    return np.concatenate((links, _link_rows(apart, trace_ids[part[tree.parent[apart]]], table.parent_span_id[apart])))
 
 
 def _link_rows(rows: Array, trace_ids: Array, span_ids: Array) -> Array:

@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-def tokens_aggregated(table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]) -> SpanTable:
+def tokens_aggregated(
+    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]
+) -> tuple[SpanTable, Array]:
     """The table with all tokens of a call of ``generate`` aggregated but the slowest, as many of which stay as fit.
 
     Of what stands between two tokens that stay, tokens and all that is beside them, everything of one name becomes one span, and so
     does what is below that, level by level. ``fits`` is asked for numbers of spans and bytes, and how many stay is doubled as long as
-    it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated.
+    it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated,
+    and so does what is returned.
     """
     found = np.flatnonzero(tokens(table))
     if len(found) < 2:  # noqa: PLR2004 - one stands for itself
-        return table
+        return table, np.arange(len(table))
     siblings, sizes = siblings_of(table, root), Sizes(table)
     may_go = siblings.length[found] != NOT_SHORT
     by_length = found[may_go][np.argsort(-durations_of(table)[found[may_go]], kind="stable")]
@@ -39,7 +42,7 @@ def tokens_aggregated(table: SpanTable, root: int, _short: float, fits: Callable
         best = into
         into = _groups(siblings, found, np.concatenate((found[~may_go], by_length[:whole])))
         whole *= 2
-    return composed(table, siblings.tree, best)
+    return composed(table, siblings.tree, best), best
 
 
 def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.int64]:

@@ -102,7 +102,7 @@ def test_whatever_the_tree_and_the_budget(seed):
 def test_bytes_are_kept_to_the_last():
     """Whatever the budget of bytes, it is kept by merging where that will do, and by folding where all is short."""
     table = random_trace_group(3, 60)
-    alike = aggregated(table, 0, 1e9, lambda *_: False)
+    alike, _ = aggregated(table, 0, 1e9, lambda *_: False)
     for size in range(900, 6000, 37):
         budget = Budget(max_bytes=size, short=1.0)
         found, done = cut(table, budget)
@@ -124,7 +124,7 @@ def test_merging_keeps_counts_and_sums(seed):
     """For each name there are as many spans, of the same time, and amounts add up to the same, to the nanosecond."""
     table = random_trace_group(seed)
     most = (2, 20, 100)[seed % 3]
-    found = aggregated(table, 0, 1e9, lambda spans, _: spans <= most)
+    found, _ = aggregated(table, 0, 1e9, lambda spans, _: spans <= most)
     assert per_name(found) == per_name(table)
     assert set(found.span_id.tolist()) <= set(table.span_id.tolist())
     for key in ("torch.op.flops", "torch.self_duration"):
@@ -133,7 +133,7 @@ def test_merging_keeps_counts_and_sums(seed):
             for one in (found, table)
         ]
         assert sums[0] == sums[1]
-    assert aggregated(found, 0, 1e9, lambda spans, _: spans <= most) is found or len(found) > most
+    assert aggregated(found, 0, 1e9, lambda spans, _: spans <= most)[0] is found or len(found) > most
 
 
 def test_the_documentation_knows_all_that_is_added():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +15,35 @@ from fault_server import LONG, GrpcReceiver, HttpReceiver
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext
 from policy_jobs import job
 from span_tables import span_rows
-from trace_group_tables import TARGET, cut, ids, random_trace_group
+from trace_group_tables import TARGET, TRACE, cut, ids, random_trace_group
 
 import otel_torchprof as otp
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.queue import Deadline, ExportQueue
+from otel_torchprof._sampling import span_buffer
 from otel_torchprof._sampling.aggregating import aggregated
 from otel_torchprof._sampling.collapsing import collapsed
+from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.policy import Reduction
 from otel_torchprof._sampling.root_only import root_only
+from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.splitting import split, with_links
 from otel_torchprof._spans.budget import Budget
 from otel_torchprof._spans.limits import limited
-from otel_torchprof._spans.span_tables import joined_tables
+from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._spans.step_spans import StepSpan, Trace
+from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
+
+
+APPLICATION = 7 << 60
 
 
 def never(*_):
@@ -52,8 +63,8 @@ def in_two_tables(table):
 
 
 ALONE = {
-    "aggregate": lambda table: aggregated(table, 0, 1e9, never),
-    "collapse": lambda table: collapsed(table, 0, 1e9, never),
+    "aggregate": lambda table: aggregated(table, 0, 1e9, never)[0],
+    "collapse": lambda table: collapsed(table, 0, 1e9, never)[0],
     "split": parts_of,
     "roots": lambda table: root_only(table, TARGET),
     "limits": lambda table: limited(table, max_attributes=2, max_links=1, max_attribute_length=1),
@@ -175,3 +186,93 @@ def test_a_table_that_cannot_be_encoded_is_counted_and_the_rest_is_delivered(eve
         queue.shutdown(Deadline.after(LONG))
         assert (queue.stats.exported_spans, queue.stats.failed_spans, queue.stats.dropped_spans) == (2, 2, 0)
     assert [sorted(names) for names in delivered()] == [["after", "before"]] * 5
+
+
+class Program:
+    """Steps made by chance whose spans come in drains by their ends, with links from later spans to earlier ones."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        budget = Budget(
+            max_spans=self.chance.choice([5, 12, 60]),
+            max_bytes=self.chance.choice([4_000, 40_000]),
+            short=self.chance.choice([None, 0.0, 2e-6, 1.0]),
+        )
+        rules = Rules(budget, keep_all=self.chance.random() < 0.7, quantile=0.5)
+        made = ids()
+        self.buffer = SpanBuffer(rules, made["new_trace_id"], made["new_span_id"])
+        self.enclosing = self.chance.choice([0, 0, APPLICATION])
+        """The span of the application that all steps are in."""
+        self.sent = []
+        self.linked = []
+        """Trace and span ids of what has ended, to which later spans link."""
+
+    def step(self, number):
+        """The spans of a step; ids are those of no other step."""
+        table = random_trace_group(self.chance.randrange(1000), self.chance.choice([3, 40, 150]))
+        base = np.uint64(number + 1 << 32)
+        parents = np.where(table.parent_span_id > 0, table.parent_span_id + base, np.uint64(self.enclosing))
+        trace_id = TRACE if self.enclosing else TRACE << 64 | number
+        trace_ids = np.frombuffer(trace_id.to_bytes(16, "big"), np.uint8).reshape(1, 16)
+        synthetic = np.arange(len(table)) == 0
+        kind = AttributeType.INT64
+        numbered = AttributeColumn("torch.op.sequence_nr", kind, np.arange(len(table)), ~synthetic)
+        return replace(
+            table,
+            start=table.start + number * 10**10,
+            end=table.end + number * 10**10,
+            span_id=table.span_id + base,
+            parent_span_id=parents,
+            trace_ids=trace_ids,
+            row=np.where(synthetic, -1, np.arange(len(table))),
+            step=np.where(synthetic, number, -1),
+            attributes=(*table.attributes, numbered),
+            links=table.links[:0],
+        )
+
+    def run(self, number):
+        """A step, sent in drains, of which each may be the one that has too much."""
+        table = self.step(number)
+        order = np.lexsort((-np.arange(len(table)), table.end))
+        if self.chance.random() < 0.3:  # some spans come late
+            order = np.insert(order[:-1], self.chance.randrange(len(order)), order[-1])
+        root, trace_id = int(table.span_id[0]), int.from_bytes(table.trace_ids[0].tobytes(), "big")
+        parent = SpanContext(TRACE, APPLICATION, is_remote=False) if self.enclosing else None
+        step = StepSpan(number, Trace(trace_id, True, True), root, int(table.start[0]), int(table.end[0]), parent, None)
+        step.segment = Segment.STEP
+        cuts = sorted(self.chance.randrange(len(order)) for _ in range(self.chance.choice([0, 1, 6])))
+        for rows in np.split(order, cuts):
+            piece = self.with_links(taken(table, rows))
+            ended = [step] if root in piece.span_id else []
+            group = np.full(len(piece), root, np.uint64)
+            enclosing = np.full(len(piece.trace_ids), self.enclosing, np.uint64)
+            pieces = Pieces(piece, group, (), enclosing, {root: step}, ended)
+            with pytest.MonkeyPatch.context() as patch:
+                if self.chance.random() < 0.6:
+                    patch.setattr(span_buffer, "MAX_BUFFERED_BYTES", 0)
+                self.sent.append(self.buffer.decide(pieces))
+
+    def with_links(self, piece):
+        """The spans of a drain, some of which link to what ended before them, in this drain too."""
+        links = []
+        for row in range(len(piece)):
+            if self.linked and piece.row[row] > 0 and self.chance.random() < 0.5:
+                trace_id, span_id = self.chance.choice(self.linked[-200:])
+                links.append((row, np.frombuffer(trace_id, np.uint8), span_id))
+            if piece.row[row] > 0:
+                self.linked.append((piece.trace_ids[piece.trace[row]].tobytes(), int(piece.span_id[row])))
+        return replace(piece, links=np.array(links, dtype=LINK))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_link_leads_to_a_span_that_was_sent(seed):
+    """However a job's steps are cut into drains and sent in parts, reduced or without detail, no link leads nowhere."""
+    program = Program(seed)
+    for number in range(4):
+        program.run(number)
+    spans = [span for table in program.sent for span in in_table(table)]
+    there = {(trace, span_id) for trace, span_id, *_ in spans}
+    assert len(there) == len(spans)
+    there.add((TRACE.to_bytes(16, "big"), APPLICATION.to_bytes(8, "big")))
+    assert [link for *_, links in spans for link in links if link not in there] == []
+    assert all((trace, span_id) not in links and len(set(links)) == len(links) for trace, span_id, *_, links in spans)
