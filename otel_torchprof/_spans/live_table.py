@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.schema import Flag
+from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import living_threads
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.heap import Arena
@@ -138,7 +138,8 @@ def live_table(
         found[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
         return found
 
-    error = (batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)
+    # Python calls end by exceptions that their callers expect, as a missing attribute or the end of an iterator: no error.
+    error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)) & (batch["kind"] != Kind.FRAME)
     table = SpanTable(
         name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"], np.uint32),
         start=column([step.start for step in steps], batch["start"], np.int64),

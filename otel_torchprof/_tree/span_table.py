@@ -92,7 +92,7 @@ class SpanTable:
     parent_span_id: npt.NDArray[np.uint64]
     """0 for the root of a trace."""
     error: npt.NDArray[np.uint8]
-    """1 where the status is ERROR."""
+    """1 where the status is ERROR: an exception left a label, a module or an operator."""
     row: npt.NDArray[np.int64]
     """Row in the batch, -1 for a synthetic span."""
     step: npt.NDArray[np.int64]

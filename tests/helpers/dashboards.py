@@ -34,6 +34,17 @@ def promql(**variables: str) -> list[tuple[str, str]]:
     return [(panel, _with(expression, variables)) for panel, expression in _queries("expr")]
 
 
+def documented_traceql() -> list[tuple[str, str]]:
+    """Page and query of those that the documentation shows: lines of blocks, each a query."""
+    pages = [*sorted((EXAMPLE.parents[1] / "docs").glob("*.md")), EXAMPLE / "README.md"]
+    return [
+        (page.name, line.strip())
+        for page in pages
+        for line in page.read_text("utf-8").splitlines()
+        if line.startswith("{ ")
+    ]
+
+
 def traceql(**variables: str) -> list[tuple[str, str]]:
     """The same of every query to Tempo."""
     return [(panel, _with(query, variables)) for panel, query in _queries("query")]

@@ -6,13 +6,15 @@ import re
 from unittest.mock import MagicMock
 
 import pytest
-from dashboards import BOARDS, board, prometheus_name, promql, traceql
+from dashboards import BOARDS, board, documented_traceql, prometheus_name, promql, traceql
 
+from otel_torchprof._encode import phase_attributes
 from otel_torchprof._encode.attributes import ATTRIBUTES
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._metrics.generation_metrics import GenerationMetrics
 from otel_torchprof._metrics.gpu_quantities import METRICS
 from otel_torchprof._metrics.operator_metrics import TorchMetrics
+from otel_torchprof._tree.span_table import AttributeType
 
 COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")
 
@@ -93,10 +95,34 @@ def test_every_attribute_is_one_that_there_is():
     asked = {name for _, query in traceql() for name in re.findall(r"span\.([\w.]+)", query)}
     assert len(asked) > 10
     assert asked <= {attribute.key for attribute in ATTRIBUTES} | {key for key, *_ in REDUCTIONS}
+    assert len(documented_traceql()) > 5
+
+
+QUERIES = [*traceql(), *documented_traceql()]
+
+
+def type_of(attribute: str) -> AttributeType:
+    """What the table in docs/spans.md says."""
+    types = {a.key: a.type for a in ATTRIBUTES} | {
+        key: kind for key, kind, *_ in (*REDUCTIONS, *phase_attributes.SEGMENTS)
+    }
+    return types[attribute] if attribute in types else types[re.sub(r"(?<=phase\.)\w+", "<name>", attribute)]
+
+
+@pytest.mark.parametrize(("where", "query"), QUERIES, ids=[where for where, _ in QUERIES])
+def test_queries_find_what_they_ask_for(where, query):
+    """Floats are compared with float literals, quantiles are of durations, and a step is no root of a part: else Tempo finds nothing, or too much."""
+    for attribute, literal in re.findall(r"span\.([\w.]+)\s*[<>=!]=?~?\s*([^\s}|)]+)", query):
+        is_double = type_of(attribute) == AttributeType.DOUBLE
+        assert literal == "nil" or bool(re.fullmatch(r"-?(\d+\.\d*|\.\d+)", literal)) == is_double, attribute
+    for measured in re.findall(r"(?:quantile|histogram)_over_time\((\S+?)[,)]", query):
+        assert measured == "duration"
+    if 'torch.step"' in query and "trace:id" not in query:
+        assert "span.torch.part = nil" in query
 
 
 def test_slow_steps_and_traces_are_asked_for():
     """There are TraceQL queries for captured steps, and for the spans of the step whose trace is shown."""
     queries = [query for _, query in traceql()]
-    assert any('name = "torch.step" && duration > $slow' in query for query in queries)
+    assert any('name = "torch.step" && span.torch.part = nil && duration > $slow' in query for query in queries)
     assert sum('trace:id = "$trace"' in query for query in queries) > 3

@@ -125,6 +125,15 @@ def test_collections_generators_and_errors():
     ]
 
 
+def test_calls_that_exceptions_leave_are_no_errors():
+    """An exception that leaves a label or a module is an error of that, and of no call that it passed on its way."""
+    rows = (LABEL, 2, -1), (MODULE, 3, 0), (FORWARD, 4, 1), (RELU, 4, 2), (OP, 1, 3)
+    events, _ = displayed(batch_of(*rows, error_type=[ERROR] * 5), "frames")
+    ids = itertools.count(1)
+    table = recorded_table(events, start=0, end=100, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
+    assert table.error.tolist() == [0, 1, 1, 0, 0, 1]
+
+
 def test_modules_of_several_recordings():
     """Where a name means one module in one recording and another in the next, each call has its own."""
     parts = [FrameInfo(modules={LINEAR: ModuleInfo(name, "", "", ())}, since=at) for at, name in ((0, "a"), (2, "b"))]
