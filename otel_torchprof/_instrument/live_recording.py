@@ -205,6 +205,10 @@ class LiveRecording:
         """A span of the application ends now: what begins later is not in it. Any thread; 0.2 us."""
         self._contexts.note_end(span_id)
 
+    def trace_joined(self, trace_id: int) -> None:
+        """A span of the application begins in a trace that another process began. Any thread; 0.2 us."""
+        self._buffer.join(trace_id)
+
     @property
     def bytes_buffered(self) -> int:
         """What waits for a drain."""
@@ -422,13 +426,14 @@ class LiveRecording:
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> Pieces:
         synthetic = [trace_group.step for trace_group in placed.trace_groups if trace_group.step is not None]
+        for group in placed.trace_groups:
+            if group.is_remote:  # below no span of this process
+                self._buffer.join(group.trace.trace_id)
         exported = [span for span in (*ended, *jobs) if span.trace.exported]
         is_event = table.row >= 0
         trace_group = table.span_id.copy()
         trace_group[is_event] = placed.root[table.row[is_event]]
         failed = np.flatnonzero(is_event & (table.error != 0))
-        # Exceptions inside of Python code are everyday: each generator that is left early is a call that one left.
-        failed = failed[placed.batch["kind"][table.row[failed]] != Kind.FRAME]
         return Pieces(
             table,
             trace_group,

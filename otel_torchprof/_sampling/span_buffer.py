@@ -107,7 +107,7 @@ class SpanBuffer:
         self._rules = rules
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
-        self._capacity = TraceCapacity(rules.budget.max_spans)
+        self._capacity = TraceCapacity()
         self.sampler = TailSampler(rules)
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
@@ -122,8 +122,15 @@ class SpanBuffer:
 
     @property
     def budget(self) -> Budget:
-        """The size limit of a trace, or the share of it that this process has now."""
-        budget, share = self._rules.budget, self._share()
+        """The size limit of a trace that begins here, or the share of it that this process has now."""
+        return self._budget_of(b"")
+
+    def join(self, trace_id: int) -> None:
+        """The trace began in another process: others add to it, too. Any thread."""
+        self._capacity.join(trace_id)
+
+    def _budget_of(self, trace_id: bytes) -> Budget:
+        budget, share = self._rules.budget, self._share() * self._capacity.processes(trace_id)
         if share <= 1:
             return budget
         return budget._replace(max_spans=max(budget.max_spans // share, 2), max_bytes=max(budget.max_bytes // share, 1))
@@ -158,6 +165,7 @@ class SpanBuffer:
             raise
 
     def _decide(self, pieces: Pieces) -> SpanTable:
+        self._capacity.learn_joined()
         table, trace_group = pieces.table, pieces.trace_group
         open_trace_groups = self._open_trace_groups(pieces)
         is_open = np.isin(trace_group, np.fromiter(open_trace_groups, np.uint64, len(open_trace_groups)))
@@ -243,16 +251,23 @@ class SpanBuffer:
         first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
         trace = first[pieces.table.trace[ready]]
         counts = np.bincount(trace[~found], minlength=traces)
-        large = counts > self.budget.max_spans
-        most, allowed = counts.max(initial=0), self.budget.max_bytes
+        max_spans, max_bytes = self._limits_of(pieces.table.trace_ids)
+        large = counts > max_spans
+        most, allowed = counts.max(initial=0), max_bytes.min(initial=np.iinfo(np.int64).max)
         if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
-            large |= sizes > allowed
+            large |= sizes > max_bytes
         grows = pieces.enclosing != 0
         steps = [key for key, step in pieces.steps.items() if step.segment is not None]
         grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
-        large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0))
+        large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
         return found | large[trace]
+
+    def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Spans and bytes that each trace may have."""
+        budgets = [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
+        limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
+        return limits[:, 0], limits[:, 1]
 
     def _looked_at(
         self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]
@@ -296,7 +311,9 @@ class SpanBuffer:
             return self._late(trace_group, self._past[key])
         if trace_group.at is None:
             return (
-                self._reduced(trace_group, self.budget) if trace_group.is_segment or key in self._sent_early else table
+                self._reduced(trace_group, self._budget_of(trace_group.trace_id))
+                if trace_group.is_segment or key in self._sent_early
+                else table
             )
         if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
             left = root_only(table, trace_group.target)
@@ -315,7 +332,7 @@ class SpanBuffer:
                 trace_group.table, taken(trace_group.table, np.empty(0, np.int64)), trace_group.target.span_id
             )
             return None
-        return self._reduced(trace_group, self.budget)
+        return self._reduced(trace_group, self._budget_of(trace_group.trace_id))
 
     def _is_sampled(self, trace_group: _TraceGroup, at: int, sampled: Mapping[int, bool]) -> bool:
         table = trace_group.table
@@ -327,10 +344,10 @@ class SpanBuffer:
 
     def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:
         """The trace group within the budget; of a trace of the application within what that has left."""
-        budget, target = self.budget, trace_group.target
-        trace_id = target.trace_id.to_bytes(16, "big")
+        target, trace_id = trace_group.target, trace_group.trace_id
+        budget = self._budget_of(trace_id)
         if trace_group.enclosing:
-            left = self._capacity.left(trace_id)
+            left = self._capacity.left(trace_id, budget.max_spans)
             is_linked = target.span_id in self._sent_early  # by the parts that went before
             if left < len(trace_group.table) and left * _WORTH_A_TRIM < budget.max_spans and not is_linked:
                 above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
@@ -342,9 +359,10 @@ class SpanBuffer:
 
     def _in_application(self, table: SpanTable, enclosing: int) -> SpanTable:
         """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
-        budget, trace_group = self.budget, _TraceGroup.of([table], enclosing, None, enclosing)
-        trace_id = table.trace_ids[0].tobytes()
-        left = self._capacity.left(trace_id)
+        trace_group = _TraceGroup.of([table], enclosing, None, enclosing)
+        trace_id = trace_group.trace_id
+        budget = self._budget_of(trace_id)
+        left = self._capacity.left(trace_id, budget.max_spans)
         if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
             return self._reduced(trace_group, budget)
         found = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
@@ -396,7 +414,7 @@ class SpanBuffer:
                     at=None,
                 )
             if len(trace_group.table):
-                yield self._reduced(trace_group, self.budget, continues=True)
+                yield self._reduced(trace_group, self._budget_of(trace_group.trace_id), continues=True)
 
     def _max_buffered_ns(self, trace_group: int) -> int:
         step = self._running.get(trace_group)
@@ -414,6 +432,10 @@ class _TraceGroup(NamedTuple):
     """Whether it is a step, or what stands between steps."""
     enclosing: int
     """The span of the application that it is below, 0 for none."""
+
+    @property
+    def trace_id(self) -> bytes:
+        return self.target.trace_id.to_bytes(16, "big")
 
     @classmethod
     def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroup:

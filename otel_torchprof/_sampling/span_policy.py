@@ -52,7 +52,7 @@ class SpanPolicy:
         slow_limit: seconds from which on a step is always slow. Default: None, no such rule.
         max_spans: limit of spans per trace. Beyond it, runs of short spans of one name are aggregated, then short spans
             are collapsed into their parents, then the trace is split into linked traces (``docs/spans.md``). Default:
-            5,000.
+            5,000. A process takes a quarter of this limit, and of the next, in a trace that began in another process.
         max_bytes: size limit of a trace as OTLP, in bytes, with the same effect. Default: 4,000,000.
         short: seconds below which spans may be aggregated and collapsed. Default: None, the step's duration divided by
             ``max_spans``, which no display of the trace can resolve.

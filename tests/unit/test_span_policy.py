@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
+from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 from policy_jobs import Whole, job
 
 import otel_torchprof as otp
@@ -278,6 +280,40 @@ def test_a_request_above_the_budget_is_reduced_inside_its_trace():
     assert {s.context.trace_id for s in roots} == others
     assert all(s.links[0].context.span_id == request.get_span_context().span_id for s in roots)
     assert sum(s.attributes.get("torch.aggregated.count", 1) for s in spans if s.name.startswith("call")) == 10
+
+
+@pytest.mark.parametrize("is_in_span", [True, False])
+def test_a_trace_that_began_elsewhere_leaves_room_for_other_processes(is_in_span):
+    """Of a trace whose parent is in another process, each process takes a quarter of the limit, drain after drain."""
+    remote = SpanContext(0xABC, 0xDEF, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    caller = set_span_in_context(NonRecordingSpan(remote))
+    with job(otp.SpanPolicy(max_spans=80)) as program:
+        tracer = program.provider.get_tracer("app")
+        for around in (caller, None):
+            server = tracer.start_as_current_span("request", context=around)
+            with server if is_in_span or around is None else attached(caller):
+                for number in range(6):
+                    for i in range(10):
+                        with otp.record_function(f"label {number}.{i}"):
+                            pass
+                    program.drain()
+        spans = program.spans()
+        whole = program.whole.get_finished_spans()
+    sent = Counter(s.context.trace_id for s in spans if s.name.startswith("label"))
+    (here,) = {s.context.trace_id for s in whole if s.name.startswith("label")} - {remote.trace_id}
+    assert 10 <= sent[remote.trace_id] <= 20
+    assert sent[here] == 60
+    assert {s.name for s in spans if s.name.startswith("label")} == {
+        f"label {n}.{i}" for n in range(6) for i in range(10)
+    }
+
+
+@contextmanager
+def attached(current):
+    """As what takes a parent from a message does, without a span of its own."""
+    token = otel_context.attach(current)
+    yield
+    otel_context.detach(token)
 
 
 def test_the_job_is_told_in_sections(monkeypatch):
