@@ -169,7 +169,7 @@ class TorchSpanProcessor(SpanProcessor):
 
         Recordings find the current span of the application themselves.
         """
-        attached, parent = self._attached, span.parent
+        attached, parent = self._attached, getattr(span, "parent", None)  # others imitate the SDK
         if attached is not None and parent is not None and parent.is_remote:
             attached.recording.trace_joined(parent.trace_id)
 

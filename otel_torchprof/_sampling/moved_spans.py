@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +13,20 @@ from otel_torchprof._spans.live_table import REMEMBERED
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
 from otel_torchprof._tree.span_table import LINK
 
-from .absorbing import links_once
+from .absorbing import AGGREGATED_COUNT, COLLAPSED_COUNT, links_once
+from .policy import RECORDED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from otel_torchprof._tree.span_table import SpanTable
 
 Array = npt.NDArray[Any]
 
-_LINKED = "torch.op.sequence_nr"
-"""What links of later drains lead to has this attribute, or is a root."""
+_LINKED = ("torch.op.sequence_nr", COLLAPSED_COUNT, AGGREGATED_COUNT, RECORDED)
+"""What links of later drains lead to is a root, or has one of these attributes: the others since it stands for such a span."""
+_MOST_MOVES = 3
+"""Of one span: into another of its trace group, with that in the trace of a request, and with the root to another trace."""
 
 
 class MovedSpans:
@@ -61,10 +67,11 @@ class MovedSpans:
         """The table, whose links lead to where spans are now; the table itself where none leads to one that moved."""
         if not len(self._span_ids) or not len(table.links):
             return table
-        links = self._at_their_ends(table.links)
+        links = table.links
+        for _ in range(_MOST_MOVES):
+            links = self._at_their_ends(links)
         if links is table.links:
             return table
-        links = self._at_their_ends(links)  # what became its root is where that went
         return replace(table, links=links_once(links[links["span_id"] != table.span_id[links["row"]]]))
 
     def _at_their_ends(self, links: Array) -> Array:
@@ -89,7 +96,29 @@ class MovedSpans:
             self._span_ids, self._ends = self._span_ids[-REMEMBERED:].copy(), self._ends[-REMEMBERED:].copy()
 
 
+def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]]) -> SpanTable:
+    """The table without links to spans that wait: what becomes of these is not decided. They are counted as dropped.
+
+    ``waiting``: spans of trace groups by their roots, to which links stay.
+    """
+    if not waiting or not len(table.links):
+        return table
+    targets, roots = table.links["span_id"], np.fromiter(waiting, np.uint64, len(waiting))
+    away = np.flatnonzero((rows_of_spans(table, targets) < 0) & ~np.isin(targets, roots))
+    stays = np.ones(len(targets), dtype=np.bool_)
+    for other in chain.from_iterable(waiting.values()) if away.size else ():
+        stays[away[np.isin(targets[away], other.span_id)]] = False
+    if stays.all():
+        return table
+    dropped = np.bincount(table.links["row"][~stays].astype(np.int64), minlength=len(table)).astype(np.uint32)
+    before = table.dropped_links
+    return replace(table, links=table.links[stays], dropped_links=dropped if before is None else before + dropped)
+
+
 def _linked_rows(table: SpanTable, root: int = 0) -> npt.NDArray[np.int64]:
-    numbered = column_of(table, _LINKED)
-    found = np.ones(len(table), np.bool_) if numbered is None else numbered[1] | (table.span_id == np.uint64(root))
+    found = table.span_id == np.uint64(root)
+    if column_of(table, _LINKED[0]) is None:  # hidden
+        found[:] = True
+    for column in filter(None, (column_of(table, key) for key in _LINKED)):
+        found |= column[1]
     return np.flatnonzero(found)

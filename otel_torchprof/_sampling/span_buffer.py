@@ -20,7 +20,7 @@ from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
-from .moved_spans import MovedSpans
+from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
 from .tail_sampler import TailSampler
@@ -193,7 +193,9 @@ class SpanBuffer:
         self._failed &= open_trace_groups
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
-        return self._moved.followed(joined_tables(out)) if out else taken(table, ready[:0])
+        if not out:
+            return taken(table, ready[:0])
+        return without_links_to(self._moved.followed(joined_tables(out)), self._buffered)
 
     # ---- which trace groups need a look ----
 
