@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 _RESOURCE_SPANS = 0x0A
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SNIFFED = 4096
+"""Bytes at the begin of a file that tell its format."""
+_SPACE = b" \t\r\n"
+_MOST_SPACE = 64
+"""White space that protobuf cannot begin with: sizes and tags which look like it do not nest so deeply."""
+_JSON = re.compile(rb'\[[ \t\r\n]*(?:\]|\{)|\{[ \t\r\n]*(?:\}|"[^\x00-\x1f])')
 _MOST_EMPTY = 100_000
 """Messages in a row without a span: each costs 20 us, and a small file can be made of very many."""
 _LONGEST_REASON = 500
@@ -79,7 +86,8 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
     Raises:
         UnexpectedError: something else is in the file, after the last that is none.
     """
-    kind = stream.peek(4)
+    start = stream.peek(SNIFFED)
+    kind = start[:4]
     if not kind:
         stream.check_end()
         raise UnexpectedError(0, "the file is empty")
@@ -90,10 +98,10 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
     # A Collector's file exporter puts four bytes with its size before each message: none is above 16 MiB.
     if kind[:1] == b"\0":
         yield from _with_spans(_sized(stream))
+    elif is_json(start):
+        yield from _lines(stream)
     elif kind[0] == _RESOURCE_SPANS:
         yield from _with_spans(_messages(stream))
-    elif kind.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in {b"{", b""}:
-        yield from _lines(stream)
     else:
         raise UnexpectedError(
             offset,
@@ -101,6 +109,18 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
             f"found {kind.hex(' ')}",
         )
     stream.check_end()
+
+
+def is_json(start: bytes) -> bool:
+    """Whether a file that begins so is JSON. Before it there may be a byte order mark or white space, as Kineto wrote a line feed.
+
+    A serialized message begins with a line feed too, and its size may be a brace or a bracket; but no field of it begins as a
+    member of an object does, which is a quotation mark and no control character.
+    """
+    text = start.removeprefix(BYTE_ORDER_MARK).lstrip(_SPACE)
+    if start[:1] != b"\n" or not text or len(start) - len(text) >= _MOST_SPACE:
+        return text[:1] in {b"{", b"[", b""}
+    return _JSON.match(text) is not None
 
 
 # ---- lines of JSON ----

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
 from otel_torchprof._export.json_stream import JsonStream, UnusableError
-from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, contents
+from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, SNIFFED, contents, is_json
 from otel_torchprof.errors import TorchProfError
 
 from .wanted import INSTANCE, RANK, SERVICE
@@ -117,15 +117,14 @@ class RecordReading:
 
     def _read(self, stream: ByteStream) -> Iterator[None]:
         """Reads all of it. Raises UnexpectedError, or OSError, where no more can be read."""
-        start = stream.peek(256)
-        mark = BYTE_ORDER_MARK if start.startswith(BYTE_ORDER_MARK) else b""
-        text = start.removeprefix(mark).lstrip()
-        # A serialized message begins with what is white space in JSON, and its size may be a brace.
-        if start[:1] == b"\n" or text[:1] not in {b"[", b"{"} or re.match(rb'\{\s*"resource', text):
-            yield from self._read_otlp(stream)
-        else:
-            stream.skip(len(mark))
-            yield from self._read_chrome(JsonStream(stream.some, stream.offset, self._decode), stream)
+        if is_json(stream.peek(SNIFFED)):
+            if stream.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+                stream.skip(len(BYTE_ORDER_MARK))
+            stream.skip_space()
+            if re.match(rb'\[|\{(?!\s*"resource)', stream.peek(256)):
+                yield from self._read_chrome(JsonStream(stream.some, stream.offset, self._decode), stream)
+                return
+        yield from self._read_otlp(stream)
 
     def _read_otlp(self, stream: ByteStream) -> Iterator[None]:
         for number, content in enumerate(contents(stream), 1):
