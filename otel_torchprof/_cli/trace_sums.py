@@ -14,6 +14,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._trace_files import self_times
+from otel_torchprof._trace_files.categories import Kind
 from otel_torchprof._trace_files.reading import read_events
 from otel_torchprof._trace_files.wanted import (
     AGGREGATED_COUNT,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._trace_files.reading import Reading
     from otel_torchprof._trace_files.self_times import Numbers, Row
 
 COLLAPSED = "(collapsed into others)"
@@ -42,9 +44,6 @@ WANTED = frozenset(
     (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, STEP, UNFINISHED, *PHASE_OF)
 )
 """The attributes that are looked at."""
-_NOT_SHOWN = frozenset(("Trace", "overhead", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"))
-"""Categories of slices that are no work of the CPU."""
-
 MOST_NAMES = MAX_NAMES
 """Different names; the rest share one entry. Their first 500 characters are compared and kept."""
 _LONGEST_NAME = 500
@@ -82,14 +81,15 @@ def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) 
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
     sums = TraceSums()
-    return sums, read_events(path, sums, watch)
+    reading = read_events(path, sums, watch)
+    sums.note_left_out(reading)
+    return sums, reading.problems
 
 
 class TraceSums:
     """Takes the events of a file one by one; memory does not grow with the file. For one thread."""
 
     wanted = WANTED
-    skipped = _NOT_SHOWN
 
     def __init__(self) -> None:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
@@ -99,19 +99,28 @@ class TraceSums:
         self._collapsed_count = self._collapsed_time = 0
         self._spans: Counter[Hashable] = Counter()
         self._ranks: dict[Hashable, int] = {}
-        self._added = 0
+        self._added = self._of_devices = 0
+        self.left_out = ""
+        """What the file has besides, in words."""
         self.steps: list[StepRow] = []
         """Unsorted, the first of them."""
         self.steps_left_out = 0
         """Those after them."""
 
     def __len__(self) -> int:
-        return self._added
+        return self._added + self._of_devices
+
+    def note_left_out(self, reading: Reading) -> None:
+        """The file has been read: what the averages do not have of it."""
+        counts = reading.left_out + Counter({Kind.DEVICE.value: self._of_devices})
+        found = [f"{what} ({count:,})" for what, count in counts.most_common() if count]
+        found += [f"member {name!r}" for name in reading.members]
+        self.left_out = ", ".join(found)
 
     @property
     def limits(self) -> list[str]:
         """Which limits the file exceeded, in words."""
-        found = []
+        found = [f"not in the averages: {self.left_out}"] if self.left_out else []
         if self._added > self_times.MOST_ROWS:
             found.append(f"self times do not see children that are more than {self_times.MOST_ROWS // 2:,} events away")
         if OTHER_NAMES in self._sums:
@@ -154,8 +163,18 @@ class TraceSums:
         count = int(attributes.get(AGGREGATED_COUNT, 1))
         self._append(name, count, (start, duration, own, -1, span_id, parent_id))
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], _category: str = "") -> None:
-        """An event whose parent is the one around it on its track; times in ns."""
+    def add_slice(
+        self,
+        name: str,
+        start: int,
+        duration: int,
+        track: tuple[Any, Any],
+        on_device: bool = False,
+    ) -> None:
+        """An event whose parent is the one around it on its track; times in ns. Those of devices are counted only."""
+        if on_device:
+            self._of_devices += 1
+            return
         if name.startswith(STEP_PREFIX):
             self.add_step(name, start, duration, track[0])
             name = STEP_KEY

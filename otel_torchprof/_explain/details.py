@@ -17,13 +17,12 @@ from otel_torchprof._tree.tree import STEP_PREFIX
 from .advice import COMPUTING
 from .known_names import is_of_any_thread, is_operator, phase_of
 from .pair_sums import PairSums
-from .step_list import DEVICE_WORK, SKIPPED
 from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from otel_torchprof._trace_files.reading import StepAverage
+    from otel_torchprof._trace_files.values import StepAverage
 
     from .arrays import Floats, Integers
     from .step_list import Process, StepList
@@ -78,7 +77,6 @@ class Details:
             *(w.AVERAGES, w.SELF_DURATION, w.THREAD, w.STEP),
         )
     )
-    skipped = SKIPPED
 
     def __init__(self, found: StepList) -> None:
         self._processes = found.processes
@@ -136,10 +134,10 @@ class Details:
             self._add_average(number, start, each)
         self._add_phase(number, name, start, duration, thread)
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
         """An event whose parent is around it on its track."""
         self._events += 1
-        if category in DEVICE_WORK:
+        if on_device:
             self._add_device_work(start, duration, track)
             return
         number = self._numbers.get(track[0])

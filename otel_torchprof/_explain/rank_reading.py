@@ -75,7 +75,7 @@ def read_steps(
     """
 
     def read(events: Events) -> list[str]:
-        return [said for path in paths for said in read_events(path, events, partial(watch, path))]
+        return [said for path in paths for said in read_events(path, events, partial(watch, path)).problems]
 
     for each in paths:
         check_can_be_read_twice(each)

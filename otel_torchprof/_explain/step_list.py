@@ -25,10 +25,6 @@ MOST_PROCESSES = 1024
 _MOST_INTERVALS = 100_000
 """Of a process: waits for data, pauses."""
 _MOST_DIGITS = 18
-SKIPPED = frozenset(("Trace", "overhead", "gpu_user_annotation"))
-"""Categories of slices that are no work."""
-DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-"""Categories of slices of a device."""
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch")
 NAN = float("nan")
 
@@ -107,7 +103,6 @@ class StepList:
             *(w.AVERAGES, w.SELF_DURATION),  # so that what cannot be read is found out by the first reading
         )
     )
-    skipped = SKIPPED
 
     def __init__(self) -> None:
         self.processes: dict[Hashable, Process] = {}
@@ -163,10 +158,10 @@ class StepList:
         else:
             found.collectives.add_work(name, start, duration)
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
         """An event of a profile: a step, a wait for data, or another."""
         self._events += 1
-        if category in DEVICE_WORK:
+        if on_device:
             self.device_slices += 1
             return
         self.launches += name.startswith(_LAUNCHES)

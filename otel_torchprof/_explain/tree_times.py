@@ -17,13 +17,12 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
 from .details import StepsOfProcess
-from .step_list import DEVICE_WORK, SKIPPED
 from .steps import PAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from otel_torchprof._trace_files.reading import StepAverage
+    from otel_torchprof._trace_files.values import StepAverage
 
     from .arrays import Floats, Integers
     from .step_list import StepList
@@ -131,7 +130,6 @@ class TreeTimes:
             *(w.AVERAGES, w.STEP),
         )
     )
-    skipped = SKIPPED
 
     def __init__(self, found: StepList, warm_up_steps: int) -> None:
         self._numbers = {key: number for number, key in enumerate(found.processes)}
@@ -214,10 +212,10 @@ class TreeTimes:
         key = self._key(number, "" if name == STEP_NAME and w.STEP in attributes else name) | is_sum
         self._rows.append(key, (start, duration, own, -1, *ids[:2]))
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
         """An event whose parent is around it on its track; what devices did counts where a file is of one process."""
         self._events += 1
-        number = 0 if category in DEVICE_WORK and len(self._steps) == 1 else self._numbers.get(track[0])
+        number = 0 if on_device and len(self._steps) == 1 else self._numbers.get(track[0])
         if number is None:
             return
         key = self._key(number, "" if name.startswith(STEP_PREFIX) else name)

@@ -77,10 +77,12 @@ class JsonStream:
             yield name
         self._at += 1
 
-    def elements(self) -> Iterator[None]:
-        """One turn for each element of an array."""
+    def elements(self, *, may_be_open: bool = False) -> Iterator[None]:
+        """One turn for each element of an array, whose bracket may be missing where the document ends with it."""
         self._expect("[")
         while (char := self._next(_SPACE_AND_COMMAS)) != "]":
+            if not char and may_be_open:
+                return
             if not char:
                 raise self._unexpected("an element of an array, or its end")
             yield
@@ -105,7 +107,10 @@ class JsonStream:
                     raise self._no_value(f"{error.msg}, {further} characters further on") from error
             except RecursionError:
                 self._skip_unusable("a value that is nested too deeply")
-            except ValueError:  # Python's limit, which an option of the interpreter's would raise
+            except (
+                ValueError,
+                ArithmeticError,
+            ):  # Python's limit, which an option of the interpreter's would raise; Decimal's
                 self._skip_unusable("a number of too many digits")
             else:
                 if end == len(self._text) and self._more():  # of a number there may be more

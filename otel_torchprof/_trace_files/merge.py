@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from otel_torchprof._export.file import check_writable, write
 from otel_torchprof.errors import TorchProfError
 
 from .alignment import FEWEST_COMMON, align
-from .merged_events import MergedEvents, Target, exact, process_lines
+from .merged_events import MergedEvents, Target, process_lines
 from .merged_spans import MergedSpans
 from .rank_files import FIRST_OTHER_PID, FileOutline, read_rank_files
 from .reading import MERGED_RANKS, process_of
@@ -35,7 +34,6 @@ _WAY_OUT = (
     "record all ranks with this package's instrumentation, stream or run, detail ops, at the same time; collectives of "
     "devices are not seen to end, so call dist.barrier() of a gloo group now and then; Kineto's traces do not number collectives"
 )
-_decode = json.JSONDecoder(parse_float=exact).raw_decode
 
 
 class Merged(NamedTuple):
@@ -192,7 +190,7 @@ def _pieces(
             if part is outline
         }
         records = _MergedRecords(outline, of_file, spans, free)
-        reading = RecordReading(outline.path, records, partial(watch, outline.path), _decode)
+        reading = RecordReading(outline.path, records, partial(watch, outline.path))
         for _ in reading:
             if records.size >= _PIECE:
                 yield records.taken()

@@ -6,14 +6,13 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.chrome_json import compact, microseconds, process_events
 from otel_torchprof._encode.chrome_objects import json_value
 
-from .reading import LARGEST_NUMBER, key_of
 from .records import MalformedError, malformed
+from .values import key_of, nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -29,10 +28,6 @@ _MOST_PROCESSES = 1000
 _MOST_NAMED = 100_000
 """Tracks and processes whose names are told apart."""
 _LARGE_INTEGER = re.compile(r"[:,\[]-?\d{19}")
-_LARGEST_TIME = LARGEST_NUMBER // 1000
-"""Microseconds."""
-_NUMBERS = frozenset((int, float, Decimal))
-_NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?")
 
 
 @dataclass
@@ -54,11 +49,6 @@ class Target:
     def time(self, time: int) -> int:
         """Unix ns of the rank's clock, as ns of the merged trace."""
         return self.clock.corrected(time) - self.base
-
-
-def exact(text: str) -> Decimal | float:
-    """A number of JSON with all its digits. One with an exponent has those of a double: it may be too large to be written out."""
-    return Decimal(text) if _NUMBER.fullmatch(text) else float(text)
 
 
 class MergedEvents:
@@ -145,16 +135,6 @@ class MergedEvents:
 def process_lines(target: Target, label: str) -> Iterator[str]:
     """Name and place of a rank's process."""
     yield from process_events(target.pid, json_value(f"{target.name}: {label}" if label else target.name), target.place)
-
-
-def nanoseconds(value: Any, what: str) -> int:
-    """Microseconds of a Chrome trace, to the nanosecond. Raises MalformedError."""
-    if isinstance(value, str):
-        value = exact(value) if _NUMBER.fullmatch(value) else None
-    if type(value) in _NUMBERS and -_LARGEST_TIME < value < _LARGEST_TIME:
-        found: int = round(value * 1000)
-        return found
-    raise malformed(float(value) if isinstance(value, Decimal) else value, what, f"a number up to {_LARGEST_TIME}")
 
 
 def text_of(event: dict[str, Any]) -> str:

@@ -15,8 +15,8 @@ from otel_torchprof._encode.chrome_tracks import Tracks
 from otel_torchprof._encode.otlp_json import request_of
 
 from .merged_events import LARGEST_ID
-from .reading import whole
 from .records import MalformedError
+from .values import whole
 from .wanted import THREAD
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from otel_torchprof.errors import TorchProfError
 
 from . import wanted as w
 from .collectives import OF_COLLECTIVES, WORKS, CollectiveList, Collectives
-from .reading import LARGEST_NUMBER, MERGED_RANKS, Interpreted, key_of, process_of, whole
+from .reading import MERGED_RANKS, Interpreted, process_of
 from .records import BASE_TIME, RecordReading, check_can_be_read_twice
+from .values import LARGEST_NUMBER, key_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -48,12 +49,10 @@ class Calls:
     """Takes the events of a file, of which it keeps the collectives by process; those on clocks that cannot be are left out."""
 
     wanted = OF_COLLECTIVES
-    skipped: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.processes: dict[Hashable, Process] = {}
         self.rank: int | None = None
-        self.base = 0
         self._events = self._kept = 0
 
     def __len__(self) -> int:
@@ -78,19 +77,18 @@ class Calls:
     ) -> None:
         """A span, maybe of a collective, or of the work of one."""
         self._events += 1
-        start += self.base
-        if w.COLLECTIVES in attributes and abs(start) <= LARGEST_NUMBER and self._kept < _MOST_COLLECTIVES:
+        if w.COLLECTIVES in attributes and self._kept < _MOST_COLLECTIVES:
             self._kept += len(attributes[w.COLLECTIVES])
             self.process(process).calls.add_step(start, attributes)
         is_call, is_work = w.COLLECTIVE in attributes, name.startswith(WORKS)
-        if (is_call or is_work) and abs(start) <= LARGEST_NUMBER and self._kept < _MOST_COLLECTIVES:
+        if (is_call or is_work) and self._kept < _MOST_COLLECTIVES:
             self._kept += 1
             if is_call:
                 self.process(process).calls.add_call(start, duration, attributes)
             else:
                 self.process(process).calls.add_work(name, start, duration)
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], category: str) -> None:  # noqa: ARG002 - a protocol
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:  # noqa: ARG002 - a protocol
         """Without effect: slices do not say which collective they are."""
         self._events += 1
 
@@ -130,7 +128,7 @@ class FileOutline(Interpreted):
         """The times' base, and which rank it is."""
         super().add_member(name, value)
         if name == BASE_TIME:
-            self.base = self.calls.base = whole(value, name)
+            self.base = whole(value, name)
         resource = value.get("resource") if isinstance(value, dict) else None
         if isinstance(resource, dict):
             self._of_file.instance = key_of(resource.get(w.INSTANCE))
@@ -222,7 +220,7 @@ def read_rank_files(
 def _add(ranks: list[RankFiles], outline: FileOutline, key: Hashable, process: Process, most: int) -> None:
     """A rank of its own, or the continuation of one."""
     rank = process.calls.rank if process.rank is None else process.rank
-    found = _thinned(process.calls.settled(), most)
+    found = _thinned(_on_unix_clock(process.calls.settled(), outline.base), most)
     twin = next((each for each in ranks if rank is not None and each.rank == rank), None)
     if twin is None:
         if len(ranks) == MOST_RANKS:
@@ -240,6 +238,12 @@ def _add(ranks: list[RankFiles], outline: FileOutline, key: Hashable, process: P
     twin.parts.append((outline, key))
     columns = (np.concatenate(pair) for pair in zip(twin.collectives, found, strict=True))
     twin.collectives = _thinned(Collectives(*columns), most)
+
+
+def _on_unix_clock(found: Collectives, base: int) -> Collectives:
+    """Times that count from a base, which may stand behind the events; without those that no clock says."""
+    moved = found._replace(start=found.start + base, end=found.end + base)
+    return moved.chosen(np.abs(moved.start) <= LARGEST_NUMBER)
 
 
 def _thinned(found: Collectives, most: int) -> Collectives:

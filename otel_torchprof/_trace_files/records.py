@@ -5,8 +5,10 @@ Nothing in a file is trusted: whatever it holds, memory is bounded, what can be 
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,22 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from otel_torchprof._export.byte_stream import ByteStream
-    from otel_torchprof._export.json_stream import Decode
     from otel_torchprof._export.otlp_reading import Content
 
 BASE_TIME = "baseTimeNanoseconds"
 """The member of a Chrome trace's document that says when its times count from."""
 _MEMBERS = frozenset(("distributedInfo", "otherData", BASE_TIME))
+_DESCRIPTIONS = frozenset(
+    (
+        *("schemaVersion", "displayTimeUnit", "deviceProperties", "traceName", "trace_id", "host_name"),
+        *("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"),
+    )
+)
+"""Members that say how a trace was recorded: none holds events, and nothing is missed without them."""
+_MOST_NAMED = 5
+_LONGEST_MEMBER = 40
+_decode = json.JSONDecoder(parse_float=Decimal).raw_decode
+"""Numbers keep all their digits: a double has no room for microseconds since 1970."""
 _OF_RESOURCES = frozenset((RANK, INSTANCE, SERVICE))
 
 
@@ -39,7 +51,7 @@ if TYPE_CHECKING:
         def __len__(self) -> int: ...
 
         def add_member(self, name: str, value: Any, /) -> None:
-            """A member of a Chrome trace's document, which stands before the events."""
+            """A member of a Chrome trace's document."""
 
         def add_event(self, event: dict[str, Any], /) -> None:
             """An event of a Chrome trace."""
@@ -80,21 +92,16 @@ class RecordReading:
         path: of the file.
         records: takes what is in it.
         watch: gets the file, to see how far it has been read.
-        decode: as :class:`JsonStream` takes it, for Chrome JSON.
     """
 
-    def __init__(
-        self,
-        path: str,
-        records: Records,
-        watch: Callable[[ByteStream], None] = lambda _stream: None,
-        decode: Decode | None = None,
-    ) -> None:
-        self._path, self._records, self._watch, self._decode = path, records, watch, decode
+    def __init__(self, path: str, records: Records, watch: Callable[[ByteStream], None] = lambda _stream: None) -> None:
+        self._path, self._records, self._watch = path, records, watch
         self._unusable = 0
         self._first = ""
         self.problems: list[str] = []
         """After the iteration: what could not be read; nothing where all was."""
+        self.passed_over: list[str] = []
+        """Members of a Chrome trace's document that are not read, the first of them."""
 
     def __iter__(self) -> Iterator[None]:
         try:
@@ -122,7 +129,7 @@ class RecordReading:
                 stream.skip(len(BYTE_ORDER_MARK))
             stream.skip_space()
             if re.match(rb'\[|\{(?!\s*"resource)', stream.peek(256)):
-                yield from self._read_chrome(JsonStream(stream.some, stream.offset, self._decode), stream)
+                yield from self._read_chrome(JsonStream(stream.some, stream.offset, _decode), stream)
                 return
         yield from self._read_otlp(stream)
 
@@ -140,32 +147,36 @@ class RecordReading:
                     self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
 
     def _read_chrome(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
-        """What comes after the events is passed over; whether the document ends there is looked at."""
+        """Members may stand before and behind the events, where Kineto wrote the times' base until 2025."""
         if text.peek() == "{":
             has_events = False
             for name in text.members():
                 if name == "traceEvents" and not has_events:
                     has_events = True
                     yield from self._read_chrome_events(text, stream)
-                elif name in _MEMBERS and not has_events:
+                elif name in _MEMBERS:
                     self._read_member(name, text)
                 else:
+                    if name not in _DESCRIPTIONS and len(self.passed_over) < _MOST_NAMED:
+                        self.passed_over.append(name[:_LONGEST_MEMBER])
                     text.skip()
             if not has_events:
                 expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
                 raise UnexpectedError(text.offset, f"expected an object with {expected}, found one with neither")
         else:
-            yield from self._read_chrome_events(text, stream)
+            yield from self._read_chrome_events(text, stream, may_be_open=True)
+            stream.check_end()
         if text.peek():
             where = place(stream, text.offset)
             self.problems.append(f"{self._path!r}: more follows the end of the document, {where}: that is not counted")
 
-    def _read_chrome_events(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
-        for number, _ in enumerate(text.elements(), 1):
+    def _read_chrome_events(self, text: JsonStream, stream: ByteStream, *, may_be_open: bool = False) -> Iterator[None]:
+        for number, _ in enumerate(text.elements(may_be_open=may_be_open), 1):
             try:
                 event = text.value()
-                if type(event) is dict:
-                    self._records.add_event(event)
+                if type(event) is not dict:
+                    raise malformed(event, "event", "an object")
+                self._records.add_event(event)
             except (UnusableError, MalformedError) as error:
                 self._note(f"{error}, event {number}, {place(stream, text.value_offset)}")
             yield
@@ -248,5 +259,11 @@ def objects(parent: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 def malformed(value: Any, what: str, expected: str) -> MalformedError:
     """The error for a value that is something else than expected."""
-    displayed = repr(value[:30]) if isinstance(value, str) else str(value) if isinstance(value, float | bool) else ""
+    displayed = (
+        repr(value[:30])
+        if isinstance(value, str)
+        else str(value)[:30]
+        if isinstance(value, float | bool | Decimal)
+        else ""
+    )
     return MalformedError(f"{what} is {displayed or 'of type ' + type(value).__name__}, expected {expected}")

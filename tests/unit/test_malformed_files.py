@@ -50,9 +50,9 @@ def events(*changed) -> bytes:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"ts": "soon"}, "ts is 'soon', expected a number, event 2, at byte 85"),
+        ({"ts": "soon"}, "ts is 'soon', expected a number up to 2305843009213693, event 2, at byte 85"),
         ({"ts": float("nan")}, "ts is nan, expected a number"),
-        ({"ts": 1e300}, "ts is 1e+300, expected at most 2305843009213694"),
+        ({"ts": 1e300}, "ts is 1E+300, expected a number up to 2305843009213693"),
         ({"dur": 10**400}, "dur is of type int, expected a number"),
         ({"dur": float("inf")}, "dur is inf, expected a number"),
         ({"dur": []}, "dur is of type list"),
