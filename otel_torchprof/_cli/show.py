@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         help="print averages from a trace file",
         description="Prints the table of key_averages() from a trace file: Chrome JSON (of this package or "
         "torch.profiler) or OTLP (protobuf or JSON lines), compressed or not. An aggregate span counts "
-        "as all the spans that it replaces. Exit status: 0 if the file was read completely, else 1: the "
+        "as all the spans that it replaces. What the table leaves out (work of devices, arrows, counters) is "
+        "counted on stderr. Exit status: 0 if the file was read completely, else 1: the "
         "readable part is printed, and the reason for the end.",
     )
     parser.add_argument("file", metavar="FILE", help="trace file")

@@ -94,7 +94,8 @@ class JsonStream:
         Raises:
             UnusableError: it is too large, nested too deeply, or has a number of too many digits; it was passed over.
         """
-        self._next(_SPACE)
+        if self._at == len(self._text) or self._text[self._at] in " \t\r\n":
+            self._next(_SPACE)
         while True:
             self._begun = self._text, self._at, self._before
             try:

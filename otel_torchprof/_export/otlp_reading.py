@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _RESOURCE_SPANS = 0x0A
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-SNIFFED = 4096
+SNIFFED = 256
 """Bytes at the begin of a file that tell its format."""
 _SPACE = b" \t\r\n"
 _MOST_SPACE = 64
 """White space that protobuf cannot begin with: sizes and tags which look like it do not nest so deeply."""
-_JSON = re.compile(rb'\[[ \t\r\n]*(?:\]|\{)|\{[ \t\r\n]*(?:\}|"[^\x00-\x1f])')
+_JSON = re.compile(rb'\[[ \t\r\n]*(?:\]|\{)|\{[ \t\r\n]*(?:\}|"[^\x00-\x1f]|[ \t\r\n]{64})')
 _MOST_EMPTY = 100_000
 """Messages in a row without a span: each costs 20 us, and a small file can be made of very many."""
 _LONGEST_REASON = 500

@@ -25,7 +25,7 @@ KINDS: dict[str, Kind] = {
         (
             *("cpu_op", "user_annotation", "external_correlation", "cpu_instant_event", "python_function"),
             *("cuda_runtime", "cuda_driver", "glow_runtime", "mtia_runtime", "xpu_runtime", "xpu_driver"),
-            *("privateuse1_runtime", "privateuse1_driver", "Operator", "Runtime"),
+            *("privateuse1_runtime", "privateuse1_driver", "Operator", "Runtime", "module"),
         ),
         Kind.HOST,
     ),
@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
     ),
     **dict.fromkeys(("Trace", "overhead"), Kind.PROFILER),
 }
-"""By category: those of Kineto's activity types, and the names with capitals that it wrote until 2022."""
+"""By category: those of Kineto's activity types, the names with capitals that it wrote until 2022, and this package's own."""
 
 _DEVICE = r"(?:GPU|CUDA|HIP|XPU|NPU|HPU|TPU|IPU|MLU|MTIA|XLA)"
 _NAME = re.compile(rf"(?:rank \d+ )?{_DEVICE}(?:[ :]?\d+)?|CUDA functions|/device:(?!CPU).*")

@@ -245,7 +245,7 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
         f"events of objects ({sum(others[each] for each in 'NOD')})",
         f"marks, samples and dumps ({sum(others[each] for each in 'RP')})",
         f"events of unknown phase ({others['?'] + 1})",
-        "durations that are not there (1)",
+        "slices without duration, counted as 0 (1)",
         "member 'samples'",
         "member 'stackFrames'",
     }
