@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_torchprof._export.byte_stream import ByteStream
-    from otel_torchprof._trace_files.reading import Events
+    from otel_torchprof._trace_files.chrome_events import Events
 
     from .details import StepsOfProcess
     from .step_list import Process

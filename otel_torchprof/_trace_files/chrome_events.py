@@ -13,9 +13,8 @@ from .records import object_of
 from .values import id_in, key_of, nanoseconds, text_in, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from .reading import Events
+    from collections.abc import Hashable, Mapping
+    from typing import Protocol
 
     Track = tuple[Any, Any]
 
@@ -40,6 +39,39 @@ _OTHER_EVENTS = {
     for phase in phases
 }
 """By phase, events that are no slices."""
+
+
+if TYPE_CHECKING:
+
+    class Events(Protocol):
+        """Takes the events of a file one by one; its length is how many it counted. Times are in ns."""
+
+        wanted: frozenset[str]
+        """The attributes that it looks at."""
+
+        def __len__(self) -> int: ...
+
+        def add_span(
+            self,
+            name: str,
+            start: int,
+            duration: int,
+            ids: tuple[int, int, Hashable],
+            attributes: Mapping[str, Any],
+            /,
+            *,
+            process: Hashable,
+        ) -> None:
+            """A span with its id, that of its parent (0: none), its trace, those attributes that are wanted, its process."""
+
+        def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool, /) -> None:
+            """An event whose parent is the one around it on its track, its process and its thread; whether it is work of a device."""
+
+        def add_step(self, name: str, start: int, duration: int, process: Hashable, /) -> None:
+            """A step of a profile that is drawn beside what it holds."""
+
+        def name_rank(self, process: Hashable, rank: int, /) -> None:
+            """The rank of a process; process None: of all in the file."""
 
 
 class _Slice(NamedTuple):

@@ -11,48 +11,16 @@ from .wanted import INSTANCE, RANK
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Hashable, Mapping
-    from typing import Protocol
+    from collections.abc import Callable, Hashable
 
     from otel_torchprof._export.byte_stream import ByteStream
+
+    from .chrome_events import Events
 
 _WITH_RANK = frozenset(("distributedInfo", "otherData"))
 """Members of a Chrome trace's document that say which rank it is of."""
 MERGED_RANKS = "merged_ranks"
 """In the ``otherData`` of a trace that was merged: its processes and their ranks."""
-
-
-if TYPE_CHECKING:
-
-    class Events(Protocol):
-        """Takes the events of a file one by one; its length is how many it counted. Times are in ns."""
-
-        wanted: frozenset[str]
-        """The attributes that it looks at."""
-
-        def __len__(self) -> int: ...
-
-        def add_span(
-            self,
-            name: str,
-            start: int,
-            duration: int,
-            ids: tuple[int, int, Hashable],
-            attributes: Mapping[str, Any],
-            /,
-            *,
-            process: Hashable,
-        ) -> None:
-            """A span with its id, that of its parent (0: none), its trace, those attributes that are wanted, its process."""
-
-        def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool, /) -> None:
-            """An event whose parent is the one around it on its track, its process and its thread; whether it is work of a device."""
-
-        def add_step(self, name: str, start: int, duration: int, process: Hashable, /) -> None:
-            """A step of a profile that is drawn beside what it holds."""
-
-        def name_rank(self, process: Hashable, rank: int, /) -> None:
-            """The rank of a process; process None: of all in the file."""
 
 
 class Reading(NamedTuple):
