@@ -114,7 +114,6 @@ class TraceSums:
         """The file has been read: what the averages do not have of it."""
         counts = reading.left_out + Counter({Kind.DEVICE.value: self._of_devices})
         found = [f"{what} ({count:,})" for what, count in counts.most_common() if count]
-        found += [f"member {name!r}" for name in reading.members]
         self.left_out = ", ".join(found)
 
     @property

@@ -30,8 +30,6 @@ class Reading(NamedTuple):
     """What could not be read; nothing where all was."""
     left_out: Counter[str]
     """What was read and handed over as nothing, by what it is."""
-    members: list[str]
-    """Of the document, that were passed over: the first of them."""
 
 
 def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Reading:
@@ -56,7 +54,10 @@ def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] =
         reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
         reading.end()
     records.chrome.settle()
-    return Reading(reading.problems, records.chrome.left_out, reading.passed_over)
+    left_out = records.chrome.left_out
+    if reading.members_left_out:
+        left_out[f"members of the document, as {', '.join(reading.first_left_out)}"] = reading.members_left_out
+    return Reading(reading.problems, left_out)
 
 
 class Interpreted:

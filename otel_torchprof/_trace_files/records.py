@@ -100,8 +100,10 @@ class RecordReading:
         self._first = ""
         self.problems: list[str] = []
         """After the iteration: what could not be read; nothing where all was."""
-        self.passed_over: list[str] = []
-        """Members of a Chrome trace's document that are not read, the first of them."""
+        self.members_left_out = 0
+        """Members of a Chrome trace's document that are not read,"""
+        self.first_left_out: list[str] = []
+        """and the names of the first of them."""
 
     def __iter__(self) -> Iterator[None]:
         try:
@@ -157,8 +159,7 @@ class RecordReading:
                 elif name in _MEMBERS:
                     self._read_member(name, text)
                 else:
-                    if name not in _DESCRIPTIONS and len(self.passed_over) < _MOST_NAMED:
-                        self.passed_over.append(name[:_LONGEST_MEMBER])
+                    self._leave_out(name)
                     text.skip()
             if not has_events:
                 expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
@@ -186,6 +187,12 @@ class RecordReading:
             self._records.add_member(name, text.value())
         except (UnusableError, MalformedError) as error:
             self._note(f"{name} cannot be read ({error})")
+
+    def _leave_out(self, name: str) -> None:
+        if name not in _DESCRIPTIONS:
+            self.members_left_out += 1
+            if len(self.first_left_out) < _MOST_NAMED:
+                self.first_left_out.append(repr(name[:_LONGEST_MEMBER]))
 
     def _note(self, text: str) -> None:
         self._unusable += 1

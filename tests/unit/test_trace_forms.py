@@ -246,8 +246,7 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
         f"marks, samples and dumps ({sum(others[each] for each in 'RP')})",
         f"events of unknown phase ({others['?'] + 1})",
         "slices without duration, counted as 0 (1)",
-        "member 'samples'",
-        "member 'stackFrames'",
+        "members of the document, as 'samples', 'stackFrames' (2)",
     }
     assert len(said) == 1
     start = f"otel-torchprof: '{tmp_path}/t': not in the averages: "
