@@ -52,6 +52,24 @@ void a_phase_in_which_nothing_happens_is_a_hang_and_its_stacks_are_kept() {
   loop.join();
 }
 
+// Nothing tells the thread that it was looked at: TSan would see what of it both touch and neither is atomic.
+void a_thread_that_was_looked_at_begins_again() {
+  BoxFile file;
+  OpenBox box(file);
+  Watching watching;
+  std::atomic<bool> was_seen{false};
+  std::thread loop([&] {
+    begin_phase("torch.phase.data");
+    leaf("decode");  // from here on the name is known
+    while (!was_seen.load(std::memory_order_relaxed)) std::this_thread::yield();
+    leaf("decode");
+    end("torch.phase.data");
+  });
+  CHECK(otp_hang_watch_wait() != 0);
+  was_seen.store(true, std::memory_order_relaxed);
+  loop.join();
+}
+
 void an_own_thread_that_waits_inside_a_label_is_none() {
   BoxFile file;
   OpenBox box(file);
@@ -164,6 +182,7 @@ void it_ends_for_those_who_wait_and_in_a_forked_child() {
 
 int main() {
   RUN_CLEAN(a_phase_in_which_nothing_happens_is_a_hang_and_its_stacks_are_kept);
+  RUN_CLEAN(a_thread_that_was_looked_at_begins_again);
   RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
   RUN_CLEAN(what_may_take_long_is_waited_for);
   RUN_CLEAN(the_main_thread_of_a_rank_hangs_with_nothing_open_too);

@@ -160,14 +160,14 @@ OTP_INLINE Begun begin(Thread& thread, const Shared& shared, const Event& event,
   if (__builtin_expect(is_second_call(thread, event, depth), 0)) return Begun::kNothing;
   uint32_t name;
   if (__builtin_expect(!event.name(thread, &name), 0)) return Begun::kUnusual;
-  uint64_t index = thread.next_index;
+  uint64_t index = thread.next_index.get();
   uint32_t at = thread.at;
   auto* record = reinterpret_cast<otp_record_begin*>(place_of(thread.chunk, at));
   uint32_t written = event.inputs(reinterpret_cast<uint8_t*>(record + 1), kChunkCapacity - kBeginBytes - at, sessions);
   if (__builtin_expect(written == kNoRoom, 0)) return Begun::kUnusual;
   write_begin(record, event, index, sessions, name, thread.visible_parent(depth));
   open(thread, event, depth, index, sessions, at);
-  thread.next_index = index + 1;
+  thread.next_index.set(index + 1);
   record->head.ticks = event.now();  // last: what recording costs is outside of the event as far as can be
   thread.publish(at + static_cast<uint32_t>(sizeof *record) + written);
   return Begun::kRecorded;
@@ -182,7 +182,7 @@ OTP_INLINE bool end(Thread& thread, const Shared& shared, const void* key, uint8
   uint32_t consumers = top.consumers.get(), at = thread.at;
   bool plain = top.key.get() == key && consumers != 0 && at <= kChunkCapacity - sizeof(otp_record);
   if (__builtin_expect(!plain, 0)) return false;
-  uint64_t distance = thread.next_index - top.index.get();
+  uint64_t distance = thread.next_index.get() - top.index.get();
   uint64_t unusual = (consumers & (in_the_way | ~shared.running())) | distance >> 32 |
                      thread.ended_elsewhere_flag.load(std::memory_order_relaxed);
   if (__builtin_expect(unusual != 0, 0)) return false;
@@ -200,7 +200,7 @@ OTP_INLINE void write_memory(Thread& thread, const otp_memory_args& args, uint32
   uint32_t at = thread.at;
   auto* record = reinterpret_cast<otp_record_memory*>(place_of(thread.chunk, at));
   write_head(&record->head, OTP_RECORD_MEMORY, args.flags, consumers,
-             visible == 0 ? 0 : distance_to(thread.next_index + 1, visible));
+             visible == 0 ? 0 : distance_to(thread.next_index.get() + 1, visible));
   record->bytes = args.bytes;
   record->address = args.address;
   record->total_allocated = args.total_allocated;

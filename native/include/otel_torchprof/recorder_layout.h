@@ -150,10 +150,11 @@ struct alignas(64) Shared {
 static_assert(sizeof(Shared) == 64, "one cache line");
 
 // What begin and end need of a thread. All of it belongs to that thread, except that others read what is Shown or
-// atomic. What every event touches comes first, in one cache line.
+// atomic, and `chunk` and `id`, which are written under the registry's lock. What every event touches comes first, in
+// one cache line.
 struct alignas(64) Thread {
   Chunk* chunk = nullptr;
-  uint64_t next_index = 0;
+  Shown<uint64_t> next_index;
   uint32_t at = 0;                  // bytes written into the chunk
   uint32_t not_ready = UINT32_MAX;  // sessions that a begin or an end has to ask for: all but those that hold the
                                     // chunk, know this thread as theirs, and have no mark to get

@@ -136,7 +136,7 @@ uint32_t BlackBox::list_open(const ThreadBuffer& thread, uint32_t consumer, uint
     otp_record_open record;
     if (d_open.size() == most || (event.consumers.get() & consumer) == 0) return;
     if (!find_open_record(*chunk, event, &record)) return;
-    record.event = thread.next_index - event.index.get();
+    record.event = thread.next_index.get() - event.index.get();
     record.begin.head.consumers = static_cast<uint16_t>(consumer);
     d_open.push_back(record);
   };

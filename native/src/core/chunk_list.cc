@@ -19,7 +19,7 @@ void Chunk::begin(ThreadBuffer* thread, uint64_t of_sequence) {
   published.store(0, std::memory_order_relaxed);
   const otp_thread& info = thread->info;
   ChunkHead::thread = thread->id;
-  next_index = thread->next_index;
+  next_index = thread->next_index.get();
   taken_ticks = ticks_now();
   os_tid = info.os_tid;
   source_tid = thread->source_tid.get();

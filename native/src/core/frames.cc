@@ -82,7 +82,7 @@ OTP_COLD uint32_t end_marked_frames(uint64_t mark, uint32_t thread_id) try {
 }
 
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {
-  if (thread.next_index == 0) return ticks;
+  if (thread.next_index.get() == 0) return ticks;
   if (thread.at == 0) return ticks_now();  // the last one is in another chunk
   for (uint32_t at = 0, size = 0; at < thread.at; at += size) {
     otp_record record;

@@ -82,7 +82,7 @@ OTP_COLD uint32_t mark_begin(const ThreadBuffer& thread, const otp_begin_args& a
   consumers &= g_requests_devices.load(std::memory_order_relaxed);
   const otp_device_source* source = g_device_source.load(std::memory_order_acquire);
   if (consumers == 0 || source == nullptr || args.kind == OTP_EVENT_FRAME) return 0;
-  return source->begin(id_of(thread, thread.next_index), &args, consumers) != 0 ? kMarked : 0;
+  return source->begin(id_of(thread, thread.next_index.get()), &args, consumers) != 0 ? kMarked : 0;
 }
 
 OTP_COLD void mark_end(const ThreadBuffer& thread, const OpenEvent& event) {
@@ -152,7 +152,7 @@ OTP_COLD uint32_t begin_slowpath(ThreadBuffer& thread, const otp_begin_args& arg
   }
   uint32_t consumers = room_slowpath(thread, requested, hot::kBeginBytes + input_bytes(args));
   uint32_t marked = mark_begin(thread, args, consumers), depth = thread.depth.get();
-  uint64_t visible = thread.visible_parent(depth), index = thread.next_index;
+  uint64_t visible = thread.visible_parent(depth), index = thread.next_index.get();
   hot::open(thread, event, depth, index, consumers | marked, thread.at);
   if (consumers == 0) return thread.id;
   uint32_t name;
@@ -161,7 +161,7 @@ OTP_COLD uint32_t begin_slowpath(ThreadBuffer& thread, const otp_begin_args& arg
   hot::write_begin(record, event, index, consumers, name, visible);
   uint32_t written = event.inputs(reinterpret_cast<uint8_t*>(record + 1), 0, consumers);
   record->head.ticks = args.ticks == 0 ? ticks_now() : after_all(thread, args.ticks);
-  thread.next_index = index + 1;
+  thread.next_index.set(index + 1);
   thread.publish(thread.at + static_cast<uint32_t>(sizeof *record) + written);
   return thread.id;
 }
@@ -206,7 +206,7 @@ OTP_COLD void write_end_slowpath(ThreadBuffer& thread, const OpenEvent& event, u
                                  uint32_t error) {
   uint32_t consumers = event.consumers.get() & g_shared.running();
   if (consumers == 0) return;
-  uint64_t distance = thread.next_index - event.index.get();
+  uint64_t distance = thread.next_index.get() - event.index.get();
   bool is_long = error != 0 || distance > UINT32_MAX;
   uint32_t bytes = is_long ? sizeof(otp_record_error_end) : sizeof(otp_record);
   uint32_t here = consumers & thread.accepted;

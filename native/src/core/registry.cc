@@ -209,7 +209,7 @@ bool Registry::hold(otp_session* session, Chunk* chunk, uint32_t read_from) {
   while (session->bytes_buffered + OTP_CHUNK_BYTES > session->options.budget_bytes) {
     if (session->options.full_policy != OTP_FULL_DROP_OLDEST || !evict_oldest(session)) return false;
   }
-  session->held.push_back({chunk, chunk->owner->next_index, read_from, false, nullptr});
+  session->held.push_back({chunk, chunk->owner->next_index.get(), read_from, false, nullptr});
   Cursor* cursor = nullptr;
   try {
     cursor = &cursor_of(session, chunk->owner);
