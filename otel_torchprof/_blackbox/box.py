@@ -133,6 +133,8 @@ class BlackBox:
             watch.start()
         except NativeError as error:
             self.state += f", without a watch for hangs: {error}"
+        if watch.without_stacks:
+            self.state += f", without Python's stacks of hangs: {watch.without_stacks}"
 
     def _info(self) -> dict[str, Any]:
         return {

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import sys
 import threading
-import traceback
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from otel_torchprof._native import hang_watch
-from otel_torchprof._native.blackbox import STACKS_BYTES
-from otel_torchprof._native.recorder import living_threads
+from otel_torchprof._native import hang_watch, stacks
+from otel_torchprof.errors import NativeError
 from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from opentelemetry.trace import SpanContext
 
@@ -43,6 +38,8 @@ class HangWatch:
         self._hides_code = hides_code
         self._running_step = running_step
         self._thread: threading.Thread | None = None
+        self.without_stacks = ""
+        """Why Python's stacks cannot be read here; empty where they can, or are not to be."""
 
     def start(self) -> None:
         """Begins.
@@ -50,10 +47,16 @@ class HangWatch:
         Raises:
             NativeError: it is watched already, or the system gave no thread.
         """
-        dump = 0 if self._hides_code else _address_of_dump()
-        hang_watch.start(self._seconds, max(self._seconds, _LONG_SECONDS), dump)
+        hang_watch.start(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
         self._thread = threading.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
         self._thread.start()
+
+    def _writer(self) -> int:
+        try:
+            return stacks.writer()
+        except NativeError as error:
+            self.without_stacks = str(error)
+            return 0
 
     def stop(self) -> None:
         """Ends; again without effect. Any thread."""
@@ -61,41 +64,20 @@ class HangWatch:
 
     def _wait(self) -> None:
         while os_tid := hang_watch.wait():
-            self._report(os_tid)
-
-    def _report(self, os_tid: int) -> None:
-        try:
-            hang_watch.report("" if self._hides_code else stacks_text(living_threads()))
-            self._say(os_tid)
-        except Exception:  # the program continues
-            _logger.exception("a thread hangs, and its stacks could not be written")
+            try:
+                self._say(os_tid)
+            except Exception:  # the program continues
+                _logger.exception("a thread hangs, and it could not be reported")
 
     def _say(self, os_tid: int) -> None:
+        has_stacks = not (self._hides_code or self.without_stacks)
+        kept = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
         body = (
             f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
-            "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
+            f"{kept if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
         )
         _logger.warning("%s", body)
         _emit(body, os_tid, self._running_step())
-
-
-def stacks_text(threads: Iterable[threading.Thread]) -> str:
-    """Python's stacks, one thread after another, the innermost call first; at most as much as a box keeps."""
-    frames = sys._current_frames()  # noqa: SLF001 - the documented way
-    parts = [_stack_of(thread, frames[thread.ident]) for thread in threads if thread.ident in frames]
-    return "\n".join(parts).encode()[:STACKS_BYTES].decode("utf-8", "ignore")
-
-
-def _stack_of(thread: threading.Thread, frame: types.FrameType) -> str:
-    calls = reversed(traceback.extract_stack(frame))
-    lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
-    return "\n".join((f"Thread {thread.native_id} {thread.name} (most recent call first):", *lines))
-
-
-def _address_of_dump() -> int:
-    """Of what :mod:`faulthandler` writes stacks with where Python's lock is not to be had; 0 where this Python has none."""
-    function = getattr(ctypes.pythonapi, "_Py_DumpTracebackThreads", None)
-    return 0 if function is None else int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:

@@ -69,14 +69,9 @@ def last_moments(contents: Contents) -> list[LastMoment]:
 
 
 def python_line(contents: Contents, os_tid: int) -> str:
-    """Where Python was on a thread when the watch saw a thread hang: ``train.py:41 load_batch``; empty where that is not known.
-
-    Of the stacks that the interpreter wrote itself, which have no ids of the system, the last is the main thread's.
-    """
-    parts = re.split(r"^(?:Current t|T)hread ", contents.stacks, flags=re.MULTILINE)[1:]
+    """Where Python was on a thread when the watch saw a thread hang: ``train.py:41 load_batch``; empty where that is not known."""
+    parts = re.split(r"^Thread ", contents.stacks, flags=re.MULTILINE)[1:]
     own = [part for part in parts if part.startswith(f"{os_tid} ")]
-    if not own and os_tid == contents.pid and parts and parts[-1].startswith("0x"):
-        own = parts[-1:]
     for path, line, function in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', own[0] if own else "", re.MULTILINE):
         if not path.startswith("<") and "/site-packages/" not in path and "/lib/python" not in path:
             return f"{PurePath(path).name}:{line} {function}"

@@ -6,24 +6,18 @@ from .ffi import lib
 from .recorder import check
 
 
-def start(seconds: float, long_seconds: float, dump: int) -> None:
-    """Begins; ``dump`` is the address of CPython's ``_Py_DumpTracebackThreads``, or 0.
+def start(seconds: float, long_seconds: float, write_stacks: int) -> None:
+    """Begins; ``write_stacks`` is what :func:`.stacks.writer` returns, or 0.
 
     Raises:
         NativeError: it is watched already, or the system gave no thread.
     """
-    check(lib.otp_hang_watch_start(round(seconds * 1e9), round(long_seconds * 1e9), dump), "watching for hangs")
+    check(lib.otp_hang_watch_start(round(seconds * 1e9), round(long_seconds * 1e9), write_stacks), "watching for hangs")
 
 
 def wait() -> int:
-    """Waits, without Python's lock; the system's id of a thread that hangs, or 0 once nothing is watched."""
+    """Waits, without Python's lock; the system's id of a thread that hangs, whose stacks are in the box, or 0 once nothing is watched."""
     return int(lib.otp_hang_watch_wait())
-
-
-def report(text: str) -> None:
-    """Writes the stacks of all threads into the black box."""
-    raw = text.encode("utf-8", "replace")
-    lib.otp_hang_watch_report(raw, len(raw))
 
 
 def stop() -> None:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
@@ -67,11 +66,10 @@ def test_the_line_that_waits_stands_in_the_box(tmp_path):
     assert python_line(contents, pid) == "loop.py:11 load_batch"
 
 
-@pytest.mark.skipif(not hang_watch._address_of_dump(), reason="this Python lets nobody write stacks without its lock")
 def test_the_line_is_known_though_pythons_lock_is_held(tmp_path):
     """Of a thread that holds the interpreter's lock in C for ever, the stacks are written without that lock."""
     pid, contents = hanging(tmp_path, "ctypes.PyDLL(None).sleep(3600)")
-    assert contents.stacks.startswith("Thread 0x")
+    assert contents.stacks.startswith(f"Thread {pid} (most recent call first):\n")
     assert python_line(contents, pid) == "loop.py:11 load_batch"
 
 
@@ -80,14 +78,6 @@ def test_hidden_code_is_not_in_the_box(tmp_path):
     pid, contents = hanging(tmp_path, "threading.Event().wait()", OTEL_TORCHPROF_HIDDEN_ATTRIBUTES="code.file.path")
     assert contents.hang_os_tid == pid
     assert "load_batch" not in contents.stacks
-
-
-def test_stacks_are_cut_to_what_a_box_keeps(monkeypatch):
-    """However deep the stacks of however many threads, their text fits, and begins with a thread's name."""
-    monkeypatch.setattr(hang_watch, "STACKS_BYTES", 100)
-    text = hang_watch.stacks_text([threading.current_thread()])
-    assert text.startswith(f"Thread {threading.get_native_id()} MainThread (most recent call first):\n")
-    assert len(text.encode()) <= 100
 
 
 @pytest.mark.parametrize("step", [None, SpanContext(5, 6, is_remote=False, trace_flags=TraceFlags(1))])

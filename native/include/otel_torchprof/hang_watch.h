@@ -18,17 +18,15 @@
 extern "C" {
 #endif
 
-/* Begins. `dump` is the address of CPython's _Py_DumpTracebackThreads, which writes the stacks of all threads without
- * the interpreter's lock; 0: there is none. It is called only where nobody has reported in time: then somebody holds
- * that lock and runs no Python, so that the stacks stand still. OTP_E_STATE: it watches already. */
-int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dump);
+/* Begins. `write_stacks`: address of a function `uint32_t (*)(uint32_t os_tid, char* text, uint32_t bytes)`, which writes
+ * the stacks of all threads, beginning with that one's, and returns how many bytes they have; 0: there is none. It is
+ * called by the watch's own thread while the program continues, once for each pause, and takes no lock. OTP_E_STATE: it
+ * watches already. */
+int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t write_stacks);
 
-/* Waits. The system's id of a thread that hangs, whose stacks are to be reported within five seconds; 0: nothing is
- * watched any more. Once for each pause. */
+/* Waits. The system's id of a thread that hangs, whose stacks are in the black box; 0: nothing is watched any more. Once
+ * for each pause. */
 uint32_t otp_hang_watch_wait(void);
-
-/* The stacks of all threads, which the black box keeps: at most OTP_BLACKBOX_STACKS_BYTES of text. */
-void otp_hang_watch_report(const char* text, uint32_t size);
 
 /* Ends; again without effect. */
 void otp_hang_watch_stop(void);

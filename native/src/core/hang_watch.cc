@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,20 +20,18 @@ namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint64_t kLongestLook = kSecond;
-constexpr uint64_t kReportTime = 5 * kSecond;
 constexpr uint64_t kPatience = 10;  // times the longest pause
 constexpr uint64_t kMillisecond = 1'000'000;
 
-using Dump = const char* (*)(int fd, void* interpreter, void* thread);
+using WriteStacks = uint32_t (*)(uint32_t os_tid, char* text, uint32_t bytes);
 
 // Never destroyed (it has no destructor to run): its threads may wait until the process has ended.
 struct Watch {
   std::mutex control;
   std::atomic<bool> watching{false};
-  std::atomic<bool> reported{false};
   std::atomic<uint32_t> hanging{0};  // a thread, until somebody has waited for it
   uint64_t limit_ns = 0, long_limit_ns = 0;
-  Dump dump = nullptr;
+  WriteStacks write_stacks = nullptr;
   pthread_t thread{};
   sem_t wake;  // the watching thread
   sem_t seen;  // who waits
@@ -115,19 +112,13 @@ uint32_t look(const Watch& watch) {
   return 0;
 }
 
-void keep_stacks(std::string_view text) {
+// Without the lock: it reads what other threads are in.
+void keep_stacks(Watch& watch, uint32_t hanging) {
+  if (watch.write_stacks == nullptr) return;
+  uint32_t size = watch.write_stacks(hanging, watch.stacks, sizeof watch.stacks);
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
-  if (all.box != nullptr) all.box->set_stacks(text);
-}
-
-void dump_stacks(Watch& watch) {
-  int file = memfd_create("otel-torchprof-stacks", MFD_CLOEXEC);
-  if (file < 0) return;
-  watch.dump(file, nullptr, nullptr);
-  ssize_t size = pread(file, watch.stacks, sizeof watch.stacks, 0);
-  close(file);
-  if (size > 0) keep_stacks({watch.stacks, static_cast<size_t>(size)});
+  if (all.box != nullptr && size != 0) all.box->set_stacks({watch.stacks, size});
 }
 
 void* watch_over(void* argument) {
@@ -137,12 +128,9 @@ void* watch_over(void* argument) {
     rest(&watch.wake, between);
     uint32_t hanging = look(watch);
     if (hanging == 0 || !watch.watching.load()) continue;
-    watch.reported.store(false);
+    keep_stacks(watch, hanging);
     watch.hanging.store(hanging);
     sem_post(&watch.seen);
-    uint64_t until = now_ns() + kReportTime;
-    while (watch.watching.load() && !watch.reported.load() && now_ns() < until) rest(&watch.wake, between);
-    if (watch.watching.load() && !watch.reported.load() && watch.dump != nullptr) dump_stacks(watch);
   }
   return nullptr;
 }
@@ -170,7 +158,7 @@ void forget_progress() {
 
 extern "C" {
 
-int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dump) {
+int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t write_stacks) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, otp::after_fork_in_child); });
   otp::forget_progress();  // makes the registry too, whose handler of forks has to come first
@@ -179,7 +167,7 @@ int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t dum
   if (watch.watching.load()) return OTP_E_STATE;
   watch.limit_ns = limit_ns;
   watch.long_limit_ns = long_limit_ns;
-  watch.dump = reinterpret_cast<otp::Dump>(static_cast<uintptr_t>(dump));
+  watch.write_stacks = reinterpret_cast<otp::WriteStacks>(static_cast<uintptr_t>(write_stacks));
   watch.watching.store(true);
   if (otp::start_thread(watch)) return OTP_OK;
   watch.watching.store(false);
@@ -195,12 +183,6 @@ uint32_t otp_hang_watch_wait(void) {
     if (hanging != 0) return hanging;
   }
   return 0;
-}
-
-void otp_hang_watch_report(const char* text, uint32_t size) {
-  otp::keep_stacks({text, size});
-  otp::g_watch.reported.store(true);
-  sem_post(&otp::g_watch.wake);
 }
 
 void otp_hang_watch_stop(void) {

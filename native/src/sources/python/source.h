@@ -190,6 +190,7 @@ int add_context(PyObject* module);
 int add_frames(PyObject* module);
 int add_collections(PyObject* module);
 int add_untracked(PyObject* module);
+int add_stacks(PyObject* module);
 
 }  // namespace otp_python
 
