@@ -64,10 +64,13 @@ class HangWatch:
 
     def _wait(self) -> None:
         while os_tid := hang_watch.wait():
-            try:
-                self._say(os_tid)
-            except Exception:  # the program continues
-                _logger.exception("a thread hangs, and it could not be reported")
+            self._report(os_tid)
+
+    def _report(self, os_tid: int) -> None:
+        try:
+            self._say(os_tid)
+        except Exception:  # the program continues
+            _logger.exception("a thread hangs, and it could not be reported")
 
     def _say(self, os_tid: int) -> None:
         has_stacks = not (self._hides_code or self.without_stacks)

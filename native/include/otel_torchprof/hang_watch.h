@@ -18,14 +18,14 @@
 extern "C" {
 #endif
 
-/* Begins. `write_stacks`: address of a function `uint32_t (*)(uint32_t os_tid, char* text, uint32_t bytes)`, which writes
- * the stacks of all threads, beginning with that one's, and returns how many bytes they have; 0: there is none. It is
- * called by the watch's own thread while the program continues, once for each pause, and takes no lock. OTP_E_STATE: it
- * watches already. */
+/* Begins. `write_stacks`: address of a function `uint32_t (*)(uint32_t os_tid, char* text, uint32_t bytes)`, which
+ * writes the stacks of all threads, beginning with that one's, and returns how many bytes they have; 0: there is none.
+ * It is called by the watch's own thread while the program continues, once for each pause, and takes no lock.
+ * OTP_E_STATE: it watches already. */
 int otp_hang_watch_start(uint64_t limit_ns, uint64_t long_limit_ns, uint64_t write_stacks);
 
-/* Waits. The system's id of a thread that hangs, whose stacks are in the black box; 0: nothing is watched any more. Once
- * for each pause. */
+/* Waits. The system's id of a thread that hangs, whose stacks are in the black box; 0: nothing is watched any more.
+ * Once for each pause. */
 uint32_t otp_hang_watch_wait(void);
 
 /* Ends; again without effect. */

@@ -22,7 +22,9 @@ struct FrameFields {
   int code, caller, instruction, owner;
 };
 constexpr FrameFields kFrames[] = {
-    {0x030A0000, 32, 24, 96, kNone}, {kSeparateFrames, 32, 48, 56, 69}, {0x030C0000, 0, 8, 56, 70},
+    {0x030A0000, 32, 24, 96, kNone},
+    {kSeparateFrames, 32, 48, 56, 69},
+    {0x030C0000, 0, 8, 56, 70},
     {0x030E0000, 0, 8, 56, 74},
 };
 

@@ -1,8 +1,8 @@
 // Finds out where this interpreter keeps what stack_reader.h reads: none of it is part of any API.
 //
 // Four numbers of a frame are known by version (of later ones, the last is assumed); all else is looked for in objects
-// whose values are known. Whether the result is right is for the caller to prove: by reading its own stack. Nothing here
-// can crash, since it only copies.
+// whose values are known. Whether the result is right is for the caller to prove: by reading its own stack. Nothing
+// here can crash, since it only copies.
 #ifndef OTEL_TORCHPROF_SOURCES_PYTHON_STACK_LAYOUT_H_
 #define OTEL_TORCHPROF_SOURCES_PYTHON_STACK_LAYOUT_H_
 

@@ -92,8 +92,8 @@ bool copy_frame(uintptr_t frame, CallCopy* out, uintptr_t* caller, bool* runs_py
   if (!copy_memory(frame, copied, static_cast<size_t>(std::max(words, layout.frame_owner + 1)))) return false;
   uintptr_t code = field<uintptr_t>(copied, layout.frame_code) & ~kTags;
   bool is_index = layout.code_instructions == kNone;
-  uintptr_t instruction = is_index ? field<uint32_t>(copied, layout.frame_instruction)
-                                   : field<uintptr_t>(copied, layout.frame_instruction);
+  uintptr_t instruction =
+      is_index ? field<uint32_t>(copied, layout.frame_instruction) : field<uintptr_t>(copied, layout.frame_instruction);
   *out = {frame, code, instruction};
   *caller = field<uintptr_t>(copied, layout.frame_caller);
   *runs_python = layout.frame_owner == kNone || field<uint8_t>(copied, layout.frame_owner) < kNoPythonFrom;
@@ -157,14 +157,14 @@ namespace {
 
 constexpr int kTypeAt = kWord, kLengthAt = 2 * kWord, kTextFlagsAt = 4 * kWord;
 constexpr int kBytesAt = 4 * kWord;               // the first of a bytes object
-constexpr int64_t kLongestTable = 1 << 20;       // of lines
-constexpr uint32_t kOneByte = 1, kFourBytes = 4; // kinds of text
+constexpr int64_t kLongestTable = 1 << 20;        // of lines
+constexpr uint32_t kOneByte = 1, kFourBytes = 4;  // kinds of text
 constexpr uint32_t kKindMask = 7, kCompact = 8, kAscii = 16;
 
 // Control characters and what no UTF-8 has become question marks.
 char* put_character(char* to, uint32_t character) {
-  bool is_none = character < 0x20 || character == 0x7F || (character >= 0xD800 && character < 0xE000) ||
-                 character > 0x10FFFF;
+  bool is_none =
+      character < 0x20 || character == 0x7F || (character >= 0xD800 && character < 0xE000) || character > 0x10FFFF;
   if (is_none) character = '?';
   if (character < 0x80) {
     *to++ = static_cast<char>(character);
@@ -196,8 +196,8 @@ bool copy_string(uintptr_t object, TextCopy* out) {
   // (up to Python 3.11) one more length.
   int more = (flags & kAscii) != 0 ? 0 : layout.text_head - kTextFlagsAt + kWord;
   auto kept = static_cast<uint32_t>(std::min<int64_t>(length, TextCopy::kMost));
-  uintptr_t from = object + static_cast<uintptr_t>(layout.text_head + more) +
-                   static_cast<uintptr_t>(length - kept) * kind;
+  uintptr_t from =
+      object + static_cast<uintptr_t>(layout.text_head + more) + static_cast<uintptr_t>(length - kept) * kind;
   char raw[kFourBytes * TextCopy::kMost];
   if (!copy_memory(from, raw, size_t{kept} * kind)) return false;
   char* to = out->data;

@@ -1,10 +1,10 @@
 // Copies the stacks of Python's threads while they run: no lock of Python's, no allocation, bounded time, any thread.
 //
-// The interpreter may free and reuse whatever is read here at any moment, so nothing of it is followed: all is copied by
-// process_vm_readv from the own process, where a bad address is an error and no signal. What was copied is believed only
-// as far as it proves itself: a stack is copied twice, and kept from its outermost call as far as both copies agree; the
-// names of a call count only if its frame still runs the same code afterwards, and the code is still the same object.
-// What a thread did between both copies and undid again is not seen.
+// The interpreter may free and reuse whatever is read here at any moment, so nothing of it is followed: all is copied
+// by process_vm_readv from the own process, where a bad address is an error and no signal. What was copied is believed
+// only as far as it proves itself: a stack is copied twice, and kept from its outermost call as far as both copies
+// agree; the names of a call count only if its frame still runs the same code afterwards, and the code is still the
+// same object. What a thread did between both copies and undid again is not seen.
 //
 // stack_layout.h finds out where the interpreter keeps all this. Before that, nothing here may be called.
 #ifndef OTEL_TORCHPROF_SOURCES_PYTHON_STACK_READER_H_
@@ -21,12 +21,13 @@ constexpr int kNone = -1;
 // Where the fields are, in bytes; kNone: this version has none.
 struct StackLayout {
   uintptr_t interpreter = 0, code_type = 0, text_type = 0, bytes_type = 0;
-  int first_thread = kNone;                                          // of the interpreter
-  int thread_frame = kNone, thread_frame_holder = kNone;             // of a thread: the frame, or what points to it there
-  int thread_ident = kNone, thread_tid = kNone, pthread_tid = kNone; // the system's id: of the thread, or of pthread_t
+  int first_thread = kNone;                               // of the interpreter
+  int thread_frame = kNone, thread_frame_holder = kNone;  // of a thread: the frame, or what points to it there
+  int thread_ident = kNone, thread_tid = kNone, pthread_tid = kNone;  // the system's id: of the thread, or of pthread_t
   int frame_code = kNone, frame_caller = kNone, frame_instruction = kNone, frame_owner = kNone;
   int code_file = kNone, code_name = kNone, code_lines = kNone, code_first_line = kNone;
-  int code_instructions = kNone;  // with it the line table is that of Python 3.11; without it, an index and that of 3.10
+  int code_instructions =
+      kNone;  // with it the line table is that of Python 3.11; without it, an index and that of 3.10
   int text_flags_shift = kNone, text_head = kNone;
 };
 extern StackLayout g_stack_layout;

@@ -96,9 +96,8 @@ PyObject* read_stack(PyObject*, PyObject* number) {
   for (uint32_t i = 0; i < stack.count; ++i) {
     CallText text;
     if (!copy_text(stack.calls[i], &text)) continue;
-    PyObject* call =
-        Py_BuildValue("(s#is#)", text.file.data, Py_ssize_t{text.file.size}, text.line, text.name.data,
-                      Py_ssize_t{text.name.size});
+    PyObject* call = Py_BuildValue("(s#is#)", text.file.data, Py_ssize_t{text.file.size}, text.line, text.name.data,
+                                   Py_ssize_t{text.name.size});
     bool added = call != nullptr && PyList_Append(calls, call) == 0;
     Py_XDECREF(call);
     if (added) continue;
@@ -109,9 +108,7 @@ PyObject* read_stack(PyObject*, PyObject* number) {
 }
 
 // stacks_writer() -> int: address of write_stacks.
-PyObject* stacks_writer(PyObject*, PyObject*) {
-  return PyLong_FromVoidPtr(reinterpret_cast<void*>(write_stacks));
-}
+PyObject* stacks_writer(PyObject*, PyObject*) { return PyLong_FromVoidPtr(reinterpret_cast<void*>(write_stacks)); }
 
 PyMethodDef g_methods[] = {{"find_stacks", find_stacks, METH_VARARGS, nullptr},
                            {"read_stack", read_stack, METH_O, nullptr},
