@@ -169,7 +169,7 @@ for thread in threads: thread.join()
 calls = {call for text in texts for call in re.findall(r'^  File "(?:<string>|.*busy.py)", line \\d+ in (.*)$', text, re.M)}
 assert {"work", "deeper"} <= calls, calls
 assert calls <= {"work", "deeper", "made", "churn", "<module>", "<genexpr>", "<listcomp>"}, calls
-heads = r'Thread \\d+ \\(most recent call first\\):|  File ".*", line \\d+ in .*|  \\(.*\\)|  \\.\\.\\.'
+heads = r'Thread \\d+ \\(most recent call first\\):|  File ".*", line \\d+ in .*| *\\(.*\\)|  \\.\\.\\.'
 assert all(re.fullmatch(heads, line) for text in texts for line in text.splitlines())
 print("alive")
 """

@@ -86,16 +86,32 @@ bool find_ids(StackLayout* found) {
   return found->pthread_tid != kNone;
 }
 
-// A new thread comes first in the interpreter's list: of its words, the one that is this one's address now.
+// A new thread comes first in the interpreter's list: of its words, the one that is this one's address now. In few
+// calls, since a native thread may come in between that needs no lock for it.
+int find_newest(uintptr_t interpreter, PyThreadState* newest) {
+  uintptr_t words[512];
+  constexpr int kBytes = sizeof words;
+  for (int at = 0; at < kMostOfInterpreter; at += kBytes) {
+    if (!copy_memory(interpreter + static_cast<uintptr_t>(at), words, sizeof words)) return kNone;
+    const uintptr_t* found = std::find(std::begin(words), std::end(words), address_of(newest));
+    if (found != std::end(words)) return at + static_cast<int>(found - words) * kWord;
+  }
+  return kNone;
+}
+
 bool find_first_thread(StackLayout* found) {
-  PyThreadState* newest = PyThreadState_New(PyInterpreterState_Get());
-  if (newest == nullptr) return false;
-  int at = find_value(found->interpreter, kMostOfInterpreter, address_of(newest));
-  bool is_known = at != kNone && holds(address_of(newest), 2 * kWord, found->interpreter);
-  PyThreadState_Clear(newest);
-  PyThreadState_Delete(newest);
-  found->first_thread = at;
-  return is_known && !holds(found->interpreter, at, address_of(newest));
+  constexpr int kAttempts = 3;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    PyThreadState* newest = PyThreadState_New(PyInterpreterState_Get());
+    if (newest == nullptr) return false;
+    int at = find_newest(found->interpreter, newest);
+    bool is_known = at != kNone && holds(address_of(newest), 2 * kWord, found->interpreter);
+    PyThreadState_Clear(newest);
+    PyThreadState_Delete(newest);
+    found->first_thread = at;
+    if (is_known && !holds(found->interpreter, at, address_of(newest))) return true;
+  }
+  return false;
 }
 
 bool find_code(PyObject* code, PyObject* marked, StackLayout* found) {

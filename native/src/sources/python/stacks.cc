@@ -11,7 +11,7 @@ namespace otp_python {
 
 namespace {
 
-constexpr uint32_t kCallsOfHanging = 100, kCallsOfOthers = 20;  // that are written, the innermost ones
+constexpr uint32_t kCallsOfHanging = 64, kCallsOfOthers = 20;  // that are written, the innermost ones
 constexpr uint32_t kMostThreads = 4096;
 
 // Whole lines, as far as they fit.
@@ -74,6 +74,7 @@ uint32_t write_stacks(uint32_t hanging, char* text, uint32_t bytes) {
   bool found = copy_first_thread(&thread);
   for (uint32_t i = 0; found && i < kMostThreads && !lines.is_full(); ++i, found = copy_next_thread(&thread))
     if (thread.os_tid != hanging && thread.os_tid != main) write_thread(thread, kCallsOfOthers, &lines);
+  if (!found && thread.next != 0) lines.add("(other threads are missing: one of them ended meanwhile)");
   return lines.size();
 }
 
