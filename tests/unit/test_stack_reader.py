@@ -161,7 +161,7 @@ def churn():
 threads = [threading.Thread(target=target) for target in (work, work, work, churn)]
 for thread in threads: thread.start()
 room, texts = ctypes.create_string_buffer(1 << 16), []
-for _ in range(400):
+for _ in range(200):
     size = write(threads[0].native_id, room, len(room))
     texts.append(room.raw[:size].decode())
 is_over = True
