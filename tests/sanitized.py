@@ -27,10 +27,10 @@ COPIED = ("otel_torchprof", "native", "tests", "pyproject.toml", "setup.py", "RE
 TESTS = [
     f"tests/{name}.py"
     for name in (
-        # Python's calls, labels, modules, contexts, pauses of the collector.
+        # Python's calls, labels, modules, contexts, pauses of the collector, stacks.
         *("unit/test_frames", "unit/test_frames_unwinding", "unit/test_frame_threads", "unit/test_frame_thread_lives"),
         *("unit/test_frames_hostile", "unit/test_frames_lifetimes", "unit/test_gc_pauses"),
-        *("unit/test_labels", "unit/test_context_source", "unit/test_module_source"),
+        *("unit/test_labels", "unit/test_context_source", "unit/test_module_source", "unit/test_stack_reader"),
         # Torch's operators: on threads, with inputs, memory, calls, modules and contexts, under all orders of several profiles.
         *(
             "torch/test_bare_operators",

@@ -85,7 +85,7 @@ def test_the_line_in_python(box, in_a_thread):
     """It is that of the thread's stack, unless the thread has done anything since the stack was written."""
     label("step")
     found = read_image(box.path.read_bytes())
-    stack = f'Thread {os.getpid()} MainThread (most recent call first):\n  File "/job/train.py", line 41 in load_batch'
+    stack = f'Thread {os.getpid()} (most recent call first):\n  File "/job/train.py", line 41 in load_batch'
     hang = {"hang_since_ns": found.last_ns + 1, "hang_os_tid": os.getpid(), "stacks": stack}
     assert place_in(box, **hang) == ("train.py:41 load_batch", "step")
     with otp.record_function("forward"):
