@@ -130,7 +130,7 @@ class StepSegments:
         """With which the latest began that a framework does by itself."""
         self._evaluates = self._is_said = False
         """Whether it runs, and whether it is a segment of its own."""
-        self._learned_from = self._revisions = 0
+        self._learned_from = self._revisions = self._missing = 0
         self._later: list[Token] = []
         self._waiting: deque[Held] = deque()
         self._ready = 0
@@ -152,7 +152,10 @@ class StepSegments:
         if self._is_in_loop or (self._had_loop and not cycle.revision):
             return "a trainer says where its steps end"
         is_unknown = not cycle.revision and (self._waiting or not self._has_drained)
-        return "not known yet, since too little was taken from the recorder so far" if is_unknown else cycle.rule
+        missing = f"; {self._missing} steps before it was known have no span" if self._missing else ""
+        return (
+            "not known yet, since too little was taken from the recorder so far" if is_unknown else cycle.rule + missing
+        )
 
     @property
     def events(self) -> int:
@@ -316,7 +319,8 @@ class StepSegments:
             return
         self._steps.revision = self._revisions + cycle.revision
         if self._passed and cycle.anchor is not None:
-            self._steps.skip(self._passed[cycle.anchor])
+            self._missing = self._passed[cycle.anchor]
+            self._steps.skip(self._missing)
             self._passed.clear()
         for boundary in boundaries:
             give_way()

@@ -84,8 +84,8 @@ class _Loop:
         if self.walk is not None:
             self.walk.settle(watermark)
         elif self.learner is not None:
-            self._held.settle()
             self._adopt(self.learner.settle())
+            self._held.settle()
 
     def finish(self, end: int) -> None:
         """Decides everything."""
@@ -98,7 +98,7 @@ class _Loop:
     @property
     def weight(self) -> float:
         """How much was trained."""
-        return math.inf if self.learner is None else self.learner.backwards
+        return math.inf if self.walk is not None or self.learner is None else self.learner.backwards
 
     def _close(self, end: int) -> None:
         if end != NEVER:
@@ -111,13 +111,36 @@ class _Loop:
 
     def _take(self, token: Token) -> None:
         self._has_closures |= token.holds_backward
-        learner, walk = self.learner, self.walk
-        found = None if learner is None else learner.take(token)
-        if walk is None or self._fit is None:
+        if self.walk is not None:
+            self._follow(token)
+        elif self.learner is not None:
+            rule = self.learner.take(token)
             self._held.take(token)
-            self._adopt(found)
+            self._adopt(self.learner.settle() if rule is None and self._held.is_full else rule)
+
+    def _adopt(self, rule: Rule | None) -> None:
+        """The first rule: the steps that it makes of what is held are steps too."""
+        if rule is None or self.learner is None:
             return
-        if found is not None and self._fit.is_broken:
+        self.adopted += 1
+        self.walk, self._fit = Walk(rule), Fit(rule, self.learner.most_work(rule[:2]))
+        self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
+        held, self._held = self._held, Held()
+        for token in held.tokens:
+            give_way()
+            self._follow(token)
+
+    def _follow(self, token: Token) -> None:
+        """Goes by the rule, as long as the loop does."""
+        learner, walk = self.learner, self.walk
+        if walk is None or self._fit is None:
+            return
+        found = None if learner is None else learner.take(token)
+        late = None if learner is None or not walk.rule.is_provisional else learner.of_optimizer(token)
+        if late is not None:
+            self._replace(late, walk)
+            walk.waits = True
+        elif found is not None and (self._fit.is_broken or walk.rule.is_provisional > found.is_provisional):
             self._replace(found, walk)
             walk.walk(token)  # it ends no whole period of the new rule
             return
@@ -125,29 +148,21 @@ class _Loop:
         if walk.rule.is_given:
             return
         self._fit.take(token, walk.has_ended_period)
-        if not self._fit.is_doubtful:
+        if not self._fit.is_doubtful and not walk.rule.is_provisional:
             self.learner = None
         elif self.learner is None:
             self.learner = Learner(rounds=walk.rule.rounds)
             self.learner.take(token)
 
-    def _adopt(self, rule: Rule | None) -> None:
-        """The first rule: the steps that it makes of what is held are steps too."""
-        if rule is None:
-            return
-        self.adopted += 1
-        walk, fit = Walk(rule), Fit(rule)
-        for token in self._held.tokens:
-            walk.walk(token)
-            fit.take(token, walk.has_ended_period)
-        self.walk, self._fit, self.learner, self._held = walk, fit, None, Held()
-
     def _replace(self, rule: Rule, walk: Walk) -> None:
         """Another rule, for what comes from now on."""
         if rule[:2] != walk.rule[:2]:
             self.adopted += 1
-            rule = rule._replace(text=f"{rule.text}; three periods did not fit the rule before")
-        walk.rule, self._fit, self.learner = rule, Fit(rule), None
+            is_late = walk.rule.is_provisional > rule.is_provisional
+            why = "it has stepped after all" if is_late else "three periods did not fit the rule before"
+            rule = rule._replace(text=f"{rule.text}; {why}")
+        walk.rule, self._fit = rule, Fit(rule, 0 if self.learner is None else self.learner.most_work(rule[:2]))
+        self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
 
 
 class StepCycle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,9 +21,13 @@ _RARE = 16
 _SURE_TIME = 2_000_000_000
 """ns after which no other optimizer is waited for."""
 _ROUNDS = 32
-"""Backward passes without an optimizer after which there is none; accumulation over fewer batches is not mistaken for such a loop."""
+"""Backward passes without an optimizer that speak for a loop without one, where no more can be waited for."""
+_FEW_PERIODS = 3
+"""Periods, by their backward passes, after which an optimizer that has stepped is not expected any more."""
+_FIRST = frozenset({Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 _MOST_OPTIMIZERS = 1024
 _MOST_LOADERS = 64
+_NOT_YET = "a step ends with an optimizer's step (none has stepped yet)"
 _NAMES = {
     Part.SCALER_UPDATE: "GradScaler.update",
     Part.SCALER_STEP: "GradScaler.step",
@@ -34,7 +39,7 @@ class _Optimizer(NamedTuple):
     """An optimizer's token, with what came between the one before and it."""
 
     anchor: Anchor
-    has_backward: bool
+    backwards: int
     has_forward: bool
     has_next: bool
 
@@ -42,9 +47,9 @@ class _Optimizer(NamedTuple):
 def _shape(period: Sequence[_Optimizer]) -> list[tuple[Anchor, bool]]:
     """What two periods have in common: the order of optimizers and backward passes, without repetitions."""
     shape: list[tuple[Anchor, bool]] = []
-    for anchor, has_backward, _, _ in period:
-        if not shape or shape[-1] != (anchor, has_backward):
-            shape.append((anchor, has_backward))
+    for anchor, backwards, _, _ in period:
+        if not shape or shape[-1] != (anchor, backwards > 0):
+            shape.append((anchor, backwards > 0))
     return shape
 
 
@@ -60,7 +65,7 @@ def _last_of_round(period: Sequence[_Optimizer]) -> Anchor:
 
 
 def _newness(step: _Optimizer) -> int:
-    return 2 * step.has_next + (step.has_forward or step.has_backward)
+    return 2 * step.has_next + (step.has_forward or step.backwards > 0)
 
 
 class Learner:
@@ -69,26 +74,28 @@ class Learner:
     Args:
         optimizer: the key that the program gave; no other optimizer is an anchor.
         loader: the key that the program gave, in the same way.
-        rounds: after how many backward passes without an optimizer there is none.
+        rounds: after how many backward passes without an optimizer there is none. Default: an optimizer may follow however many.
     """
 
-    def __init__(self, optimizer: int | None = None, loader: int | None = None, *, rounds: int = _ROUNDS) -> None:
+    def __init__(self, optimizer: int | None = None, loader: int | None = None, *, rounds: float = math.inf) -> None:
         self._optimizer = optimizer
         self._loader = None if optimizer is not None else loader
         self._rounds_needed = rounds
         self._optimizers: list[_Optimizer] = []
         self._waiting: Rule | None = None
         self._began = 0
+        self._first: Anchor | None = None
         self._modules: set[int] = set()
         self._zeroed: set[int] = set()
         self.backwards = 0
         """How many backward passes there were."""
-        self._without_optimizer = 0
+        self._zeroings = 0
+        self._without_optimizer = self._most_backwards = 0
         self._has_backward = self._has_forward = self._has_next = False
-        self._rounds: dict[int, tuple[int, int]] = {}
+        self._rounds: dict[int, tuple[int, int, int]] = {}
         self._passes: set[int] = set()
         self._pattern: set[int] = set()
-        self._pattern_rounds = 0
+        self._pattern_rounds = self._pattern_zeroings = 0
 
     def take(self, token: Token) -> Rule | None:
         """The rule, if it is known with this token."""
@@ -97,6 +104,8 @@ class Learner:
             _add(self._modules, token.key)
             return None
         self._began = self._began or token.start
+        if self._first is None and part in _FIRST:
+            self._first = part, token.key
         if part in OPTIMIZERS:
             return self._step(token)
         if part is Part.NEXT:
@@ -107,40 +116,73 @@ class Learner:
             self._backward()
         elif part is Part.ZEROING:
             _add(self._zeroed, token.key)
+            self._zeroings += 1
         return None
 
     def settle(self) -> Rule | None:
-        """The rule that two equal periods speak for, though an optimizer might still come that steps rarely; of a single optimizer, one."""
-        return self._waiting or (self._single() if len(self._optimizers) == 1 else None)
+        """The rule that two equal periods or else one speaks for, though an optimizer might still come that steps rarely, or for the first time."""
+        rule = self._likeliest(_ROUNDS)
+        accumulates = self._zeroed and self.backwards and not self._optimizers
+        if rule is None and accumulates and not self._is_given:
+            return Rule(Part.STEP, 0, frozenset(), _NOT_YET)
+        return rule
 
     def finish(self) -> Rule | None:
         """The rule that most speaks for when nothing comes any more."""
-        if self._optimizer is not None or self._loader is not None:
+        return self._likeliest(2)
+
+    def of_optimizer(self, token: Token) -> Rule | None:
+        """The rule that one period of optimizers speaks for, where the loop begins anew with the token that was taken last.
+
+        That is its next batch, or where it has none what it began with.
+        """
+        if not self._optimizers:
+            return None
+        is_first = (token.part, token.key) == self._first and not self._optimizers[-1].has_next
+        return self._single() if token.part is Part.NEXT or is_first else None
+
+    def most_work(self, anchor: Anchor) -> int:
+        """Backward passes and optimizers' steps in the longest period of an anchor."""
+        most = work = 0
+        for step in self._optimizers:
+            work += step.backwards + 1
+            if step.anchor == anchor:
+                most, work = max(most, work), 0
+        return most
+
+    @property
+    def _is_given(self) -> bool:
+        return self._optimizer is not None or self._loader is not None
+
+    def _likeliest(self, least: int) -> Rule | None:
+        """The rule that most speaks for; without an optimizer, that many rounds have to."""
+        if self._is_given:
             return None
         if self._waiting is not None or self._optimizers:
             return self._waiting or self._single()
-        rounds = {key: count for key, (count, _) in self._rounds.items() if count > 1}
+        rounds = {key: count for key, (count, *_) in self._rounds.items() if count >= least}
         if rounds:
             return self._loader_rule(max(rounds, key=lambda key: rounds[key]))
-        return self._forward_rule() if self._pattern_rounds > 1 and not self._rounds else None
+        return self._forward_rule() if self._pattern_rounds >= least and not self._rounds else None
 
     def _backward(self) -> None:
         self.backwards += 1
         self._without_optimizer += 1
-        if self._without_optimizer > MANY_ROUNDS:
+        if self._without_optimizer > MANY_ROUNDS and self._without_optimizer > _FEW_PERIODS * self._most_backwards:
             self._optimizers.clear()
         self._has_backward = True
 
     def _step(self, token: Token) -> Rule | None:
         if token.holds_backward:
             self._backward()
-        self._without_optimizer = 0
+        backwards, self._without_optimizer = self._without_optimizer, 0
+        self._most_backwards = max(self._most_backwards, backwards)
         self._rounds.clear()
         self._pattern_rounds = 0
         anchor = (token.part, token.key)
         if self._waiting is not None and anchor not in self._waiting.optimizers:
             self._waiting = None
-        self._optimizers.append(_Optimizer(anchor, self._has_backward, self._has_forward, self._has_next))
+        self._optimizers.append(_Optimizer(anchor, backwards, self._has_forward, self._has_next))
         del self._optimizers[: -_MOST_OPTIMIZERS if len(self._optimizers) > 2 * _MOST_OPTIMIZERS else 0]
         self._has_backward = self._has_forward = self._has_next = False
         if self._optimizer is not None:
@@ -203,7 +245,7 @@ class Learner:
         for anchor in sorted(updates or counts, key=lambda anchor: counts[anchor]):
             places = [place for place, step in enumerate(self._optimizers) if step.anchor == anchor]
             period = self._optimizers[places[-2] + 1 if len(places) > 1 else 0 : places[-1] + 1]
-            if {step.anchor for step in period} == set(counts) and any(step.has_backward for step in period):
+            if {step.anchor for step in period} == set(counts) and any(step.backwards for step in period):
                 return self._optimizer_rule(period, "guessed from 1 period, there were no 2 equal ones")
         return None
 
@@ -219,27 +261,32 @@ class Learner:
         key = token.key
         if key == self._loader:
             return Rule(Part.NEXT, key, frozenset(), "a step begins with a batch of the given loader", is_given=True)
-        if self._optimizer is not None or self._loader is not None or self._optimizers:
+        if self._is_given or self._optimizers:
             return None
-        count, backwards = self._rounds.get(key, (0, self.backwards))
-        count += backwards < self.backwards
+        count, backwards, zeroings = self._rounds.get(key, (0, self.backwards, self._zeroings))
+        count += backwards < self.backwards and self._is_round(zeroings)
         if len(self._rounds) < _MOST_LOADERS or key in self._rounds:
-            self._rounds[key] = (count, self.backwards)
+            self._rounds[key] = (count, self.backwards, self._zeroings)
         return self._loader_rule(key) if count >= self._needed() else None
 
     def _forward(self, token: Token) -> Rule | None:
         _add(self._modules, token.key)
         self._has_forward = True
-        if self._optimizers or self._optimizer is not None or self._loader is not None:
+        if self._optimizers or self._is_given:
             return None
         if self._has_backward:
             self._has_backward = False
-            self._pattern_rounds = self._pattern_rounds + 1 if self._passes == self._pattern else 1
-            self._pattern, self._passes = self._passes, set()
+            is_like = self._passes == self._pattern and self._is_round(self._pattern_zeroings)
+            self._pattern_rounds = self._pattern_rounds + 1 if is_like else 1
+            self._pattern, self._passes, self._pattern_zeroings = self._passes, set(), self._zeroings
         _add(self._passes, token.key)
         return self._forward_rule() if self._pattern_rounds >= self._needed() and not self._rounds else None
 
-    def _needed(self) -> int:
+    def _is_round(self, zeroings: int) -> bool:
+        """Whether a step without an optimizer may have ended, since there were so many zeroings: what is not zeroed accumulates."""
+        return not self._zeroed or zeroings < self._zeroings
+
+    def _needed(self) -> float:
         return MANY_ROUNDS if self._zeroed else self._rounds_needed
 
     def _loader_rule(self, key: int) -> Rule:

@@ -26,9 +26,9 @@ class Rule(NamedTuple):
     """What ends a step."""
 
     part: Part
-    """STEP, SCALER_STEP, SCALER_UPDATE: it ends with that; NEXT, FORWARD: the next one begins with it, after a backward pass."""
+    """STEP, SCALER_STEP, SCALER_UPDATE: it ends with that object's; NEXT, FORWARD: the next one begins with it, after a backward pass."""
     key: int
-    """The object; 0 for any module."""
+    """The object; 0 for any module, or for an optimizer that is not known yet."""
     optimizers: frozenset[Anchor]
     """What steps in a period."""
     text: str
@@ -37,16 +37,27 @@ class Rule(NamedTuple):
     """By the program: it is not replaced."""
 
     @property
+    def is_provisional(self) -> bool:
+        """Whether the first step of an optimizer replaces it: none has stepped so far."""
+        return not self.optimizers and not self.is_given
+
+    @property
     def rounds(self) -> int:
         """After how many backward passes without an optimizer a rule without one may replace it."""
         return MANY_ROUNDS if self.part in OPTIMIZERS else _FEW_ROUNDS
 
 
 class Fit:
-    """Whether the loop still goes by its rule."""
+    """Whether the loop still goes by its rule.
 
-    def __init__(self, rule: Rule) -> None:
+    Args:
+        rule: that one.
+        work: backward passes and steps of optimizers in the longest period that it was learned from.
+    """
+
+    def __init__(self, rule: Rule, work: int = 0) -> None:
         self._rule = rule
+        self._learned_work = work
         self._misfits = 0
         self._is_odd = False
         self._work = 0
@@ -64,7 +75,7 @@ class Fit:
 
     @property
     def _is_overdue(self) -> bool:
-        return bool(self._usual) and self._work > _MISFITS * max(self._usual)
+        return bool(self._usual) and self._work > _MISFITS * max(self._learned_work, *self._usual)
 
     def take(self, token: Token, ended: bool) -> None:
         """A token that was walked, and whether a period ended with it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ _SILENCE = 30_000_000_000
 """ns without a token after which a loop is over; a shorter stall is a part of its step."""
 _SILENT_PERIODS = 3
 """The same, in periods, for loops whose steps are longer."""
+_BEFORE_STEPS = (None, Segment.SETUP)
 _MOST_PENDING = 1024
 _MOST_KEYS = 64
 
@@ -43,13 +46,18 @@ class Walk:
         self._first: Token | None = None
         self._latest: Token | None = None
         self._end = 0  # of the latest token of the segment, NEVER while it is open
+        self._trained_end = 0
+        """Of the latest pass of training or step of an optimizer."""
+        self._pauses: deque[int] = deque(maxlen=8)
+        """From there to the next step, where that followed."""
         self._segment_start = self._period = 0
         self._has_compute = self._has_backward = False
         self._pending: list[Token] = []
         self._zeroing_ends_steps = False
         self._of_training: dict[int, None] = {}
         self._of_evaluation: dict[int, None] = {}
-        self._is_inferred = False
+        self._inferred = 0
+        """When the latest call without gradients since the latest token ended; 0 for none."""
         self._anew = 0
         """Id of the latest batch that continues no evaluation: it follows training, or its loader has begun again."""
 
@@ -58,7 +66,9 @@ class Walk:
         part = token.part
         is_own_inference = part is Part.INFERENCE and self._is_given_loader
         if part is Part.INFERENCE and not is_own_inference:
-            self._is_inferred = True
+            self._inferred = token.end
+            if self.waits and self._segment is Segment.EVALUATION:
+                self._end = token.end
             return
         if self._first is None:
             self._first = token
@@ -78,14 +88,18 @@ class Walk:
             self._cut(token, Segment.CHECKPOINT, token.end)
         else:
             self._train(token)
-        self._is_inferred = False
+        self._inferred = 0
 
     def close(self, end: int) -> None:
         """The latest token, which was open, has ended."""
         if self._pending and self._pending[-1].end == NEVER:
             self._pending[-1] = replace(self._pending[-1], end=end)
+        if self._inferred == NEVER:
+            self._inferred = end
         if self._end == NEVER:
             self._end = end
+        if self._trained_end == NEVER:
+            self._trained_end = end
 
     def is_settled(self, watermark: int) -> bool:
         """Whether all that has happened belongs to the segment that runs."""
@@ -143,20 +157,57 @@ class Walk:
     def _ask(self, token: Token, before: Token | None) -> None:
         """Holds a batch until a pass shows what it is for."""
         self._release(token.key)
-        key, pending = token.key, self._pending
-        is_evaluating = self._is_inferred or (before is not None and before.part is Part.EVALUATION)
+        key = token.key
+        is_evaluating = bool(self._inferred) or (before is not None and before.part is Part.EVALUATION)
         if not is_evaluating and (before is None or before.part is not Part.NEXT or before.key == key):
             self._anew = token.id
         elif self._segment is Segment.EVALUATION and self._is_of_evaluation(key):
             self._end = token.end
             return
-        latest = pending[-1] if pending else None
-        if latest is not None and latest.part is Part.FORWARD:
-            pending.clear()  # a pass before the loop, which made lazy parameters or counted them
-        elif latest is not None and self._is_inferred and latest.part is Part.NEXT and latest.key == key:
-            _add(self._of_evaluation, key)  # nothing is trained between its batches
-        if len(pending) < _MOST_PENDING:
-            pending.append(token)
+        if self._segment in _BEFORE_STEPS:
+            self._try(key)
+        else:
+            self._evaluate_batches(key)
+        if len(self._pending) < _MOST_PENDING:
+            self._pending.append(token)
+
+    def _try(self, key: int) -> None:
+        """Before all steps: a pass made lazy parameters, or counted them; nothing is trained between batches of an evaluation."""
+        batch = next((one for one in reversed(self._pending) if one.part is Part.NEXT), None)
+        has_passed = bool(self._pending) and self._pending[-1].part is Part.FORWARD
+        if (self._inferred or has_passed) and batch is not None and batch.key == key:
+            _add(self._of_evaluation, key)
+        if has_passed:
+            self._pending.clear()
+
+    def _evaluate_batches(self, key: int = 0) -> None:
+        """Batches with passes and no training were of an evaluation, once their loader, or that of training, is asked for another one.
+
+        A single batch of another loader may be for training, as the data set of the next epoch is.
+        """
+        pending = self._pending
+        has_passed = bool(pending) and pending[-1].part is Part.FORWARD
+        if not (self._inferred or has_passed) or self._is_given_loader or not (self.waits or self._is_done):
+            return
+        batches = [place for place, one in enumerate(pending) if one.part is Part.NEXT]
+        batch = pending[batches[-1]] if batches else None
+        if batch is None or batch.key in self._of_training or not (key in {0, batch.key} or key in self._of_training):
+            return
+        if not key and has_passed and batch.key not in self._of_evaluation:
+            return
+        first = batches[-1]
+        for place in reversed(batches):
+            if pending[place].key != batch.key:
+                break
+            first = place
+        _add(self._of_evaluation, batch.key)
+        self._pending, self.waits = pending[:first], True
+        self._cut(pending[first], Segment.EVALUATION, max(self._inferred, pending[-1].end))
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all that is known of a step without an optimizer has come."""
+        return self.rule.part not in OPTIMIZERS and self._has_backward
 
     def _zero(self, token: Token) -> None:
         if self.waits and len(self._pending) < _MOST_PENDING:
@@ -194,16 +245,28 @@ class Walk:
                 _add(self._of_evaluation, key)
             self._cut(first, Segment.EVALUATION, first.end)
             self._pending += after
+        elif not key:
+            self._evaluate_batches()
 
     def _cut(self, first: Token, segment: Segment, end: int) -> None:
         """An evaluation or a checkpoint is a segment between steps, and a part of a step that has begun."""
+        begin = self._end_of_step(first) if self._segment is Segment.STEP else first.start
         self._pending.clear()
         self._end = end
         if not self.waits and self._has_compute:
             return
         if self._segment is not segment:
-            self._emit(first.start, first, segment)
+            self._emit(begin, first, segment)
         self.waits = True
+
+    def _end_of_step(self, first: Token) -> int:
+        """Where the step ends that something else follows: after all of its phases, and as long after its passes as other steps do.
+
+        The rest, such as the wait for another loader's workers, belongs to what follows.
+        """
+        usual = round(statistics.median(self._pauses)) if self._pauses else 0
+        ends = [self._end, *(one.end for one in self._pending if one.start < first.start)]
+        return min(first.start, max(self._trained_end + usual, max(ends) + 1))
 
     def _train(self, token: Token) -> None:
         """A pass of training, or a step of an optimizer."""
@@ -215,6 +278,10 @@ class Walk:
             if not self._pending or self._pending[-1].part is not Part.FORWARD:
                 self._pending.append(token)
             return
+        if part is Part.FORWARD and self.waits and self._may_evaluate:
+            if len(self._pending) < _MOST_PENDING:
+                self._pending.append(token)
+            return
         if self.waits and (not is_optimizer or token.holds_backward or self._nexts()):
             self._begin(token)
         if not self.waits:
@@ -223,13 +290,15 @@ class Walk:
             self._pending.clear()
             self._has_compute = True
             self._has_backward |= part is Part.BACKWARD or token.holds_backward
-        self._end = token.end
+        self._end = self._trained_end = token.end
         if is_optimizer and (part, token.key) == (self.rule.part, self.rule.key):
             self.waits = self.has_ended_period = True
 
     def _begin(self, token: Token) -> None:
         """Begins a step of which this token is the first pass."""
         first = self._first_of_step(token)
+        if self._segment is Segment.STEP and first.start >= self._trained_end:
+            self._pauses.append(first.start - self._trained_end)
         self._emit(first.start, first, Segment.STEP)
         self._pending.clear()
         self.waits = self._has_compute = self._has_backward = False
@@ -253,6 +322,13 @@ class Walk:
                 return one
         return token
 
+    @property
+    def _may_evaluate(self) -> bool:
+        """Whether the latest batch is none of the loaders that the loop has trained with."""
+        batch = next((one for one in reversed(self._pending) if one.part is Part.NEXT), None)
+        is_unknown = batch is not None and batch.key not in self._of_training
+        return is_unknown and bool(self._of_training) and not self._is_given_loader
+
     def _nexts(self) -> list[Token]:
         """The pending batches that are for training: not those of an evaluation, nor the ones before them.
 
@@ -268,7 +344,7 @@ class Walk:
                 break
             nexts.append(one)
         nexts.reverse()
-        if self._segment is Segment.EVALUATION and len(nexts) > 1 and nexts[0].key in self._of_evaluation:
+        if self._segment is not Segment.STEP and len(nexts) > 1 and nexts[0].key in self._of_evaluation:
             del nexts[0]  # the evaluation's loader, asked once more than it had batches
         return nexts
 

@@ -119,8 +119,11 @@ class Own:
         self.pieces.append(Piece("training", time.time_ns()))
 
     def begin(self, kind: str) -> None:
-        """What follows is none: an evaluation, a checkpoint."""
-        self.pieces.append(Piece(kind, time.time_ns()))
+        """What follows is none: an evaluation, a checkpoint; the pause before it may belong to that."""
+        calls = [
+            call.begin for piece in self.pieces for call in piece.calls[-1:]
+        ]  # some time passes before its end is read
+        self.pieces.append(Piece(kind, max(calls, default=time.time_ns())))
 
     def end(self) -> None:
         """The next iteration may begin."""

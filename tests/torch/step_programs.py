@@ -214,6 +214,24 @@ def plain(own: Own, sizes: Sizes, wrap: Any = lambda model: model) -> None:
             own.save(model.state_dict(), sizes.folder / "model.pt")
 
 
+def validated(own: Own, sizes: Sizes) -> None:
+    """A loss that is a module, and validations of more batches than there are steps: without gradients, with them, and in ``eval()``."""
+    model, criterion = sizes.network(), nn.MSELoss()
+    optimizer, validation = sgd(model), sizes.loader(70)
+    modes = iter([torch.no_grad(), torch.enable_grad(), torch.inference_mode()] * sizes.iterations)
+    for iteration, (x, y) in enumerate(own.batches(sizes.loader())):
+        own.zero(optimizer)
+        own.backward(own.call(criterion, own.call(model, x), y))
+        own.step(optimizer)
+        own.count()
+        if iteration % 3 == 2:
+            with own.segment("evaluation"), next(modes):
+                model.train(iteration < sizes.iterations // 2)
+                for batch, wanted in own.batches(validation):
+                    own.call(criterion, own.call(model, batch), wanted)
+                model.train()
+
+
 def compiled(own: Own, sizes: Sizes, backend: str = "aot_eager") -> None:
     """A compiled model."""
     plain(own, sizes, lambda model: torch.compile(model, backend=backend))

@@ -31,6 +31,7 @@ PROGRAMS = [
     step_programs.closures,
     step_programs.in_backward,
     step_programs.by_hand,
+    step_programs.validated,
     step_programs.compiled,
     step_programs.diffusion,
     library_programs.trainer,

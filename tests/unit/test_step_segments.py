@@ -143,6 +143,7 @@ def test_steps_before_the_rule_are_counted(loop):
     loop.step(4).drain(settle=True)
     steps = [number for segment, number, _ in loop.found() if segment is Segment.STEP]
     assert steps[0] == 2
+    assert loop.segments.rule.endswith("; 2 steps before it was known have no span")
 
 
 def test_the_program_has_precedence(loop):
