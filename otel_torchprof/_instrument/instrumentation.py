@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from otel_torchprof._native import python_sources, torch_library
@@ -59,6 +60,10 @@ _STEPS_OF_SEARCH = 2
 _logger = logging.getLogger("otel_torchprof")
 
 
+_numbered: list[tuple[Callable[[], Any], int]] = []
+"""The TracerProvider of the latest recording, and the number after its last step: a recording for the same one counts on."""
+
+
 class Instrumentation:
     """One segment from ``instrument()`` to ``uninstrument()``, in one process.
 
@@ -97,6 +102,7 @@ class Instrumentation:
         self._policy = policy or SpanPolicy()
         self._calls_at_once = calls_at_once
         self._step_rule = step_rule
+        self._first_step = _first_step(provider)
         self._is_unwanted = is_unwanted
         self._provider = provider
         self._processor = processor
@@ -165,6 +171,7 @@ class Instrumentation:
             ranks=self._ranks,
             step_rule=self._step_rule,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
+            first_step=self._first_step,
         )
 
     @without_waiting
@@ -203,6 +210,8 @@ class Instrumentation:
         if self._states["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
+        _numbered.clear()
+        _numbered.append((_reference(self._provider), self._recording.steps.next_number))
         if self._metrics is not None:
             self._metrics.end()
             self._metrics.recorder.source = None
@@ -242,6 +251,7 @@ class Instrumentation:
             self._ranks.after_fork()
         if not self._running:
             return
+        self._first_step = 0
         self._begin()
         self._push_hooks()
         if self._ranks is not None:
@@ -400,3 +410,14 @@ def _states(detail: str) -> dict[str, str]:
 
 def _nothing() -> None:
     """What there is to call off before anything was called for."""
+
+
+def _first_step(provider: Provider) -> int:
+    return next((number for reference, number in _numbered if reference() is provider.tracer_provider), 0)
+
+
+def _reference(provider: Provider) -> Callable[[], Any]:
+    try:
+        return weakref.ref(provider.tracer_provider)
+    except TypeError:  # somebody's own class, with __slots__
+        return _nothing

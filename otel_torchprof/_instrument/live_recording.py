@@ -107,6 +107,7 @@ class LiveRecording:
         session: that it takes events from, for one that records nothing itself.
         id_key: of its spans' ids, 64 bits. Default: one that no other recording has.
         on_steps: called with the spans of steps that have ended, after every drain that brought any.
+        first_step: number of the first step.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class LiveRecording:
         session: Session | None = None,
         id_key: int | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
+        first_step: int = 0,
     ) -> None:
         self.provider = provider
         self.detail = detail
@@ -146,7 +148,12 @@ class LiveRecording:
         self._choice = policy.choice()
         self._job = Job(round(policy.job_interval * 1e9), provider.new_trace, provider.new_span_id)
         self.steps = Steps(
-            provider.new_trace, provider.new_span_id, self._current_span, selects=self._selects, job=self._job.link
+            provider.new_trace,
+            provider.new_span_id,
+            self._current_span,
+            selects=self._selects,
+            job=self._job.link,
+            first=first_step,
         )
         self.segments = StepSegments(
             self.steps, self._job.begin, step_rule, self._began, usage_at, mute=self._mute_roots

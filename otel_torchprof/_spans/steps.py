@@ -50,6 +50,7 @@ class Steps:
         current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
         selects: whether the step of that number, in the trace of that id, is traced in full.
         job: trace and span id of what the steps of this time link to.
+        first: number of the first step.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Steps:
         *,
         selects: Callable[[int, int], bool] = _all,
         job: Callable[[], tuple[int, int] | None] = _none,
+        first: int = 0,
     ) -> None:
         self._new_trace = new_trace
         self._new_span_id = new_span_id
@@ -70,7 +72,7 @@ class Steps:
         self._steps: list[Step] = []
         self._ended: list[Step] = []
         self._contexts: set[int] = set()
-        self._number = 0
+        self._first = self._number = first
         self._are_recorded = False
         self.revision = 0
         """Of the rule by which steps end, where it is learned: from 1."""
@@ -101,7 +103,12 @@ class Steps:
     def completed(self) -> int:
         """How many steps have ended, those that are not known among them. Any thread."""
         running = self._steps[-1:]
-        return self._number - sum(step.segment is Segment.STEP and step.end is None for step in running)
+        return self._number - self._first - sum(step.segment is Segment.STEP and step.end is None for step in running)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the step that begins next."""
+        return self._number
 
     @property
     def begun(self) -> bool:
@@ -244,7 +251,8 @@ class Steps:
     def skip(self, steps: int) -> None:
         """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
         with self._lock:
-            self._number = self._number or steps
+            if self._number == self._first:
+                self._number += steps
 
     def _new(self, segment: Segment, start: int, link: tuple[int, int] | None, usage: Usage | None = None) -> Step:
         number = self._take_number() if segment is Segment.STEP else -1

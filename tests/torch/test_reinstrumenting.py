@@ -78,3 +78,40 @@ def test_many_times(detail, new_processor):
         processor.shutdown()
     provider.shutdown()
     meters.shutdown()
+
+
+@pytest.mark.parametrize("takes_back", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_steps_count_on(takes_back):
+    """A program that is instrumented again, with another detail, has no step number twice at one provider; another one's begin at 0."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    exporter = InMemorySpanExporter()
+    provider, another = TracerProvider(shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
+    instrumentor = otp.TorchInstrumentor()
+
+    def train(to, detail):
+        instrumentor.instrument(tracer_provider=to, detail=detail)
+        for _ in range(5):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        if takes_back:
+            instrumentor.uninstrument()
+
+    for each in (provider, another):
+        each.add_span_processor(otp.TorchSpanProcessor(exporter))
+    train(provider, "steps")
+    train(provider, "ops")
+    instrumentor.uninstrument()
+    train(another, "steps")
+    instrumentor.uninstrument()
+    assert provider.force_flush()
+    assert another.force_flush()
+    steps = sorted((span for span in exporter.get_finished_spans() if span.name == "torch.step"), key=_start)
+    assert [span.attributes["torch.step"] for span in steps] == [*range(10), *range(5)]
+    provider.shutdown()
+    another.shutdown()
+
+
+def _start(span):
+    return span.start_time
