@@ -207,7 +207,7 @@ def test_the_first_step_of_an_optimizer_replaces_a_rule_without_one(end):
     found = fed(cycle, program.tokens, at_once(program.tokens)) + cycle.settle()
     assert [one.time for one in found] == steps(program.expected)
     more = Program(time=program.time)("N F B", 9)(end)(f"[ {'N F B ' * 50} {end}", 3)
-    found = cycle.feed([token._replace(id=token.id + 10**9) for token in more.tokens], more.time)
+    found = cycle.feed([replace(token, id=token.id + 10**9) for token in more.tokens], more.time)
     assert [one.time for one in found][-3:] == steps(more.expected)
     assert cycle.revision == 2
     assert cycle.rule.endswith("; it has stepped after all")
