@@ -26,7 +26,7 @@ _PARSERS = {TORCHRUN: "get_args_parser", _ACCELERATE: "launch_command_parser"}
 """Launchers by the names of their modules, and what makes the parser of their options."""
 _COMMANDS = {("torchrun",): TORCHRUN, ("accelerate", "launch"): _ACCELERATE}
 """The same by the commands as which they are installed."""
-_OF_LAUNCHED = frozenset(("command", "explain", "is_module", "nproc", "program"))
+_OF_LAUNCHED = frozenset(("command", "explain", "kind", "nproc", "program"))
 """What the ranks are not given."""
 _NOT_RECORDED = {"no_python": "--no-python", "run_path": "--run-path"}
 """Options of launchers with which ranks are started in a way that this command cannot stand in."""
@@ -48,10 +48,10 @@ class Launched:
     def __init__(self, name: str, words: Sequence[str], options: argparse.Namespace) -> None:
         self._options = options
         before, module, program = _split(name, words)
-        stem = Program(program[0], module).stem
+        stem = Program(program[0], "module" if module else "script").stem
         check_outputs(options, stem)
         as_module, as_module_of_ranks = ([], ["-m"]) if module else (["-m"], [])
-        self.program = Program(name, is_module=True)
+        self.program = Program(name, "module")
         self.arguments = [
             *before,
             *as_module,
@@ -89,13 +89,19 @@ def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | No
         return Launched(name, words[count:], options) if name else None
     if name:
         raise TorchProfError(f"--nproc starts the ranks by itself: leave it out, or {shlex.join(words[:count])}")
-    module = ["-m"] if options.is_module else []
+    if options.kind == "code" or words[0] == "-":
+        raise TorchProfError(
+            "--nproc starts processes, each of which reads the script: name its file, or a module with -m"
+        )
+    module = ["-m"] if options.kind == "module" else []
     return Launched(TORCHRUN, ["--standalone", f"--nproc-per-node={options.nproc}", *module, *words], options)
 
 
 def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str, int]:
     """The launcher's module, and how many of the words name it; empty where there is none."""
-    if options.is_module:
+    if options.kind == "code":
+        return "", 0
+    if options.kind == "module":
         return (words[0], 1) if words[0] in _PARSERS else ("", 0)
     named = (Path(words[0]).name, *words[1:])  # by its path too
     found = (item for item in _COMMANDS.items() if named[: len(item[0])] == item[0])

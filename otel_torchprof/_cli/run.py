@@ -27,7 +27,7 @@ from .terminal import OwnStderr, say
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]
 """Those that make spans."""
@@ -35,8 +35,6 @@ _LAST_SECONDS = 60.0
 """What sending and writing the rest may take at the end."""
 _INTERRUPTED = 130
 _STOPPED = "off: stopped"
-_CANNOT_START = 2
-"""Exit status where there is nothing to run, as Python's own."""
 _display = sys.__excepthook__
 
 _DESCRIPTION = """\
@@ -60,16 +58,10 @@ def add_parser(commands: Any) -> None:
         help="profile an unmodified script or, with -m, a module",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="otel-torchprof run [options] (SCRIPT | -m MODULE) [arguments of the script]",
+        usage="otel-torchprof run [options] (SCRIPT | -m MODULE | -c CODE | -) [arguments of the script]",
     )
     add = parser.add_argument
-    add("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
-    add(
-        "--nproc",
-        type=_process_count,
-        metavar="N",
-        help="number of ranks to run on this machine, started by torchrun; or auto, cpu or gpu, as for torchrun",
-    )
+    _add_program(add)
     add(
         "-o",
         "--output",
@@ -113,7 +105,18 @@ def add_parser(commands: Any) -> None:
         help="keep the latest events in memory that outlives the script; if it dies, save them to SCRIPT.otpbox, for recover",
     )
     add("-q", "--quiet", action="store_true", help="print problems only")
-    add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="script or module, and its arguments")
+    add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="script, module or code, and its arguments")
+
+
+def _add_program(add: Callable[..., object]) -> None:
+    add("-m", dest="kind", action="store_const", const="module", help="run a module, as python -m does")
+    add("-c", dest="kind", action="store_const", const="code", help="run Python code, as python -c does")
+    add(
+        "--nproc",
+        type=_process_count,
+        metavar="N",
+        help="number of ranks to run on this machine, started by torchrun; or auto, cpu or gpu, as for torchrun",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -137,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
     except NoProgramError as error:
         say(str(error))
         options.quiet = True
-        return 1 if program.is_module else _CANNOT_START
+        return error.status
     except SystemExit:
         raise
     except BaseException as error:
@@ -164,7 +167,7 @@ class _Recorded:
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         self.options = options
-        self.program, self.arguments = Program(words[0], options.is_module), words[1:]
+        self.program, self.arguments = Program(words[0], options.kind or "script"), words[1:]
         self._box = RunBox(options, self.program)  # forks: before what follows is imported
         from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
 

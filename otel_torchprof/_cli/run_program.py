@@ -7,41 +7,59 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
+import linecache
+import marshal
 import os
+import pkgutil
+import re
 import sys
+import textwrap
 import tokenize
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAIN = "__main__"
+_MAIN, _MAIN_OF_CHILDREN = "__main__", "__mp_main__"
+_OWN, _SITE = "otel_torchprof", "site"
+_OWN_MODULE = re.compile(rf"(-\w*?)m{_OWN}(\.{_MAIN})?")
+_STDIN, _COMMAND = "<stdin>", "<string>"
+"""What Python calls the files of these."""
+_BYTECODE_HEADER = 16
+_CANNOT_OPEN = 2
+"""Exit status of Python's own."""
+
+Kind = Literal["script", "module", "code"]
 
 
 class NoProgramError(TorchProfError):
-    """There is nothing to run; the text is what Python itself says of it."""
+    """There is nothing to run; the text is what Python itself says of it, and so is the exit status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(eq=False)
 class Program:
-    """What ``python PATH`` or ``python -m NAME`` would run."""
+    """What ``python PATH``, ``python -m NAME`` or ``python -c CODE`` would run; the path is ``-`` for standard input."""
 
     name: str
-    is_module: bool = False
-    """``name`` is that of a module, not a path."""
-    _code: types.CodeType | None = None
+    kind: Kind = "script"
 
     @property
     def stem(self) -> str:
         """What to name files after."""
-        if self.is_module:
+        if self.kind == "module":
             return self.name
+        if self.kind == "code":
+            return "program"
         base = os.path.basename(os.path.normpath(self.name))  # noqa: PTH119 - "." and "dir/" have names too
-        return base.partition(".")[0] or "program"
+        return base.partition(".")[0].strip("-") or "program"
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs it to the end of its main module, which stays ``__main__``; with its own ``sys.argv`` and ``sys.path[0]``.
@@ -50,98 +68,112 @@ class Program:
             NoProgramError: there is none.
             BaseException: whatever the program raises; :meth:`trimmed` has its traceback.
         """
-        sys.argv[:] = [self.name, *arguments]
-        main, self._code = self._module() if self.is_module else self._script()
+        option = {"module": "-m", "code": "-c", "script": None}[self.kind]
+        words = [self.name, *arguments]
+        _replace_command([option, *words] if option else words)
+        sys.argv[:] = [option or self.name, *arguments]
+        main = types.ModuleType(_MAIN)
+        main.__dict__.update(__builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
         if sys.version_info < (3, 14):  # since then they are made where somebody asks for them
-            main.__dict__.setdefault("__annotations__", {})
-        main.__dict__["__builtins__"] = builtins
+            main.__dict__.update(__annotations__={})
         # What runs now continues: the module that was __main__ must not be torn down.
         self._replaced = sys.modules.get(_MAIN)
         sys.modules[_MAIN] = main
-        exec(self._code, main.__dict__)  # noqa: S102 - that is what it is for
+        if _MAIN_OF_CHILDREN in sys.modules:  # multiprocessing has been imported, with the module that was __main__
+            sys.modules[_MAIN_OF_CHILDREN] = main
+        if self.kind == "script":
+            _run_script(self.name, main.__dict__)
+        elif self.kind == "module":
+            _put_first(os.getcwd())  # noqa: PTH109
+            _run_module(self.name, takes_argv=True)
+        else:
+            _put_first("")
+            _run_command(self.name, main.__dict__)
 
     def trimmed(self, traceback: types.TracebackType | None) -> types.TracebackType | None:
-        """The part of a traceback that is the program's own."""
-        while traceback is not None and traceback.tb_frame.f_code is not self._code:
+        """The part of a traceback that Python would show had it run the program itself."""
+        while traceback is not None and traceback.tb_frame.f_globals is not globals():
+            traceback = traceback.tb_next
+        while traceback is not None and traceback.tb_frame.f_globals is globals():
             traceback = traceback.tb_next
         return traceback
 
-    def _script(self) -> tuple[types.ModuleType, types.CodeType]:
-        import zipfile  # brings the modules of four compressions, which no other command needs
 
-        if os.path.isdir(self.name) or (  # noqa: PTH112 - as it was typed
-            os.path.isfile(self.name) and zipfile.is_zipfile(self.name)  # noqa: PTH113
-        ):
-            return self._folder()
-        path = self.name
-        if not os.path.isabs(path):  # noqa: PTH117
-            path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - dots stay, as in Python's own
-        _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
-        loader = _loader(path)
+def _run_script(name: str, variables: dict[str, Any]) -> None:
+    path, loader = _STDIN, variables["__loader__"]
+    if name == "-":
+        _put_first("")
+        source = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        code = _compiled(source, path)
+    else:
+        path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH117, PTH118 - dots stay
+        if pkgutil.get_importer(path) is not None:  # a folder or an archive
+            _put_first(path, also_safe=True)
+            _run_module(_MAIN, takes_argv=False)
+            return
+        _put_first(_folder_of(path))
         try:
-            code = _code_of(path, loader)
+            code, loader = _read(path)
         except OSError as error:
-            raise NoProgramError(
+            text = (
                 f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}; name a script, or a module with -m"
-            ) from None
-        return _new_main(__file__=path, __cached__=None, __loader__=loader, __package__=None, __spec__=None), code
-
-    def _folder(self) -> tuple[types.ModuleType, types.CodeType]:
-        """A folder or archive with a ``__main__.py``."""
-        _put_first(self.name, also_safe=True)
-        spec = importlib.machinery.PathFinder.find_spec(_MAIN, [self.name])
-        if spec is None or spec.loader is None:
-            raise NoProgramError(f"can't find {_MAIN!r} module in {self.name!r}")
-        return self._of_spec(spec)
-
-    def _module(self) -> tuple[types.ModuleType, types.CodeType]:
-        sys.argv[0] = "-m"
-        _put_first(os.getcwd())  # noqa: PTH109
-        spec = _found(self.name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = _found(f"{self.name}.{_MAIN}")
-            if spec is None:
-                raise NoProgramError(
-                    f"No module named {self.name}.{_MAIN}; {self.name!r} is a package and cannot be run"
-                )
-        if spec is None:
-            raise NoProgramError(f"No module named {self.name}")
-        found = self._of_spec(spec)
-        sys.argv[0] = spec.origin or self.name
-        return found
-
-    @staticmethod
-    def _of_spec(spec: importlib.machinery.ModuleSpec) -> tuple[types.ModuleType, types.CodeType]:
-        loader: Any = spec.loader
-        code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
-        if code is None:
-            raise NoProgramError(f"No code object available for {spec.name}")
-        main = _new_main(
-            __file__=spec.origin, __cached__=spec.cached, __loader__=loader, __package__=spec.parent, __spec__=spec
-        )
-        return main, code
+            )
+            raise NoProgramError(text, _CANNOT_OPEN) from None
+    variables.update(__file__=path, __cached__=None, __loader__=loader)
+    exec(code, variables)  # noqa: S102 - that is what it is for
+    for each in ("__file__", "__cached__"):  # as Python does before exit handlers run
+        variables.pop(each, None)
 
 
-def _found(name: str) -> importlib.machinery.ModuleSpec | None:
+def _run_module(name: str, *, takes_argv: bool) -> None:
+    import runpy
+
+    run = runpy._run_module_as_main  # type: ignore[attr-defined]  # noqa: SLF001 - what Python itself calls for -m
     try:
-        return importlib.util.find_spec(name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise NoProgramError(f"Error while finding module specification for {name!r} ({error})") from error
+        run(name, takes_argv)
+    except SystemExit as error:
+        inner = error.__traceback__ and error.__traceback__.tb_next
+        if inner is None or inner.tb_frame.f_code is not run.__code__ or inner.tb_next is not None:
+            raise
+        raise NoProgramError(str(error.code).removeprefix(f"{sys.executable}: "), 1) from None
 
 
-def _loader(path: str) -> Any:
-    kind: Any = importlib.machinery.SourceFileLoader
-    if path.endswith(tuple(importlib.machinery.BYTECODE_SUFFIXES)):
-        kind = importlib.machinery.SourcelessFileLoader
-    return kind(_MAIN, path)
+def _run_command(text: str, variables: dict[str, Any]) -> None:
+    if sys.version_info >= (3, 14):
+        text = textwrap.dedent(text)
+    code = compile(text, _COMMAND, "exec", dont_inherit=True)
+    if (register := getattr(linecache, "_register_code", None)) is not None:  # tracebacks have its lines, since 3.13
+        register(code, text, _COMMAND)
+    exec(code, variables)  # noqa: S102 - likewise
 
 
-def _code_of(path: str, loader: Any) -> types.CodeType:
-    if isinstance(loader, importlib.machinery.SourcelessFileLoader):
-        compiled: types.CodeType = loader.get_code(_MAIN)  # type: ignore[assignment]
-        return compiled
+def _replace_command(words: list[str]) -> None:
+    """Takes this command out of ``sys.orig_argv``; the interpreter's own options stay."""
+    count = len(sys.argv) - 1
+    if not count or sys.orig_argv[-count:] != sys.argv[1:]:  # the command was called by other code
+        return
+    *before, last = sys.orig_argv[:-count]
+    if before and (found := _OWN_MODULE.fullmatch(before[-1] + last) or _OWN_MODULE.fullmatch(last)):
+        if not _OWN_MODULE.fullmatch(last):
+            before.pop()
+        before += [found[1]] if found[1] != "-" else []  # -I of -Im
+    sys.orig_argv[:] = [*before, *words]
+
+
+def _read(path: str) -> tuple[types.CodeType, Any]:
+    """The code of a file of source or bytecode, and its loader."""
     with io.open_code(path) as file:
-        source = file.read()
+        content = file.read()
+    magic = importlib.util.MAGIC_NUMBER
+    if not path.endswith(tuple(importlib.machinery.BYTECODE_SUFFIXES)) and not content.startswith(magic):
+        return _compiled(content, path), importlib.machinery.SourceFileLoader(_MAIN, path)
+    if not content.startswith(magic):
+        raise RuntimeError("Bad magic number in .pyc file")
+    code: types.CodeType = marshal.loads(content[_BYTECODE_HEADER:])  # noqa: S302 - as Python does
+    return code, importlib.machinery.SourcelessFileLoader(_MAIN, path)
+
+
+def _compiled(source: bytes, path: str) -> types.CodeType:
     _check_encoding(source, path)
     found: types.CodeType = compile(source, path, "exec", dont_inherit=True)
     return found
@@ -168,16 +200,39 @@ def _check_encoding(source: bytes, path: str) -> None:
         raise SyntaxError(said, (path, line, place, text, line, place)) from None
 
 
-def _new_main(**attributes: Any) -> types.ModuleType:
-    main = types.ModuleType(_MAIN)
-    main.__dict__.update(attributes)
-    return main
+def _folder_of(path: str) -> str:
+    try:
+        return os.path.dirname(os.path.realpath(path, strict=True))  # noqa: PTH120
+    except OSError:  # a pipe, as of <(...)
+        return os.path.dirname(path)  # noqa: PTH120
 
 
 def _put_first(folder: str, *, also_safe: bool = False) -> None:
-    """In place of the folder of this command, which Python put there; where it was told not to (``-P``), nothing is."""
-    if getattr(sys.flags, "safe_path", False):
-        if also_safe:
-            sys.path.insert(0, folder)
+    """In place of the folder of this command, which Python put there; where it was told not to (``-P``, ``-I``), nothing is."""
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = folder
+    elif also_safe:
+        sys.path.insert(0, folder)
+    else:
         return
-    sys.path[0] = folder
+    _make_room(folder)
+
+
+def _make_room(folder: str) -> None:
+    """Forgets modules that were imported for this package, where the program's folder has its own of the name."""
+    names = list(sys.modules)
+    if _SITE not in names:
+        return
+    # A module stands where its import ended: what the interpreter itself has imported ends with this.
+    at = names.index(_SITE) + 1
+    for name in {each.partition(".")[0] for each in names[at:]} - {*names[:at], *sys.builtin_module_names, _OWN}:
+        own = importlib.machinery.PathFinder.find_spec(name, [folder or os.getcwd()])  # noqa: PTH109
+        if own is None or own.loader is None or importlib.machinery.FrozenImporter.find_spec(name) is not None:
+            continue
+        known = getattr(sys.modules.get(name), "__spec__", None)
+        if known is None or os.path.realpath(known.origin or "") == os.path.realpath(own.origin or ""):
+            continue
+        # Functions that are running may still import from what is within the other one; a package has its own of these.
+        within = [each for each in names if own.submodule_search_locations is not None and each.startswith(f"{name}.")]
+        for each in (name, *within):
+            sys.modules.pop(each, None)

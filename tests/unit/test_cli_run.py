@@ -141,8 +141,14 @@ def test_table_and_files(here, capsys):
         (["run"], 1, "there is no script to run"),
         (["run", "nowhere.py"], 2, "can't open file '{here}/nowhere.py': [Errno 2] No such file or directory"),
         (["run", "-m", "no_such_package"], 1, "No module named no_such_package"),
-        (["run", "-m", "email"], 1, "No module named email.__main__; 'email' is a package and cannot be run"),
-        (["run", "."], 2, "can't find '__main__' module in '.'"),
+        (
+            ["run", "-m", "email"],
+            1,
+            "No module named email.__main__; 'email' is a package and cannot be directly executed",
+        ),
+        (["run", "."], 1, "can't find '__main__' module in '{here}/.'"),
+        (["run", "--nproc", "2", "-c", "1"], 1, "name its file, or a module with -m"),
+        (["run", "--nproc", "2", "-"], 1, "name its file, or a module with -m"),
         (["run", "-o", "trace.txt", "x.py"], 1, "--output is 'trace.txt'; its name must end in .json"),
         (["run", "-o", "no/t.json", "x.py"], 1, "create the folder first"),
         (["run", "--max-bytes", "many", "x.py"], 1, "max_bytes is 'many'; allowed is a whole number"),
@@ -188,16 +194,14 @@ def test_folders_archives_and_bytecode(here, capsys):
     with zipfile.ZipFile(here / "archive.pyz", "w") as archive:
         archive.write(here / "folder" / "__main__.py", "__main__.py")
     py_compile.compile(str(here / "folder" / "__main__.py"), str(here / "compiled.pyc"))
-    for name, file in (
-        ("folder", "folder/__main__.py"),
-        ("archive.pyz", "archive.pyz/__main__.py"),
-        ("compiled.pyc", str(here / "compiled.pyc")),
+    for name, first, file in (
+        ("folder", here / "folder", here / "folder" / "__main__.py"),
+        ("archive.pyz", here / "archive.pyz", here / "archive.pyz" / "__main__.py"),
+        ("compiled.pyc", here, here / "compiled.pyc"),
     ):
         sys.modules.pop("__main__")
         assert cli.main(["run", "-q", "-o", "none", name]) == 0
-        first = str(here) if name == "compiled.pyc" else name
-        printed = capsys.readouterr().out.replace(f"{here}/folder", "folder").replace(f"{here}/archive", "archive")
-        assert printed == f"__main__ {[name]} {first} {file}\n"
+        assert capsys.readouterr().out == f"__main__ {[name]} {first} {file}\n"
 
 
 def test_a_script_that_python_cannot_read(here, capsys):

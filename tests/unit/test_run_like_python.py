@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,11 @@ SCRIPTS = {
     "modules that are there": "import sys; print('torch' in sys.modules, 'numpy.random' in sys.modules and 'yes' and None)",
     "stdin": "print(input())",
     "recursion limit": "import sys; sys.setrecursionlimit(100); print('x')",
+    "its own file afterwards": "import atexit\natexit.register(lambda: print(__file__))",
+    "its own file after an exit": "import atexit, sys\natexit.register(lambda: print(__file__)); sys.exit()",
+    "objects of children": "import multiprocessing as mp, sys\nclass Item: pass\ndef work(n): return Item()\n"
+    "if __name__ == '__main__':\n    for kind in ('spawn', 'forkserver', 'fork'):\n        with mp.get_context(kind).Pool(1) as pool:\n"
+    "            print(type(pool.map_async(work, [1]).get(timeout=30)[0]) is Item)",
     "a finalizer at the end": "class Loud:\n    def __del__(self): print('deleted')\nloud = Loud()",
 }
 
@@ -137,6 +144,7 @@ SOME = (
         "no path",
     ),
     *("1 closed, exit 3", "no stderr", "another working folder"),
+    *("its own file afterwards", "objects of children"),
     *("no descriptors", "no threads", "warnings as errors", "stdin", "a finalizer at the end"),
 )
 """At least one of each kind."""
@@ -181,3 +189,91 @@ def test_a_reader_that_has_seen_enough(tmp_path):
     assert ends[1] == ends[0]
     assert b"BrokenPipeError" in ends[0][0]
     assert ends[0][1]
+
+
+SELF = """
+import sys
+main = sys.modules["__main__"]
+if sys.argv[1:] == ["fail"]:
+    raise LookupError
+print(sorted((name, repr(value)) for name, value in globals().items() if name.startswith("__")))
+print(sys.argv, sys.orig_argv, sys.path, sys.flags, globals() is main.__dict__)
+import inspect, multiprocessing.spawn, pickle
+class Thing: pass
+try:
+    print(inspect.getsource(Thing), inspect.getsourcefile(Thing), inspect.getmodule(Thing))
+except OSError as error:
+    print(error)
+print(pickle.dumps(Thing), sys.modules["__mp_main__"] is main)
+told = multiprocessing.spawn.get_preparation_data("child")
+print({name: value for name, value in told.items() if name != "authkey"})
+"""
+
+FORMS = {
+    "a path": "./folder/../folder/module.py",
+    "a link": "link.py",
+    "a module": "-m folder.module",
+    "a package": "-m folder",
+    "a folder": "folder/.",
+    "an archive": "archive.pyz",
+    "bytecode": "module.pyc",
+    "code": "-c CODE",
+    "standard input": "-",
+    "an unknown module": "-m folder.nowhere",
+    "an empty folder": "empty",
+    "isolated": "-I folder/module.py",
+    "an isolated folder": "-I folder",
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=() if number % 2 else pytest.mark.exhaustive) for number, form in enumerate(FORMS)],
+)
+def test_forms_alike(tmp_path, form):
+    """However a program is named, what it sees of itself, its traceback and its exit status are as with Python."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").mkdir()
+    for name in ("folder/module.py", "folder/__main__.py"):
+        (tmp_path / name).write_text(SELF)
+    (tmp_path / "link.py").symlink_to("folder/module.py")
+    with zipfile.ZipFile(tmp_path / "archive.pyz", "w") as archive:
+        archive.write(tmp_path / "folder" / "__main__.py", "__main__.py")
+    py_compile.compile(str(tmp_path / "folder" / "module.py"), str(tmp_path / "module.pyc"))
+    words = [SELF if word == "CODE" else word for word in FORMS[form].split()]
+    flags = [words.pop(0)] if words[0] == "-I" else []
+    command = [f"{flags[0]}m", *COMMAND[1:]] if flags else COMMAND
+    processes = [
+        started(*before, *words, argument, folder=tmp_path)
+        for argument in ("--fine", "fail")
+        for before in (flags, command)
+    ]
+    ends = []
+    for process in processes:
+        out, err = process.communicate(SELF.encode() if words == ["-"] else b"", 60)
+        err = OURS.sub(b"", CHANGING.sub(b"", err)) if b"Traceback" in err else b""
+        ends.append((process.returncode, CHANGING.sub(b"", out), err))
+    assert ends[1] == ends[0]
+    assert ends[3] == ends[2]
+
+
+def test_modules_of_its_folder(tmp_path):
+    """A script finds the modules beside it under names that this command has imported from elsewhere before."""
+    folder = tmp_path / "folder"
+    (folder / "statistics").mkdir(parents=True)
+    (folder / "logging").mkdir()  # a folder that is no package
+    for name in ("queue.py", "uuid.py", "statistics/__init__.py", "statistics/more.py", "numpy.py", "logging/x.txt"):
+        (folder / name).write_text("here = True")
+    (folder / "script.py").write_text(
+        "import logging, queue, statistics.more, uuid, numpy, threading\n"
+        "print(queue.__file__, statistics.more.here, uuid.here, numpy.here, logging.__file__, threading.__file__)\n"
+        "import sys\n"
+        "if recorder := sys.modules.get('otel_torchprof'):\n"
+        "    with recorder.record_function('work'): pass"
+    )
+    processes = [started(*words, "folder/script.py", folder=tmp_path) for words in ((), COMMAND)]
+    expected, found = ((process.communicate(b"", 60), process.returncode) for process in processes)
+    assert found[0][0] == expected[0][0]
+    assert (expected[1], found[1]) == (0, 0)
+    assert b"Error" not in found[0][1]
+    assert b'"work"' in (tmp_path / "trace.json").read_bytes()
