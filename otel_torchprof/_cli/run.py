@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         metavar="FILE",
         action="append",
-        help="output: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to "
+        help="output: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to --endpoint or "
         "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no output; may be repeated (default: SCRIPT.trace.json.gz)",
     )
     add("--endpoint", metavar="URL", help="OTLP receiver to send to; without -o, no file is written")
@@ -275,11 +275,15 @@ class _Recorded:
         what = f"writing, {waiting:,} spans to go (Ctrl-C to give up)" if self._is_writing else "recording"
         return f"otel-torchprof: {what}: {self._figures()}"
 
-    def _losses(self) -> tuple[int, int]:
-        """Events that were dropped, and spans that were not delivered."""
+    def _losses(self) -> tuple[int, list[str]]:
+        """Events that were dropped, and the spans that were not delivered, by place."""
         health = self._stream.health
-        stats = health.exporters.values()
-        return sum(health.dropped.values()), sum(each.dropped_spans + each.failed_spans for each in stats)
+        unsent = [
+            f"{lost:,} spans not delivered to {_place(exporter)}"
+            for exporter, stats in zip(self._exporters, health.exporters.values(), strict=True)
+            if (lost := stats.dropped_spans + stats.failed_spans)
+        ]
+        return sum(health.dropped.values()), unsent
 
     def _figures(self) -> str:
         lost, unsent = self._losses()
@@ -289,7 +293,7 @@ class _Recorded:
             f"{self._stream.steps:,} steps",
             f"{self._stream.health.recorded:,} events",
             f"{lost:,} dropped",
-            *([f"{unsent:,} spans not delivered"] if unsent else []),
+            *unsent,
             *([f"{size(written)} written"] if written else []),
         ]
         return ", ".join(parts)
@@ -326,6 +330,11 @@ class _Recorded:
     def _why_nothing(self) -> list[str]:
         state = self._stream.health.sources.get("recording", _STOPPED)
         return [] if state == _STOPPED else [f"nothing was recorded, {state}"]
+
+
+def _place(exporter: Any) -> str:
+    """Where it sends or writes to, for a message."""
+    return getattr(exporter, "displayed_endpoint", "") or next(iter(getattr(exporter, "files", ())), "a file")
 
 
 def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:

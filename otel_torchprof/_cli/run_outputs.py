@@ -28,6 +28,7 @@ CHROME_SUFFIXES, OTLP_SUFFIXES = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".
 _TRACE = ".trace"
 """Stands before the suffix in default names."""
 _RESTART = "restart"
+_RECEIVER = "otlp"
 
 
 def place_among_ranks(environ: Mapping[str, str]) -> Place | None:
@@ -75,17 +76,17 @@ def file_names(options: argparse.Namespace, stem: str) -> list[str]:
 
 
 def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
-    """What takes the spans: the receiver, and the files.
+    """What takes the spans: the receiver, and the files, each once. The receiver is ``--endpoint``, or the environment's.
 
     Raises:
         TorchProfError, ValueError: one cannot be written, or has a name that says nothing; there is no file to explain.
     """
-    from otel_torchprof._export.otlp import OTLPExporter
-
     if options.explain and not file_names(options, stem):
         raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
-    made: list[SpanExporter] = [OTLPExporter(options.endpoint)] if options.endpoint else []
-    return made + [_exporter(name, options) for name in _requested(options, stem) if name != "none"]
+    names = [_RECEIVER] if options.endpoint else []
+    names += [name for name in _requested(options, stem) if name != "none"]
+    places = {name if name == _RECEIVER else os.path.abspath(name): name for name in names}  # noqa: PTH100 - no link is followed
+    return [_exporter(name, options) for name in places.values()]
 
 
 def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanPolicy:
@@ -130,8 +131,8 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
     from otel_torchprof._export.otlp import OTLPExporter
     from otel_torchprof._export.otlp_file import OTLPFileExporter
 
-    if name == "otlp":
-        return OTLPExporter()
+    if name == _RECEIVER:
+        return OTLPExporter(options.endpoint)
     if name.endswith(CHROME_SUFFIXES):
         numbers = {key: getattr(options, key) for key in ("max_bytes", "steps_per_file", "max_files")}
         return ChromeTraceExporter(name_of_rank(name, os.environ), **numbers)

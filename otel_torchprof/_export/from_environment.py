@@ -28,7 +28,7 @@ def exporters_from_environment() -> list[SpanExporter]:
 
     ``otlp``, ``otlp_file`` and ``chrome`` are this package's own, which take spans as columns; any other name is looked up among the
     installed packages' entry points. A name that leads nowhere is warned of and left out. A name that is there twice
-    counts once, as in the SDK.
+    counts once, as in the SDK, and so do names of one receiver (``otlp`` and ``otlp_proto_grpc``).
     """
     if file := os.environ.get(OTEL_CONFIG_FILE):
         config.warn_once(
@@ -37,7 +37,13 @@ def exporters_from_environment() -> list[SpanExporter]:
         )
     names = dict.fromkeys(name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(","))
     made = [_made(name) for name in names if name.lower() not in {"", "none"}]
-    return [exporter for exporter in made if exporter is not None]
+    found: dict[object, SpanExporter] = {}
+    for exporter in made:
+        if exporter is not None:
+            place = exporter.displayed_endpoint if isinstance(exporter, OTLPExporter) else id(exporter)
+            if found.setdefault(place, exporter) is not exporter:
+                exporter.shutdown()
+    return list(found.values())
 
 
 def _made(name: str) -> SpanExporter | None:

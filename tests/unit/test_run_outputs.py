@@ -5,11 +5,14 @@ from __future__ import annotations
 import fnmatch
 import sys
 
+import grpc
 import pytest
 from chrome_files import events_in, slices
+from fault_server import Abort, GrpcReceiver
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.run_outputs import name_of_rank, of_last_attempt, pattern_of_ranks
+from otel_torchprof._export.from_environment import exporters_from_environment
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 THIRD = {"RANK": "2", "WORLD_SIZE": "4"}
@@ -60,18 +63,68 @@ def test_attempts():
     assert of_last_attempt([]) == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_speaks(tmp_path, monkeypatch, capsys, rank):
-    """Both write a file of their own; rank 0 says so and prints the table, rank 1 says nothing, as long as nothing is wrong."""
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A folder with a script, to run it within this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["otel-torchprof"])
     monkeypatch.setattr("sys.path", ["bin", *sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "train.py").write_text("import otel_torchprof as otp\nwith otp.record_function('work'): pass\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["-o", "otlp", "--endpoint", "{given}"], "given"),
+        (["--endpoint", "{given}", "-o", "otlp", "-o", "otlp", "-o", "t.json", "-o", "./t.json"], "given"),
+        (["--endpoint", "{given}", "-o", "none"], "given"),
+        (["-o", "otlp", "-o", "none"], "variable"),
+    ],
+)
+def test_each_place_gets_the_spans_once(here, monkeypatch, capsys, words, place):
+    """A receiver that is named twice, or by an option and by a variable, gets each span once; another one, and its line, none."""
+    receivers = {name: GrpcReceiver() for name in ("given", "variable")}
+    with receivers["given"], receivers["variable"]:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:9")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", receivers["variable"].url)
+        assert cli.main(["run", *(word.format(given=receivers["given"].url) for word in words), "train.py"]) == 0
+    assert {name: receiver.names for name, receiver in receivers.items() if receiver.names} == {place: ["work"]}
+    said = capsys.readouterr().err
+    assert "not delivered" not in said
+    assert [line.split(" to ")[0] for line in said.splitlines() if "sent " in line] == ["otel-torchprof: sent 1 spans"]
+    files = [path for path in here.iterdir() if path.suffix == ".json"]
+    assert [[event["name"] for event in slices(events_in(path))] for path in files] == [["work"]] * ("t.json" in words)
+
+
+def test_what_was_not_delivered_is_said_by_place(here, capsys):
+    """Beside a file that was written, a receiver that refuses is named with the spans that it did not get."""
+    with GrpcReceiver(turns=[Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")]) as receiver:
+        assert cli.main(["run", "--endpoint", receiver.url, "-o", "t.json", "train.py"]) == 0
+    target = receiver.url.removeprefix("http://")
+    said = capsys.readouterr().err
+    assert f"0 dropped, 1 spans not delivered to {target}, " in said
+    assert f"sent 0 spans to {target}\n" in said
+    assert f"wrote {here / 't.json'}\n" in said
+
+
+def test_names_of_one_receiver_in_the_variable(monkeypatch):
+    """Two names in ``OTEL_TRACES_EXPORTER`` that lead to the same receiver make one exporter."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp,otlp_proto_grpc,otlp_proto_http,none")
+    exporters = exporters_from_environment()
+    assert [each.displayed_endpoint for each in exporters] == ["localhost:4317", "http://localhost:4318/v1/traces"]
+    for each in exporters:
+        each.shutdown()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_speaks(here, monkeypatch, capsys, rank):
+    """Both write a file of their own; rank 0 says so and prints the table, rank 1 says nothing, as long as nothing is wrong."""
     for name, value in {"RANK": str(rank), "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "train.py").write_text("import otel_torchprof as otp\nwith otp.record_function('work'): pass\n")
     assert cli.main(["run", "--table", "train.py"]) == 0
-    path = tmp_path / f"train.rank{rank}.trace.json.gz"
+    path = here / f"train.rank{rank}.trace.json.gz"
     assert [event["name"] for event in slices(events_in(path))] == ["work"]
     said = capsys.readouterr().err
     if rank:
