@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 from ._native import python_sources as _python_sources  # noqa: F401
 
 # isort: split
-# Second: callbacks at forks and exits keep their order, whatever the order of imports.
+# Second: a value that OpenTelemetry refuses while it is imported would end the program.
+from ._process import sdk_imports as _sdk_imports  # noqa: F401
+
+# isort: split
+# Third: callbacks at forks and exits keep their order, whatever the order of imports.
 from ._instrument import process_changes as _process_changes
 
 # isort: split

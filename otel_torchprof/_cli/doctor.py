@@ -21,6 +21,7 @@ from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
+from otel_torchprof._export.sdk_values import bad_values
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._export.unknown_variables import unknown_variables
@@ -198,7 +199,7 @@ def _variables(warnings: list[str]) -> Iterator[Check]:
             )
         elif name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
-    for message in warnings:
+    for message in (*warnings, *bad_values()):
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
 
 

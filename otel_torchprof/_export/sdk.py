@@ -94,15 +94,17 @@ def instrumentation_scope() -> InstrumentationScope:
 
 
 def span_limits(provider: Any = None) -> SpanLimits:
-    """The span limits of a TracerProvider of the SDK (default: the global one); with any other, the environment's.
-
-    Raises nothing: where the environment's are not valid, the defaults, with a warning.
-    """
+    """The span limits of a TracerProvider of the SDK (default: the global one); with any other, the environment's."""
     from opentelemetry.sdk.trace import SpanLimits
 
     found = getattr(provider or trace.get_tracer_provider(), "_span_limits", None)
-    if isinstance(found, SpanLimits):
-        return found
+    return found if isinstance(found, SpanLimits) else span_limits_of_environment()
+
+
+def span_limits_of_environment() -> SpanLimits:
+    """The span limits that the variables set; where one is not valid, the defaults, with a warning."""
+    from opentelemetry.sdk.trace import SpanLimits
+
     try:
         return SpanLimits()
     except ValueError as error:

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
+from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._native.recorder import Session, SessionStats
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._sources.contexts import ContextTable
@@ -106,8 +107,9 @@ class _Recovered(LiveRecording):
     def __init__(self, contents: Contents) -> None:
         self._last_ns = contents.last_ns
         ids, resource = _IdsOfBox(contents), _resource(contents.info, contents.pid)
+        limits = span_limits_of_environment()
         super().__init__(
-            Provider(TracerProvider(resource=resource, sampler=ALWAYS_ON, id_generator=ids), None),
+            Provider(TracerProvider(ALWAYS_ON, resource, id_generator=ids, span_limits=limits), None),
             CleanupStack(self),
             detail="ops",
             contexts=ContextTable(),

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from otel_torchprof import config
 from otel_torchprof._export.provider import Provider
+from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._process import fork
 from otel_torchprof._process.cleanup import CleanupStack
@@ -112,7 +113,8 @@ class stream:  # noqa: N801 - beside profile
         )
         unused.note_recording()
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
-        provider = Provider(TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False))
+        limits = span_limits_of_environment()
+        provider = Provider(TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, span_limits=limits))
         self._off = "the SDK is switched off" if provider.disabled else ""
         if not config.ENABLED.read():
             self._off = f"{config.ENABLED} is false"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -290,3 +293,77 @@ def test_other_tools_in_the_way(capsys, monkeypatch):
     assert doctor(capsys)[1]["calls"][0]["state"] == "off"
     monkeypatch.setenv("OTEL_TORCHPROF_DETAIL", "frames")
     assert doctor(capsys)[1]["calls"][0]["state"] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc", "a whole number from 0 on"),
+        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1", "a whole number from 0 on"),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "soon", "a whole number above 0"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "a whole number above 0"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "1 s", "number above 0"),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "parentbased_traceidratio"),
+        ("OTEL_PROPAGATORS", "tracecontext,b4", "baggage, none, tracecontext"),
+        ("OTEL_PYTHON_TRACER_PROVIDER", "mine", "sdk_tracer_provider"),
+        ("OTEL_PYTHON_ID_GENERATOR", "dice", "random"),
+        ("OTEL_METRICS_EXEMPLAR_FILTER", "all", "trace_based"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "sum", "cumulative, delta and lowmemory"),
+    ],
+)
+def test_a_bad_value_of_the_sdk(capsys, monkeypatch, variable, value, allowed):
+    """A value that the SDK refuses or ignores is a problem, with its variable and what is allowed."""
+    monkeypatch.setattr(Sender, "attempt", lambda *_: Response(Outcome.RETRY, "ConnectionRefusedError"))
+    monkeypatch.setenv(variable, value)
+    status, found, _ = doctor(capsys)
+    assert status == 1
+    assert [text for text in problems(found) if f"{variable}={value!r}" in text and allowed in text]
+
+
+def test_good_values_of_the_sdk(capsys, monkeypatch):
+    """What the SDK documents is no problem."""
+    monkeypatch.setattr(Sender, "attempt", lambda *_: Response(Outcome.RETRY, "ConnectionRefusedError"))
+    good = {
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "0",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "1e-3",
+        "OTEL_PROPAGATORS": "tracecontext, baggage",
+        "OTEL_METRIC_EXPORT_INTERVAL": "500.5",
+        "OTEL_METRICS_EXPORTER": "none",
+    }
+    for name, value in good.items():
+        monkeypatch.setenv(name, value)
+    assert [text for text in problems(doctor(capsys)[1]) if "not valid" in text or "ignored" in text] == []
+
+
+REFUSED = {
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "abc",
+    "OTEL_ATTRIBUTE_COUNT_LIMIT": "-5",
+    "OTEL_PROPAGATORS": "b4",
+}
+PROGRAM = """
+import os, otel_torchprof as otp
+from otel_torchprof._cli.main import main
+with otp.profile() as prof, otp.record_function("work"): pass
+assert [event.name for event in prof.events()] == ["work"]
+with otp.stream() as stream, otp.record_function("work"): pass
+assert stream.key_averages()[0].count == 1
+instrumentor = otp.TorchInstrumentor()
+instrumentor.instrument()
+instrumentor.uninstrument()
+assert main(["show", "nowhere.json"]) == 1
+print({name: os.environ[name] for name in %r})
+"""
+
+
+def test_values_that_the_sdk_refuses_at_import(tmp_path):
+    """With values that OpenTelemetry raises for at import, a program imports the package, records, and is warned of each."""
+    environment = {**os.environ, **REFUSED, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", PROGRAM % list(REFUSED)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"{REFUSED}\n")
+    assert "Traceback" not in done.stderr
+    for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_PROPAGATORS"):
+        assert done.stderr.count(f"{name}='{REFUSED[name]}' is ignored: ") == 1
