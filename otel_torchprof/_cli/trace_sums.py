@@ -120,7 +120,8 @@ class TraceSums:
     def limits(self) -> list[str]:
         """Which limits the file exceeded, in words."""
         found = [f"not in the averages: {self.left_out}"] if self.left_out else []
-        if self._added > self_times.MOST_ROWS:
+        self._rows.settle()
+        if self._rows.is_incomplete:
             found.append(f"self times do not see children that are more than {self_times.MOST_ROWS // 2:,} events away")
         if OTHER_NAMES in self._sums:
             found.append(f"there are more than {MOST_NAMES:,} names; later ones are added up as {OTHER_NAMES!r}")

@@ -37,6 +37,7 @@ def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:
     average = FunctionEventAvg()
     average.key = entry.name
     average.count = entry.calls
+    average.node_id = -1
     average.cpu_time_total = entry.total / _NS_PER_US
     average.self_cpu_time_total = entry.self_time / _NS_PER_US
     average.device_time_total = entry.device_total / _NS_PER_US

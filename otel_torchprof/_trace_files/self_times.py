@@ -52,6 +52,10 @@ class SelfTimes:
         self._start, self._duration = array("q"), array("q")
         self._own = array("d")  # exact up to 104 days, and no sum of many is too large for it
         self._id, self._parent = array("Q"), array("Q")
+        self._checked = 0
+        self._settled_until = np.empty(0, dtype=np.int64)
+        self.is_incomplete = False
+        """An event came that began before the end of one on its track that was settled: they may be parent and child."""
 
     def __len__(self) -> int:
         return len(self._key)
@@ -74,6 +78,7 @@ class SelfTimes:
         if not len(self):
             return
         key, track, start, duration, own, ids, parents = (np.array(column) for column in self._columns())
+        self._check(track[self._checked :], start[self._checked :])
         of_ids = _parents_by_id(ids, parents)
         parent = np.where(of_ids >= 0, of_ids, _parents_by_time(track, start, duration))
         # Of those that end together, what is inside goes first: it began later, or came later.
@@ -87,9 +92,23 @@ class SelfTimes:
         parents[child] = 0
         given = self._key_of(key, parent)
         self._settled(given[is_settled], start[is_settled], np.maximum(own[is_settled], 0).astype(np.int64))
+        self._note_settled(track[is_settled], (start + duration)[is_settled])
+        self._checked = keep
         columns = (key, track, start, duration, own, ids, parents)
         for column, values in zip(self._columns(), columns, strict=True):
             column[:] = array(column.typecode, values[~is_settled].tobytes())
+
+    def _check(self, track: Numbers, start: Numbers) -> None:
+        """Events that came since some were settled."""
+        place = track + 1
+        known = place < len(self._settled_until)
+        self.is_incomplete |= bool((start[known] < self._settled_until[place[known]]).any())
+
+    def _note_settled(self, track: Numbers, end: Numbers) -> None:
+        more = int(track.max()) + 2 - len(self._settled_until)
+        if more > 0:
+            self._settled_until = np.append(self._settled_until, np.full(more, np.iinfo(np.int64).min))
+        np.maximum.at(self._settled_until, track + 1, end)
 
     def _columns(self) -> tuple[array[Any], ...]:
         return self._key, self._track, self._start, self._duration, self._own, self._id, self._parent

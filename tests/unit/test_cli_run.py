@@ -129,7 +129,8 @@ def test_table_and_files(here, capsys):
     found = capsys.readouterr()
     assert found.out == "hello\n"
     row = next(line for line in found.err.splitlines() if line.strip().startswith("work"))
-    assert row.split()[-2] == "3"
+    assert row.split()[-1] == "3"
+    assert "Node ID" not in found.err
     names = sorted(path.name for path in here.iterdir())
     assert names == ["a.000001.json", "a.000002.json", "b.000001.json.gz", "b.000002.json.gz", "train.py"]
     assert "(2 files)" in found.err

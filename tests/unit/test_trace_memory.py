@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +144,37 @@ def test_sums_of_a_long_file(monkeypatch):
             "child": (1000, 4000, 4000),
         }
         assert sums.averages() == sums.averages()
+        assert sums.limits == []
+    by_time.add_slice("late", 5, 1, "t")
+    by_id.add_span("late", 5, 1, (5000, 2, "t"), {})
+    for sums in (by_time, by_id):
         assert sums.limits == ["self times do not see children that are more than 10 events away"]
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_self_times_without_a_note_are_exact(monkeypatch, by_id):
+    """However late events come, self times that no note restricts are those of the same events in one piece."""
+    exact = 0
+    for seed in range(200):
+        chance = random.Random(seed)
+        spans = [(f"{n % 3}", n // 4 * 40 + n % 4, 30 - n % 4 * 2, n + 1, n if n % 4 else 0) for n in range(80)]
+        reach = chance.choice((0, 5, 30, 200))
+        order = sorted(range(80), key=lambda n: n + chance.uniform(0, reach))
+        found = []
+        for most in (10**6, 16):
+            monkeypatch.setattr(self_times, "MOST_ROWS", most)
+            sums = TraceSums()
+            for name, start, duration, span_id, parent in (spans[n] for n in order):
+                if by_id:
+                    sums.add_span(name, start, duration, (span_id, parent, "t"), {})
+                else:
+                    sums.add_slice(name, start, duration, "track")
+            found.append((sums.limits, sorted(sums.averages())))
+        assert found[0][0] == []
+        if not found[1][0]:
+            exact += 1
+            assert found[1][1] == found[0][1]
+    assert 20 < exact < 190
 
 
 def test_names_have_a_limit(monkeypatch):
