@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import keyword
 import shlex
+import tempfile
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._export.otlp_file import OTLPFileExporter
+from otel_torchprof._instrument.streaming import stream
 from otel_torchprof._profile.profile import profile
 from otel_torchprof.errors import TorchProfError
 
@@ -89,13 +95,13 @@ def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
             with_flops=options.flops,
         )
     )
-    _checked(prof.start)
-    try:
+    with contextlib.ExitStack() as recordings:
+        if options.profile is not None:
+            shell.user_ns[options.profile] = prof  # the cell may call its step()
+            _checked(lambda: recordings.enter_context(_learning(prof)))
+        _checked(prof.start)
+        recordings.callback(prof.stop)
         result = shell.run_cell(cell)
-    finally:
-        prof.stop()
-    if options.profile is not None:
-        shell.user_ns[options.profile] = prof
     _show(prof.key_averages(group_by_input_shape=options.shapes), options)
     if lost := sum(prof.health.dropped.values()):
         say(f"{lost:,} events were dropped, and are not in the table: {prof.health}")
@@ -104,6 +110,14 @@ def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
         _checked(lambda: write(options.output))
     if not result.success:
         raise _usage_error("the cell failed, as is shown above; the table is of what ran before that")
+
+
+def _learning(prof: profile) -> stream:
+    """A stream that finds the steps of a training loop, for the profile's ``explain()``."""
+    folder = tempfile.TemporaryDirectory(prefix="otel_torchprof-")
+    weakref.finalize(prof, folder.cleanup)
+    prof._learned_steps = str(Path(folder.name) / "steps.otlp")  # noqa: SLF001 - nobody else has two recordings of one cell
+    return stream(OTLPFileExporter(prof._learned_steps), detail="steps")  # noqa: SLF001
 
 
 def _show(averages: EventList, options: argparse.Namespace) -> None:

@@ -78,6 +78,7 @@ class ProfileResults(RecordedColumns):
         self._marks = StepMarks()
         self._metadata = TraceMetadata()
         self._labels_steps = False
+        self._learned_steps = ""  # file of a stream that ran at the same time
         self._trace_only = False
         self._started = False
         self._prepared = False
@@ -321,14 +322,17 @@ class ProfileResults(RecordedColumns):
     def explain(self) -> Explanation:
         """Explains the steps, with evidence, as :func:`otel_torchprof.explain` explains a file.
 
-        Needs steps of :meth:`step` or of a schedule, at least 25 for a verdict. Writes the spans to a temporary file
-        and reads it: about 30 us per event. ``print(prof.explain())`` writes the text of ``otel-torchprof explain``.
+        Needs steps of :meth:`step` or of a schedule, at least 25 for a verdict; ``%%torchprof`` finds those of a training
+        loop by itself. Writes the spans to a temporary file and reads it: about 30 us per event. ``print(prof.explain())``
+        writes the text of ``otel-torchprof explain``.
 
         Raises:
             TorchProfError: nothing was recorded, or there are no steps.
             ExportError: the temporary file cannot be written.
         """
         if not self._steps():
+            if os.path.exists(self._learned_steps):  # noqa: PTH110 - Path is a type here
+                return explain(self._learned_steps)
             raise TorchProfError("the profile has no steps: call prof.step() at the end of each, or give it a schedule")
         with tempfile.TemporaryDirectory(prefix="otel_torchprof-") as folder:
             path = os.path.join(folder, "profile.otlp")  # noqa: PTH118 - Path is a type here

@@ -50,6 +50,33 @@ def test_a_cell(shell, tmp_path):
     assert "work" in {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
 
 
+TRAINING = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for batch in torch.utils.data.DataLoader(torch.randn(120, 8), batch_size=4):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "steps"), [(TRAINING, 30), ("for _ in range(20):\n    explained.step()\n", 20), ("pass\n", None)]
+)
+def test_steps_of_a_cell(shell, cell, steps):
+    """The profile of a cell explains the steps of its training loop, or those that the cell marked; without any it says so."""
+    if cell == TRAINING:
+        pytest.importorskip("torch", reason="a training loop is torch's")
+    assert displayed(shell, "-p explained", cell)[0]
+    prof = shell.user_ns["explained"]
+    if steps is None:
+        with pytest.raises(otp.TorchProfError, match="the profile has no steps"):
+            prof.explain()
+    else:
+        assert f"{steps} steps" in str(prof.explain())
+
+
 def test_a_cell_that_fails(shell):
     """Its error is shown, what ran before is in the table, and the cell counts as failed: a notebook that is executed stops."""
     success, html, said = displayed(shell, "", CELL + "1 / 0\n")
