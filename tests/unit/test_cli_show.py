@@ -94,7 +94,7 @@ def test_what_it_prints(recorded, tmp_path, capsys):
     assert cli.main(["show", str(tmp_path / "t.json"), "--sort", "count", "--rows", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split()[0] == "inside"
-    assert lines[3].split()[-2] == "4"
+    assert lines[3].split()[-1] == "4"
     assert lines[-1].startswith("Self CPU time total: ")
     assert cli.main(["show", str(tmp_path / "t.json"), "--steps", "--rows", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
