@@ -59,7 +59,8 @@ class RunBox:
             return
         from otel_torchprof._blackbox.box import BlackBox  # imports more than the watcher should have to copy
 
-        identity = {**identity_in(os.environ), "program": Path(program.name).name}  # sys.argv is not yet the script's
+        name = "-c" if program.kind == "code" else Path(program.name).name  # sys.argv is not yet the script's
+        identity = {**identity_in(os.environ), "program": name}
         self._box = BlackBox(requested, identity, self._memory)
 
     def start(self) -> None:

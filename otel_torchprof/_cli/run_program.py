@@ -143,7 +143,7 @@ def _run_command(text: str, variables: dict[str, Any]) -> None:
         text = textwrap.dedent(text)
     code = compile(text, _COMMAND, "exec", dont_inherit=True)
     if (register := getattr(linecache, "_register_code", None)) is not None:  # tracebacks have its lines, since 3.13
-        register(code, text, _COMMAND)
+        register(code if hasattr(linecache, "_interactive_cache") else _COMMAND, text, _COMMAND)  # the latter in 3.13.0
     exec(code, variables)  # noqa: S102 - likewise
 
 
