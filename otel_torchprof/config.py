@@ -374,9 +374,16 @@ _forget: list[Callable[[], None]] = []
 
 def once(function: Callable[_P, None]) -> Callable[_P, None]:
     """Decorates a function that warns: a call with the same arguments does nothing until :func:`forget_warnings`."""
-    cached = functools.cache(function)
-    _forget.append(cached.cache_clear)
-    return cached  # type: ignore[return-value]  # typeshed forgets which arguments it takes
+    said: dict[tuple[object, ...], object] = {}
+    _forget.append(said.clear)
+
+    @functools.wraps(function)
+    def unless_said(*arguments: _P.args, **named: _P.kwargs) -> None:
+        own = object()
+        if said.setdefault((*arguments, *named.items()), own) is own:  # in one go: of two threads one warns
+            function(*arguments, **named)
+
+    return unless_said
 
 
 @once

@@ -14,8 +14,8 @@ _KEY = "otel_torchprof/run"
 _MOST_GENERATIONS = 1000
 """Processes of one rank that have started and ended, as far as they are looked through."""
 
-_process = (-1, "")
-"""The id of a process, and a word that is its own."""
+_own_words: dict[int, str] = {}
+"""By the id of a process, a word that is its own: a forked child has another."""
 
 
 def made_id(store: Any) -> str:
@@ -53,7 +53,4 @@ def _held(store: Any, key: str, offered: str) -> str:
 
 def _own_word() -> str:
     """The same whenever this process asks; a forked child has another."""
-    global _process  # noqa: PLW0603 - there is one per process
-    if _process[0] != os.getpid():
-        _process = os.getpid(), os.urandom(8).hex()
-    return _process[1]
+    return _own_words.setdefault(os.getpid(), os.urandom(8).hex())

@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,9 +228,12 @@ def _make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _one_builder(path: Path) -> Iterator[None]:
-    """Lets one process build; the others wait for it and find its work."""
+    """Lets one process build; the others wait for it and find its work.
+
+    Not by ``flock``, whose lock a child shares that is forked meanwhile: it would wait for itself.
+    """
     with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -278,17 +280,33 @@ def _linking(target: Target, objects: list[Path], output: Path) -> list[str]:
     return [compiler(), "-shared", *map(str, objects), *libraries, "-o", str(output)]
 
 
-def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run_compilers(commands: list[list[str]], output: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Runs them side by side; what they say goes to files beside ``output``. An interrupt ends them."""
+    deadline = time.monotonic() + _COMPILE_SECONDS
+    running: list[tuple[subprocess.Popen[bytes], Path]] = []
     try:
-        return subprocess.run(  # noqa: S603 - our own command line, no shell
-            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS, check=False
-        )
+        for number, command in enumerate(commands):
+            said = output.with_suffix(f".{number}.said")
+            with said.open("wb") as file:
+                running.append((subprocess.Popen(command, stdout=file, stderr=file), said))  # noqa: S603 - our own, no shell
+        for process, _ in running:
+            process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise TorchLibraryError(f"{command[0]} did not finish within {_COMPILE_SECONDS:.0f} s: {command}") from error
+        raise TorchLibraryError(
+            f"{error.cmd[0]} did not finish within {_COMPILE_SECONDS:.0f} s: {error.cmd}"
+        ) from error
     except OSError as error:
         raise TorchLibraryError(
-            f"the compiler {command[0]} could not be run ({error.strerror}); set CXX to one that can"
+            f"the compiler {commands[0][0]} could not be run ({error.strerror}); set CXX to one that can"
         ) from error
+    finally:
+        for process, _ in running:
+            process.kill()
+            process.wait()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, "", said.read_text(errors="replace"))
+        for process, said in running
+    ]
 
 
 class _Failure(NamedTuple):
@@ -302,13 +320,11 @@ def _make(target: Target, units: list[list[Path]], output: Path, *, lighter: boo
     """Compiles units of sources side by side, and links them; returns what went wrong."""
     objects = [output.with_suffix(f".{number}.o") for number in range(len(units))]
     commands = [_compiling(target, unit, path, lighter=lighter) for unit, path in zip(units, objects, strict=True)]
-    with ThreadPoolExecutor() as pool:
-        failed = [done for done in pool.map(_run_compiler, commands) if done.returncode != 0]
+    failed = [done for done in _run_compilers(commands, output) if done.returncode != 0]
     if not failed:
-        linked = _run_compiler(_linking(target, objects, output))
-        if linked.returncode == 0:
-            return None
-        failed = [linked]
+        failed = [done for done in _run_compilers([_linking(target, objects, output)], output) if done.returncode != 0]
+    if not failed:
+        return None
     return _Failure(
         "".join(done.stderr for done in failed),
         f"building the library that records operators of torch {target.version} failed" + "\n".join(map(_said, failed)),
@@ -360,13 +376,24 @@ def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...],
     return left_out, why
 
 
-def _compile(torch: Any, target: Path) -> tuple[str, ...]:
-    """Builds it; returns the optional sources that are not in it."""
+@contextlib.contextmanager
+def _work_folder(place: Path) -> Iterator[Path]:
+    """A folder for what is made on the way. Not of ``TemporaryDirectory``: a child that is forked meanwhile removes that at its exit."""
+    import shutil
     import tempfile
 
+    folder = tempfile.mkdtemp(dir=place, suffix=".building")
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, suffix=".building") as name:
-            output = Path(name) / target.name
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _compile(torch: Any, target: Path) -> tuple[str, ...]:
+    """Builds it; returns the optional sources that are not in it."""
+    try:
+        with _work_folder(target.parent) as folder:
+            output = folder / target.name
             output.touch()  # what a compiler makes that makes nothing: told where it is loaded
             left_out, why = _compile_what_can_be(Target.of(torch), output)
             output.chmod(0o755)

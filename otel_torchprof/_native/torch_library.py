@@ -6,10 +6,10 @@ import atexit
 import contextlib
 import ctypes
 import enum
-import functools
 import itertools
 import os
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ import numpy as np
 from opentelemetry import context
 
 from otel_torchprof import config
+from otel_torchprof._process import fork
 from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
@@ -25,12 +26,15 @@ from . import prebuilt, torch_build
 from .collectives import Collecting
 from .device_timing import DeviceTiming
 from .ffi import ffi, lib
+from .input_words import InputWords
 from .record_function_fast import fast_records
 from .recorder import CHUNK_BYTES, Session
 from .torch_functions import TorchFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from otel_torchprof._columns.batch import Batch
 
 
 def installed_torch() -> Any | None:
@@ -247,37 +251,64 @@ _FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32
 """The header of a contiguous tensor of floats with two dimensions: see otp_input_kind."""
 
 
+class _Thread(threading.local):
+    probes = False
+
+
+_thread = _Thread()
+
+
+class _NotTriedError(TorchLibraryError):
+    """The trial could not be made: that says nothing about the library."""
+
+
 def _probe(torch: Any, library: TorchLibrary) -> None:
     """Records one operator and reads its name and its input's shape back.
 
-    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that a profiler, a dispatch mode or a default device of the caller's has no part in it.
+    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that
+    a profiler, a dispatch mode or a default device of the caller's has no part in it.
     """
-    found: list[Any] = []
+    found: list[Batch] = []
+    errors: list[BaseException] = []
 
     def record() -> None:
+        _thread.probes = True
         # Not for others who record: in this thread's context, which ends with it.
         context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
-        session = Session(CHUNK_BYTES, inputs=True)
-        session.start()
-        observation = library.observe(session)
-        with torch.no_grad():
-            torch.empty((2, 3), device="cpu", dtype=torch.float).neg_()
-        observation.stop()
-        session.stop()
-        found.append(session.final_batch())
+        try:
+            found.append(_recorded_negation(torch, library))
+        except BaseException as error:  # noqa: BLE001 - a finalizer's SystemExit too: raised by the caller's thread
+            errors.append(error)
 
     thread = threading.Thread(target=record, name="otel-torchprof-probe")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _NotTriedError(f"the library was loaded, but no thread could be started to try it: {error}") from error
     thread.join()
     if not found:
-        raise TorchLibraryError("the library was loaded, but recording one operator for a trial failed")
+        raise _NotTriedError(f"the library was loaded, but recording one operator failed: {errors[0]}") from errors[0]
     batch = found[0]
     names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was loaded, but recorded {names} where aten::neg_ ran")
-    words = batch.inputs[batch["inputs"][names.index("aten::neg_")] :][:4]
-    if not np.array_equal(words, [1, _FLOAT_2D, 2, 3]):
-        raise TorchLibraryError(f"the library was loaded, but read a float of shape (2, 3) as {words.tolist()}")
+    # Other sessions may have asked for storages and overloads, which are in the same words.
+    kept = InputWords(batch.inputs, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
+    words, offsets = (batch.inputs, batch["inputs"]) if kept is None else kept
+    shape = words[offsets[names.index("aten::neg_")] :][:4]
+    if not np.array_equal(shape, [1, _FLOAT_2D, 2, 3]):
+        raise TorchLibraryError(f"the library was loaded, but read a float of shape (2, 3) as {shape.tolist()}")
+
+
+def _recorded_negation(torch: Any, library: TorchLibrary) -> Batch:
+    session = Session(CHUNK_BYTES, inputs=True)
+    session.start()
+    observation = library.observe(session)
+    with torch.no_grad():
+        torch.empty((2, 3), device="cpu", dtype=torch.float).neg_()
+    observation.stop()
+    session.stop()
+    return session.final_batch()
 
 
 def _prebuilt(torch: Any) -> TorchLibrary | None:
@@ -288,22 +319,75 @@ def _prebuilt(torch: Any) -> TorchLibrary | None:
     try:
         library = TorchLibrary(path, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         _probe(torch, library)
+    except _NotTriedError:
+        raise
     except TorchLibraryError as error:  # another C library than where it was built, for one
         config.warn_once(f"{error}; it came with the package, so one is built here instead")
         return None
     return library
 
 
-@functools.cache
-def _load(torch: Any) -> TorchLibrary | str:
-    """The library, or why there is none: asked once per process, since a build that failed will fail again."""
-    try:
-        library = _prebuilt(torch)
-        if library is None:
-            library = TorchLibrary(torch_build.ensure(torch))
-            _probe(torch, library)
-    except TorchLibraryError as error:
-        return str(error)
+_EXPENSIVE_SECONDS = 1.0
+_KEPT_TIMES = 100
+"""A failed attempt that took longer is not repeated for so many times as long: the wait takes at most one percent of the time."""
+
+
+class _Loading:
+    """Loads the library once per process, on one thread at a time; others wait for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._loaded: TorchLibrary | None = None
+        self._failure, self._again_at = "", 0.0
+        fork.watch(self)
+
+    def library(self, torch: Any) -> TorchLibrary:
+        """The library.
+
+        Raises:
+            TorchLibraryError: it cannot be had now.
+        """
+        lock = self._lock
+        if self._loaded is not None:
+            return self._loaded
+        if lock._is_owned() or _thread.probes:  # noqa: SLF001 - as threading.Condition asks
+            raise TorchLibraryError(
+                "the library that records torch's operators is being loaded by the code that this call has interrupted (a finalizer "
+                "or a signal handler): record after that, or record labels alone, profile(operators=False)"
+            )
+        with lock:
+            if self._loaded is None:
+                self._loaded = self._attempt(torch)
+            return self._loaded
+
+    def _attempt(self, torch: Any) -> TorchLibrary:
+        begin = self._clock()
+        if begin < self._again_at:
+            raise TorchLibraryError(
+                f"{self._failure}\nNot tried again for another {self._again_at - begin:.0f} s, unless in a new process."
+            )
+        try:
+            return _load(torch)
+        except TorchLibraryError as error:
+            end = self._clock()
+            if end - begin > _EXPENSIVE_SECONDS:
+                self._failure, self._again_at = str(error), end + _KEPT_TIMES * (end - begin)
+            raise
+
+    def after_fork_in_child(self) -> None:
+        """Another thread of the parent may have been loading."""
+        self._lock = threading.RLock()
+
+
+_loading = _Loading()
+
+
+def _load(torch: Any) -> TorchLibrary:
+    library = _prebuilt(torch)
+    if library is None:
+        library = TorchLibrary(torch_build.ensure(torch))
+        _probe(torch, library)
     return library
 
 
@@ -319,7 +403,4 @@ def load() -> TorchLibrary:
             "torch is not installed, so there are no operators to record: install it; a profile of labels alone is "
             "profile(operators=False)"
         )
-    loaded = _load(torch)
-    if isinstance(loaded, str):
-        raise TorchLibraryError(loaded)
-    return loaded
+    return _loading.library(torch)

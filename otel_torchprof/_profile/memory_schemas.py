@@ -5,7 +5,6 @@ A recording has an operator's name and its inputs, not its overload; every overl
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native.torch_library import installed_torch
@@ -27,9 +26,14 @@ def written_inputs(name: str, kinds: Sequence[InputKind]) -> tuple[bool, ...] | 
     return tuple(any(is_written for _, is_written in overloads) for overloads in zip(*fitting, strict=True))
 
 
-@functools.cache
+_known: dict[str, tuple[tuple[tuple[Any, bool], ...], ...]] = {}
+"""Of operators that exist: others may be registered later."""
+
+
 def _schemas(name: str) -> tuple[tuple[tuple[Any, bool], ...], ...]:
     """For each overload of an operator the type of every argument, and whether it is written to."""
+    if name in _known:
+        return _known[name]
     torch = installed_torch()
     if torch is None or "::" not in name:
         return ()
@@ -37,10 +41,13 @@ def _schemas(name: str) -> tuple[tuple[tuple[Any, bool], ...], ...]:
         found = torch._C._jit_get_schemas_for_operator(name)  # noqa: SLF001 - no other way
     except RuntimeError:  # a name that no operator can have
         return ()
-    return tuple(
+    schemas = tuple(
         tuple((argument.type, getattr(argument.alias_info, "is_write", False)) for argument in schema.arguments)
         for schema in found
     )
+    if schemas:
+        _known[name] = schemas
+    return schemas
 
 
 def _fit(kinds: Sequence[InputKind], arguments: Sequence[tuple[Any, bool]]) -> bool:

@@ -75,11 +75,12 @@ def quick_compiler(built, monkeypatch):
     """Stands for the compiler: hands out what was built before, as a compiler that is asked twice would."""
     made = built / torch_build.library_name(torch)
 
-    def compile_quickly(command):
-        shutil.copyfile(made, command[command.index("-o") + 1])
-        return subprocess.CompletedProcess(command, 0, "", "")
+    def compile_quickly(commands, output):
+        for command in commands:
+            shutil.copyfile(made, command[command.index("-o") + 1])
+        return compile_nothing(commands, output)
 
-    monkeypatch.setattr(torch_build, "_run_compiler", compile_quickly)
+    monkeypatch.setattr(torch_build, "_run_compilers", compile_quickly)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -229,11 +230,16 @@ def test_a_bad_compiler(tmp_path, monkeypatch, kind):
     assert not list((tmp_path / "new").glob("*.building"))
 
 
+def compile_nothing(commands, _output):
+    """Stands for the compiler, and finds no errors."""
+    return [subprocess.CompletedProcess(command, 0, "", "") for command in commands]
+
+
 def test_a_full_disk(tmp_path, monkeypatch):
     """A disk that is full while the library is written is named as such."""
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path / "new"))
     monkeypatch.setattr(torch_build, "_digest_file", lambda path: Path("/dev/full"))
-    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(torch_build, "_run_compilers", compile_nothing)
     with pytest.raises(otp.TorchLibraryError, match="could not be written: No space left"):
         torch_build.ensure(torch, announce=False)
 
@@ -247,7 +253,7 @@ def test_what_nobody_uses_goes(tmp_path, monkeypatch):
             (tmp_path / f"{name}{suffix}").touch()
         os.utime(tmp_path / f"{name}.so", (0, time.time() - days * 86400))
     path = tmp_path / torch_build.library_name(torch)
-    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(torch_build, "_run_compilers", compile_nothing)
     assert torch_build.ensure(torch, announce=False) == path
     left = {found.name for found in tmp_path.iterdir() if found.stem != path.stem}
     assert left == {"notes.so", *(f"torch_ops-2.7.0{suffix}" for suffix in (".so", ".sha256", ".no_memory"))}
@@ -256,7 +262,7 @@ def test_what_nobody_uses_goes(tmp_path, monkeypatch):
 def test_use_is_noted(tmp_path, monkeypatch):
     """A library that was last asked for long ago is young again once it is asked for."""
     monkeypatch.setenv("OTEL_TORCHPROF_BUILD_DIR", str(tmp_path))
-    monkeypatch.setattr(torch_build, "_run_compiler", lambda command: subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(torch_build, "_run_compilers", compile_nothing)
     path = torch_build.ensure(torch, announce=False)
     os.utime(path, (0, 0))
     torch_build.ensure(torch, announce=False)
@@ -321,14 +327,17 @@ def attempts(monkeypatch):
     """Stands for the compiler: tells, by the words of a command, what has errors in it; a list of what was compiled each time."""
     compiled, broken = [], []
 
-    def compile_some(command):
+    def compile_some(commands, _output):
+        return [compile_one(command) for command in commands]
+
+    def compile_one(command):
         text = " ".join(command)
         if "torch/ops.cc" in text:
             compiled.append(text)
         errors = [f"torch/{name}.cc:3: error" for name, word in broken if f"torch/{name}.cc" in text and word in text]
         return subprocess.CompletedProcess(command, bool(errors), "", "\n".join(errors))
 
-    monkeypatch.setattr(torch_build, "_run_compiler", compile_some)
+    monkeypatch.setattr(torch_build, "_run_compilers", compile_some)
     monkeypatch.setattr(torch_build, "compiler", lambda: "c++")
     return compiled, broken
 
@@ -432,7 +441,7 @@ first = torch_library.load()
 copied = first.path.with_suffix(".copy")
 shutil.copy(first.path, copied)
 copied.replace(first.path)
-torch_library._load.cache_clear()
+torch_library._loading = torch_library._Loading()
 assert torch_library.load() is not first
 torch_ranges.ranges()
 """
