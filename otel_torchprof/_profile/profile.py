@@ -18,6 +18,7 @@ from otel_torchprof._process.torch_differences import differences
 from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._sources.catalog import checked_source_options
+from otel_torchprof._sources.compiled_code import read_as_torchs_profile
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
 from otel_torchprof._sources.labels import record_function
@@ -475,3 +476,4 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
 
 _KinetoProfile = profile
 """Torch's base class without schedules; here the same class."""
+read_as_torchs_profile(profile)

@@ -11,6 +11,7 @@ import itertools
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
@@ -18,6 +19,44 @@ from otel_torchprof._process.after_import import Action, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+_PACKAGE = Path(__file__).parent.parent
+_READ = ("compiled_code.py", "labels.py", "phase_calls.py", "carrying.py", "device_source.py")
+"""Files of this folder whose functions call the program's in the place of something that it had: what they call is compiled."""
+
+
+def _leave_package_out(rules: Any) -> None:
+    """Lets dynamo call the package's functions instead of reading them, as it does with torch's profiler."""
+    folders = [path for path in _PACKAGE.iterdir() if path.name != Path(__file__).parent.name]
+    own = [path for path in Path(__file__).parent.glob("*.py") if path.name not in _READ]
+    rules.SKIP_DIRS.extend(f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in (*folders, *own))
+    rules._recompile_re()  # noqa: SLF001 - as its add(), which takes what a name is found to be, one at a time
+
+
+def _leave_generated_out(convert_frame: Any) -> None:
+    """The same for what dataclasses of the package generate, which has no file: dynamo fails at arrays that cannot be written."""
+    call, check = convert_frame.CatchErrorsWrapper.__call__, convert_frame.trace_rules.check
+    generated: dict[int, types.CodeType] = {}
+
+    @functools.wraps(call)
+    def call_after_look(self: Any, frame: Any, *arguments: Any) -> Any:
+        if frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith(
+            f"{_PACKAGE.name}."
+        ):
+            generated[id(frame.f_code)] = frame.f_code
+        return call(self, frame, *arguments)
+
+    @functools.wraps(check)
+    def is_skipped(found: Any, *arguments: Any, **keywords: Any) -> Any:
+        return id(found) in generated or check(found, *arguments, **keywords)
+
+    convert_frame.CatchErrorsWrapper.__call__ = call_after_look
+    convert_frame.trace_rules.check = is_skipped
+
+
+when_imported("torch._dynamo.trace_rules", _leave_package_out)
+when_imported("torch._dynamo.convert_frame", _leave_generated_out)
 
 
 def _label_for_dynamo(label: type) -> Action:
@@ -28,6 +67,38 @@ def _label_for_dynamo(label: type) -> Action:
         dynamo.substitute_in_graph(label, is_embedded_type=True, skip_signature_check=True)(as_torch)
 
     return teach
+
+
+def _made_label_for_dynamo(label: type) -> Action:
+    """What torch does with labels of its own that are made before the code which is compiled."""
+
+    def teach(builder: Any) -> None:
+        if not hasattr(builder, "RecordFunctionVariable"):  # an older torch, which does the same with none
+            return
+        wrap = builder.VariableBuilder._wrap  # noqa: SLF001 - what finds no type here is taken for any object
+
+        @functools.wraps(wrap)
+        def wrap_label(self: Any, value: Any) -> Any:
+            if not isinstance(value, label):
+                return wrap(self, value)
+            torch: Any = sys.modules["torch"]
+            return wrap(self, torch.autograd.profiler.record_function(value.name, value.args))
+
+        builder.VariableBuilder._wrap = wrap_label  # noqa: SLF001 - as above
+
+    return teach
+
+
+def read_as_torchs_profile(profile: type) -> None:
+    """Lets dynamo read ``profile`` as torch's own, which it leaves out of what it compiles."""
+
+    def teach(dynamo: Any) -> None:
+        def as_torch(*_arguments: Any, **_options: Any) -> Any:
+            return sys.modules["torch"].profiler.profile()
+
+        dynamo.substitute_in_graph(profile, is_embedded_type=True, skip_signature_check=True)(as_torch)
+
+    when_imported("torch._dynamo", teach)
 
 
 def _label_for_torchscript(label: Any) -> Action:
@@ -125,6 +196,7 @@ def teach_label(label: type, home: dict[str, Any]) -> None:
     ``home``: the globals of the module whose functions wrap what is decorated with it.
     """
     when_imported("torch._dynamo", _label_for_dynamo(label))
+    when_imported("torch._dynamo.variables.builder", _made_label_for_dynamo(label))
     when_imported("torch.jit._script", _label_for_torchscript(label))
     when_imported("torch._jit_internal", _decorated_for_torchscript(home))
     when_imported("torch.jit._trace", _labels_for_traces)
