@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_torchprof._columns.schema import Scope
+from otel_torchprof._process import threads
 from otel_torchprof._tree.tree import display_name
 
 from .averages import Averages
@@ -27,7 +27,7 @@ class RunningAverages:
     """Sums over batches, and over spans of the application. Thread-safe; reading costs a microsecond per name."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may ask in the middle
+        self._lock = threads.RLock()  # a signal handler may ask in the middle
         self._groups = NamedSums(0)
         self._spans = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._spans) < MAX_NAMES)
         self._device_type: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.blackbox import BoxSession, set_info
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, without_waiting
 from otel_torchprof._sources.collective_source import CollectiveSource
@@ -66,7 +65,7 @@ class BlackBox:
         self._identity = dict(identity or {})
         self._file = file
         self._running_step = running_step
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._cleanup = CleanupStack(self)
         self._call_off: Callable[[], None] = _nothing
         self.state = _NOT_STARTED
@@ -170,7 +169,7 @@ class BlackBox:
 
     def after_fork_in_child(self) -> None:
         """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._call_off()
         self._cleanup = CleanupStack(self)
         if self._file is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
 from otel_torchprof._native import hang_watch, stacks
+from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 from otel_torchprof.version import __version__
 
@@ -37,7 +37,7 @@ class HangWatch:
         self._seconds = seconds
         self._hides_code = hides_code
         self._running_step = running_step
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self.without_stacks = ""
         """Why Python's stacks cannot be read here; empty where they can, or are not to be."""
 
@@ -48,7 +48,7 @@ class HangWatch:
             NativeError: it is watched already, or the system gave no thread.
         """
         hang_watch.start(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
-        self._thread = threading.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
+        self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
         self._thread.start()
 
     def _writer(self) -> int:

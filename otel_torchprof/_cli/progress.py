@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +47,8 @@ class Progress:
         self._pause = _EVERY_SECOND if self._on_terminal else _FIRST
         self._due = clock() + self._pause
         self._has_shown = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
+        self._over = threads.Event()
+        self._thread = threads.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
 
     def start(self) -> None:
         """Begins. Shows nothing where Python is ending: it starts no threads then."""

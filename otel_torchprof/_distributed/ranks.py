@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
+from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof.health import ON
 
@@ -76,7 +76,7 @@ class Ranks:
         self._place = place_in(environ)
         self._session = session
         self._on_silence = on_silence
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._link: _Link | None = None
         self._unlinked = "no process group of torch.distributed was made yet"
         self._has_asked = self._in_child = False
@@ -106,7 +106,7 @@ class Ranks:
 
     def after_fork(self) -> None:
         """A forked child is no rank, until it makes a process group of its own: its steps would have the parent's ids."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._link, self._in_child = None, True
         self._unlinked = "this is a forked child of a rank"
         self._groups = Groups()

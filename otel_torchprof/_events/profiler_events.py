@@ -6,10 +6,10 @@ nobody can make any: so ``torch.profiler._memory_profiler``, ``_pattern_matcher`
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._process import threads
 from otel_torchprof._tree.displayed_devices import device_name
 from otel_torchprof._tree.frames import MODULE_PREFIX
 from otel_torchprof._tree.input_words import Input, InputKind, decoded
@@ -57,7 +57,7 @@ class EventTree:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._made: dict[int, ProfilerEvent] = {}
 
     def event(self, position: int) -> ProfilerEvent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
+from otel_torchprof._process import threads
 from otel_torchprof._tree import inputs
 from otel_torchprof._tree.devices import timed_rows
 from otel_torchprof._tree.flows import EVALUATION, forward_backward
@@ -52,7 +52,7 @@ class EventSource:
         self.origin_ns = origin_ns
         self._hierarchy: Hierarchy | None = None
         self.pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def __len__(self) -> int:
         return len(self.view)

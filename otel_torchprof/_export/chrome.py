@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
@@ -32,7 +31,7 @@ class _Trace:
     """The trace of one path in this process, shared by the exporters that write to it."""
 
     def __init__(self, path: str, rotation: Rotation) -> None:
-        self.lock = threading.Lock()
+        self.lock = threads.Lock()
         self.users = 0
         self.files = RotatedTrace(path, rotation, _log)
 
@@ -52,7 +51,7 @@ class _Traces:
         fork.watch(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._traces: dict[str, _Trace] = {}
 
     def join(self, exporter: ChromeTraceExporter, path: str, rotation: Rotation) -> _Trace:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import sys
-import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.give_way import giving_way
 from otel_torchprof._process.quiet import LimitedLog
@@ -44,7 +43,7 @@ class _Request:
         self.take = take
         self.result: bool | None = None
         """Whether all was handed on; None as long as that is not known."""
-        self._waiting: list[queue.SimpleQueue[None]] = []
+        self._waiting: list[threads.SimpleQueue[None]] = []
 
     def settle(self, result: bool) -> None:
         """Says what became of it, and lets go of the recording."""
@@ -54,10 +53,10 @@ class _Request:
 
     def wait(self, deadline: Deadline) -> bool:
         """Whether all was handed on before the deadline."""
-        mine: queue.SimpleQueue[None] = queue.SimpleQueue()
+        mine: threads.SimpleQueue[None] = threads.SimpleQueue()
         self._waiting.append(mine)
         if self.result is None:
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(threads.Empty):
                 mine.get(timeout=deadline.remaining())
         return bool(self.result)
 
@@ -101,9 +100,9 @@ class Drainer:
         self._take = take_slice
         self.is_due = is_due
         self.is_behind = is_behind
-        self.lock = threading.RLock()
+        self.lock = threads.RLock()
         """Held while it begins or ends, for who has something to change with that."""
-        self.draining = threading.RLock()
+        self.draining = threads.RLock()
         """Held during a slice. Reentrant: a signal handler may ask for a drain in the middle of one."""
         self._in_slice = False
         self._thread: _Thread | None = None
@@ -217,16 +216,16 @@ class _Thread:
     def __init__(self, drainer: Drainer) -> None:
         self._drainer = drainer
         self._pause = min(_LOOK_SECONDS, drainer.delay)
-        self._asked: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._asked: threads.SimpleQueue[_Request | None] = threads.SimpleQueue()
         self._ends = self._gone = False
         self._log = LimitedLog()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threads.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
         """Whether it is the caller: what a drain calls asks for another."""
-        return self._thread is threading.current_thread()
+        return self._thread.ident == threads.get_ident()
 
     def ask(self, request: _Request) -> bool:
         """Has it handled, after what was asked before; False where the thread has ended, if only since the interpreter does."""
@@ -252,7 +251,7 @@ class _Thread:
         request, is_asked = None, True
         try:
             request = self._asked.get(timeout=wait)
-        except queue.Empty:
+        except threads.Empty:
             is_asked = False
         try:
             if request is not None:

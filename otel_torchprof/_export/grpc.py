@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
@@ -63,7 +62,7 @@ class GrpcTransport:
         self._grpc = grpc
         self._settings = settings
         self._metadata = tuple(settings.headers.items())
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._current: _Connection | None = None
         self._unended: set[_Connection] = set()
         self._closed = False
@@ -117,7 +116,7 @@ class GrpcTransport:
 
     def after_fork_in_child(self) -> None:
         """The parent's channel stays the parent's: kept, since its destructor would tell the receiver goodbye."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         _channels_of_parents.extend((self._current, self._unended))
         self._current, self._unended = None, set()
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import http.client
 import io
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from otel_torchprof._process.deadline import Deadline
@@ -25,7 +26,7 @@ _TLS_RECORD = 16_384
 """Bytes. Over TLS the socket's timeout bounds each record, not a whole ``sendall``."""
 
 
-class Request(threading.local):
+class Request(threads.local):
     """The request that this thread is sending. A thread sends one at a time, on one connection."""
 
     deadline: Deadline

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,14 +46,14 @@ class Ledger:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a signal handler may ask in the middle
+        self._lock = threads.RLock()  # reentrant: a signal handler may ask in the middle
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
         self._spans: Counter[str] = Counter()
         self._pid = os.getpid()  # last: until then it is the parent's
 
     @property
-    def lock(self) -> threading.RLock:
+    def lock(self) -> threads.RLock:
         """Held for a moment only; in a forked child another one, which nobody holds."""
         # Not by a handler of forks: those of the queues, which use it, may come before and after it.
         if self._pid != os.getpid():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from otel_torchprof import config, parsers
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._encode.otlp_json import is_json
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
@@ -188,7 +187,7 @@ class OTLPFileExporter(SpanExporter):
     # ---- within ----
 
     def _begin(self, path: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._path = path
         self._part = 0
         self._claimed = False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
@@ -64,7 +63,7 @@ class ExportQueue:
         *,
         ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
+        wait: Callable[[threads.Condition, float], object] = threads.Condition.wait,
     ) -> None:
         self.exporter = exporter
         self._settings = settings or QueueSettings.from_environment()
@@ -81,7 +80,7 @@ class ExportQueue:
 
     def _reset(self) -> None:
         """What belongs to one process."""
-        self._changed = threading.Condition(self._ledger.lock)
+        self._changed = threads.Condition(self._ledger.lock)
         self._backlog = Backlog(self._settings)
         self._outage = Outage(self._name, self._log, self._clock)
         self._rejected_messages = RejectedMessages()
@@ -93,7 +92,7 @@ class ExportQueue:
         self._undelivered_at_flush = 0
         self._stopped_by: Response | None = None
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
 
     # ---- for those who put ----
 
@@ -211,7 +210,7 @@ class ExportQueue:
         """Where there can be none (an interpreter that is going down), flush and shutdown export on the caller's thread."""
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threads.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
@@ -468,7 +467,7 @@ class ExportQueue:
         self.say()
         # On a thread of its own, since it may hang as well.
         try:
-            threading.Thread(target=self._shut_exporter_down, name=THREAD_NAME, daemon=True).start()
+            threads.Thread(target=self._shut_exporter_down, name=THREAD_NAME, daemon=True).start()
         except RuntimeError:
             self._log.warning("%s: it was not shut down: it hangs, and the interpreter goes down", self._name)
             self.say()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, debug
 
@@ -100,7 +100,7 @@ class Sender:
         self.backoff = Backoff()
         """Between the attempts of one :meth:`deliver`."""
         self._transport = _transport(settings)
-        self._stopping = threading.Event()
+        self._stopping = threads.Event()
         self._counts = _Counts()
         self._log = LimitedLog()
 
@@ -162,7 +162,7 @@ class Sender:
     def after_fork_in_child(self) -> None:
         """In a forked child: connections, locks and counts of its own."""
         stopped = self._stopping.is_set()
-        self._stopping = threading.Event()
+        self._stopping = threads.Event()
         if stopped:
             self._stopping.set()
         self._counts = _Counts()
@@ -190,7 +190,7 @@ class _Counts:
     """ExportStats that grow. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._stats = ExportStats()
 
     def add(self, *, last_error: str = "", **numbers: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import notes_on_names
+from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -110,7 +110,7 @@ class Instrumentation:
         self._options = recording
         self._modules = ModuleHooks()
         self._has_torch = False
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._running = False
         self._cleanup = CleanupStack(self)
         self._states = _states(detail)
@@ -128,7 +128,7 @@ class Instrumentation:
     def _begin(self) -> None:
         self._marks.clear()
         self._program_says = False
-        self._steps_lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._steps_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._recording = self._new_recording()
         self._search_until = 1
 
@@ -238,7 +238,7 @@ class Instrumentation:
 
     def leave_in_child(self) -> None:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._running = False
         self._push_hooks()
         self._cleanup.close()
@@ -246,7 +246,7 @@ class Instrumentation:
 
     def restart_in_child(self) -> None:
         """Continues in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         if self._ranks is not None:
             self._ranks.after_fork()
         if not self._running:

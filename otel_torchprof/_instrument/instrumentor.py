@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from otel_torchprof._metrics import operator_metrics
 from otel_torchprof._metrics.gpu_polling import GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ProcessorHealth
@@ -120,7 +119,7 @@ class TorchInstrumentor(BaseInstrumentor):
     _loader_workers = False
     _off = _NOT_INSTRUMENTED
     """Reason why nothing is recorded, if nothing is."""
-    _lock = threading.RLock()
+    _lock = threads.RLock()
 
     @takes_arguments_of(Options)
     def instrument(self, **given: Any) -> None:
@@ -356,7 +355,7 @@ class TorchInstrumentor(BaseInstrumentor):
                 self._ranks, self._given = ranks, given
                 self._stay_off(why or (ranks and ranks.silence) or _NOT_INSTRUMENTED)
 
-        threading.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
+        threads.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
 
     def _watch_gpus(self, options: Options) -> None:
         if options.gpu_metrics:
@@ -455,7 +454,7 @@ def _running_metrics() -> MetricsInstrumentation | None:
     return running if isinstance(running, MetricsInstrumentation) and running.is_running else None
 
 
-class _Forking(threading.local):
+class _Forking(threads.local):
     """A thread that forks. Another instrumentation may run when the fork is over, and this module may be imported only then."""
 
     has_lock = False
@@ -486,7 +485,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     # After the processors, whose module is imported first: their spans are the parent's.
-    TorchInstrumentor._lock = threading.RLock()  # noqa: SLF001 - our own
+    TorchInstrumentor._lock = threads.RLock()  # noqa: SLF001 - our own
     instance = TorchInstrumentor._instance  # noqa: SLF001 - where BaseInstrumentor keeps the one there is
     if instance is not None:
         instance._after_fork_in_child()  # noqa: SLF001 - our own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
 from otel_torchprof._native.torch_library import Observation
+from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
@@ -142,7 +142,7 @@ class LiveRecording:
         self._take_marks = take_marks
         self._on_steps = on_steps
         self._log = LimitedLog()
-        self._lock = threading.RLock()  # an interrupt may leave it held, and the same thread comes again
+        self._lock = threads.RLock()  # an interrupt may leave it held, and the same thread comes again
         self._roots_muted = False
         policy = policy or SpanPolicy()
         self._choice = policy.choice()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import logging  # noqa: F401 - before ours, which may log: it has a lock to release in a child, and shuts down after them
 import os
-import threading
 from typing import Any
+
+from otel_torchprof._process import threads
 
 # isort: off
 from otel_torchprof._native import record_function_fast  # noqa: F401 - for what it registers, as all of them
@@ -29,8 +30,8 @@ from otel_torchprof._sources import function_labels  # noqa: F401
 from . import sigterm  # noqa: F401
 from otel_torchprof._native import frames, gc_pauses
 
-_importing = threading.RLock()
-_forking = threading.local()
+_importing = threads.RLock()
+_forking = threads.local()
 """On a thread that forks. ``has_lock``: whether it took the lock above."""
 
 
@@ -58,7 +59,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _importing  # noqa: PLW0603 - another thread of the parent may have held it
-    _importing = threading.RLock()
+    _importing = threads.RLock()
     fork.call("after_in_child")
 
 

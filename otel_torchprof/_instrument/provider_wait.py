@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from opentelemetry import trace
 
 from otel_torchprof import config
 from otel_torchprof._export.provider import is_sdk_provider
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +35,9 @@ class ProviderWait:
 
     def __init__(self, on_provider: Callable[[ProviderWait], None]) -> None:
         self._on_provider = on_provider
-        self._given_up = threading.Event()
+        self._given_up = threads.Event()
         atexit.register(self._at_exit)
-        threading.Thread(target=self._run, name="otel-torchprof-wait", daemon=True).start()
+        threads.Thread(target=self._run, name="otel-torchprof-wait", daemon=True).start()
 
     @property
     def is_given_up(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics
 
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import sigterm
+from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import NativeError
 
@@ -52,7 +51,7 @@ class SigtermFlush:
         """The one to be shut down; the instrumentation may move to another."""
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
 
     def start(self) -> None:
         """Begins, unless the program handles or ignores SIGTERM."""
@@ -66,7 +65,7 @@ class SigtermFlush:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="otel-torchprof-sigterm", daemon=True)
+        thread = threads.Thread(target=self._run, name="otel-torchprof-sigterm", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -114,7 +113,7 @@ def _try_to(flush: Any, milliseconds: int) -> None:
 def _end_of_the_signal() -> None:
     """Once SIGTERM has come, the process ends of it, and not meanwhile of its own accord with another exit status."""
     while sigterm.unwatch():
-        time.sleep(0.01)
+        threads.sleep(0.01)
 
 
 atexit.register(_end_of_the_signal)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way, without_rest
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
@@ -123,7 +123,7 @@ class StepSegments:
         self._cycle: StepCycle | None = rule.cycle()
         """What learns; None when the program says where steps end."""
         self._said: deque[tuple[StepMark, int]] = deque()
-        self._said_lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._said_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._is_in_loop = self._had_loop = False
         """Whether a framework's loop runs, and whether one did."""
         self._evaluation: StepMark | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from otel_torchprof._export.sdk import SCHEMA_URL
+from otel_torchprof._process import threads
 from otel_torchprof.version import __version__
 
 from .gpu_quantities import METRICS
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 
-_lock = threading.Lock()
+_lock = threads.Lock()
 
 
 def _in_child() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = threads.Lock()
 
 
 os.register_at_fork(after_in_child=_in_child)

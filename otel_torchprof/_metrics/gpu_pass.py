@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from otel_torchprof._process import threads
 from otel_torchprof._process.fork import watch
 from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError
 from otel_torchprof._sources.visible_devices import Visible, visible
@@ -85,7 +85,7 @@ class GpuPass:
         self._chosen: Visible | None = None
         self._rediscovery = float("-inf")
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._hangs = False
         self.found = Found()
         self.last = _NOTHING
@@ -93,7 +93,7 @@ class GpuPass:
 
     def after_fork_in_child(self) -> None:
         """Another thread of the parent may have held the lock; NVML is to be opened anew here."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._hangs = False
         self._rediscovery = float("-inf")
         self.last = _NOTHING

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof.health import GpuHealth
 
 from .gpu_metrics import instruments_of
@@ -70,7 +69,7 @@ class GpuMetrics:
         self._everything = (devices or config.GPU_DEVICES.read()) == "all"
         self._clock = clock
         self._lock_timeout = lock_timeout
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._pass: GpuPass | None = None
         self._instruments: Instruments | None = None
         self._state = "off: not started"
@@ -111,7 +110,7 @@ class GpuMetrics:
 
     def after_fork_in_child(self) -> None:
         """Gives a forked child its own lock. Called automatically."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     @property
     def health(self) -> GpuHealth:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from dataclasses import replace
@@ -18,7 +17,7 @@ from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._process.deadline import Deadline
@@ -114,7 +113,7 @@ class MetricsInstrumentation:
 
     def _begin(self) -> None:
         """What belongs to one process."""
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
         self._drainer = Drainer(math.inf, self._take_over, self._look, self._is_behind)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
@@ -379,7 +378,7 @@ class MetricsInstrumentation:
                 return
             self._sampler.open_window(now)
             self._follow()
-        time.sleep(_WINDOW_SECONDS)
+        threads.sleep(_WINDOW_SECONDS)
         with self._lock:
             self._sampler.break_off(time.monotonic())
             self._follow()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,7 @@ from otel_torchprof._averages.operator_sums import OperatorSums
 from otel_torchprof._columns import generation
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof.version import __version__
 
 from .generation_metrics import SCOPE, GenerationMetrics
@@ -171,7 +170,7 @@ class TorchMetrics:
         """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
         self.times: Callable[[], tuple[float, float] | None] = _none
         """Seconds in which operators were recorded and were not, so far; None where that is not known."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._make_sums(config.MAX_OPERATORS.fallback)
         for amount in _AMOUNTS:
             meter.create_observable_counter(
@@ -220,7 +219,7 @@ class TorchMetrics:
         """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
         fork.release_locks(self._meter, "opentelemetry.")
         fork.release_locks(self.generations.meter, "opentelemetry.")
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._make_sums(self._most)
         self.times, self.refresh = _none, _nothing
         self.recorder.source = None
@@ -256,7 +255,7 @@ def _none() -> None:
     """The times of no recording."""
 
 
-_lock = threading.Lock()
+_lock = threads.Lock()
 _global: TorchMetrics | None = None
 _of_providers: weakref.WeakKeyDictionary[MeterProvider, TorchMetrics] = weakref.WeakKeyDictionary()
 
@@ -306,7 +305,7 @@ def is_heard(provider: Any) -> bool:
 def after_fork_in_child() -> None:
     """Lets the metrics of a forked child begin anew: the parent reports what the parent did."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = threads.Lock()
     for found in [_global, *_of_providers.values()]:
         if found is not None:
             found.after_fork_in_child()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner
@@ -55,7 +55,7 @@ class BoxSession(Session):
         options.shown_names = self._shown
         self._options = options
         self._native = ffi.NULL
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._final = None
         self.all_threads, self.contexts, self.inputs = True, False, False
 

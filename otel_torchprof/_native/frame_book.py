@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from contextlib import suppress
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.frame_info import (
@@ -16,6 +15,7 @@ from otel_torchprof._columns.frame_info import (
     OptimizerInfo,
     ParameterGroupInfo,
 )
+from otel_torchprof._process import threads
 
 from .module_names import ModuleNames, held, held_items
 from .tensor_notes import ParameterNote, TensorNotes, class_name
@@ -75,14 +75,14 @@ class _Entry:
     def __init__(self, what: Any, note: Any) -> None:
         self.reference = weakref.ref(what)
         self.note = note
-        self.thread = get_ident()
+        self.thread = threads.get_ident()
 
 
 def _complete(entry: _Entry, again: Callable[[Any, Any], Any]) -> None:
     what = entry.reference()
     # Not what another thread called, which may be in its backward pass: that replaces gradients without Python's lock, and torch
     # does not survive it when somebody reads one meanwhile.
-    if what is not None and entry.thread == get_ident():
+    if what is not None and entry.thread == threads.get_ident():
         # Whatever the program has made of it meanwhile, the first note is there.
         with suppress(Exception):
             entry.note = again(what, entry.note)

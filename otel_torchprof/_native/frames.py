@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.waiting import WaitingStack
+from otel_torchprof._process import threads
 
 from .ffi import python_sources
 from .frame_book import Book
@@ -46,7 +47,7 @@ _QUIET = ("torch._dynamo.convert_frame.__call__",)
 _EVERY_SESSION = (1 << 32) - 1
 _all_threads: set[int] = set()
 """Sessions that want the threads to come."""
-_lock = threading.RLock()  # what is collected while it is held may stop a recording, which takes it again
+_lock = threads.RLock()  # what is collected while it is held may stop a recording, which takes it again
 _book_of_run: weakref.ref[Book] | None = None
 """The book that all sessions of the tracer's run share; as long as one of them, or the tracer, has it."""
 
@@ -261,7 +262,7 @@ def _off() -> None:
 
 def _off_in_child() -> None:
     global _lock  # noqa: PLW0603 - whoever held it is not in this process
-    _lock = threading.RLock()
+    _lock = threads.RLock()
     _off()
 
 

@@ -7,8 +7,9 @@ import contextlib
 import functools
 import gc
 import os
-import threading
 from typing import TYPE_CHECKING
+
+from otel_torchprof._process import threads
 
 from .ffi import python_sources
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .recorder import Session
 
 _EVERY_SESSION = (1 << 32) - 1
-_lock = threading.RLock()  # a collection, hence any finalizer, may begin wherever it is held
+_lock = threads.RLock()  # a collection, hence any finalizer, may begin wherever it is held
 
 
 class GcPauses:
@@ -55,7 +56,7 @@ def _off() -> None:
 
 def _off_in_child() -> None:
     global _lock  # noqa: PLW0603 - whoever held it is not in this process
-    _lock = threading.RLock()
+    _lock = threads.RLock()
     _off()
 
 

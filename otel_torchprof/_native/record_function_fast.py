@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from .torch_functions import TorchFunctions
@@ -30,7 +31,7 @@ class FastRecords:
     def __init__(self) -> None:
         self.with_inputs = False
         """Whether one of those who record wants inputs."""
-        self._lock = threading.RLock()  # a finalizer may stop a recording in the middle
+        self._lock = threads.RLock()  # a finalizer may stop a recording in the middle
         self._users: dict[int, bool] = {}
         self._original: Any = None
         self._ours: Any = None
@@ -58,7 +59,7 @@ class FastRecords:
 
     def after_fork_in_child(self) -> None:
         """Nobody observes there, and another thread may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._users.clear()
         self._give_back()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Array, Batch, KnownNames, Names, OpenEvents, Thread
+from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner
@@ -147,6 +148,10 @@ def living_threads() -> list[threading.Thread]:
     return list(threading._active.copy().values())  # type: ignore[attr-defined]  # noqa: SLF001 - copied in one go
 
 
+def _native_id(thread: threading.Thread) -> int | None:
+    return getattr(thread, "native_id", None)  # those that eventlet makes have none
+
+
 class _ThreadNames:
     """Names that Python gave its threads, kept for those that have ended since.
 
@@ -161,7 +166,7 @@ class _ThreadNames:
         """Looks at the threads that live now."""
         for thread in living_threads():
             if thread.ident:
-                self._names[thread.ident] = thread.native_id, thread.name
+                self._names[thread.ident] = _native_id(thread), thread.name
 
     def get(self, ident: int, os_tid: int, system_name: str) -> str:
         """Python's name of the thread, else the system's."""
@@ -180,7 +185,7 @@ def thread_known_by(ident: int, os_tid: int) -> Thread | None:
         os_tid: its system's id, or 0: then None is the answer for a thread that :mod:`threading` does not know.
     """
     # Not among the names that are kept: a thread that has ended may have had the ident.
-    os_tid = os_tid or next((t.native_id or 0 for t in living_threads() if t.ident == ident), 0)
+    os_tid = os_tid or next((_native_id(t) or 0 for t in living_threads() if t.ident == ident), 0)
     return Thread(os_tid, ident, 0, _thread_names.get(ident, os_tid, "")) if os_tid else None
 
 
@@ -300,7 +305,7 @@ class Session:
         self._native = out[0]
         self._owner = owner(out[0], "otp_session_free")
         self._final: Batch | None = None
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self.all_threads = all_threads
         self.contexts = contexts
         self.inputs = inputs
@@ -393,7 +398,7 @@ class Session:
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held the lock is not in this process."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def stats(self) -> SessionStats:
         """Figures so far.

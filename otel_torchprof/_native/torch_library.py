@@ -8,7 +8,6 @@ import ctypes
 import enum
 import itertools
 import os
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from opentelemetry import context
 
 from otel_torchprof import config
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
@@ -26,7 +25,7 @@ from . import prebuilt, torch_build
 from .collectives import Collecting
 from .device_timing import DeviceTiming
 from .ffi import ffi, lib
-from .input_words import InputWords
+from .input_words import Array, InputWords
 from .record_function_fast import fast_records
 from .recorder import CHUNK_BYTES, Session
 from .torch_functions import TorchFunctions
@@ -251,7 +250,7 @@ _FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32
 """The header of a contiguous tensor of floats with two dimensions: see otp_input_kind."""
 
 
-class _Thread(threading.local):
+class _Thread(threads.local):
     probes = False
 
 
@@ -280,7 +279,7 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
         except BaseException as error:  # noqa: BLE001 - a finalizer's SystemExit too: raised by the caller's thread
             errors.append(error)
 
-    thread = threading.Thread(target=record, name="otel-torchprof-probe")
+    thread = threads.Thread(target=record, name="otel-torchprof-probe")
     try:
         thread.start()
     except RuntimeError as error:
@@ -293,8 +292,9 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was loaded, but recorded {names} where aten::neg_ ran")
     # Other sessions may have asked for storages and overloads, which are in the same words.
-    kept = InputWords(batch.inputs, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
-    words, offsets = (batch.inputs, batch["inputs"]) if kept is None else kept
+    all_words: Array = np.empty(0, np.int64) if batch.inputs is None else batch.inputs
+    kept = InputWords(all_words, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
+    words, offsets = (all_words, batch["inputs"]) if kept is None else kept
     shape = words[offsets[names.index("aten::neg_")] :][:4]
     if not np.array_equal(shape, [1, _FLOAT_2D, 2, 3]):
         raise TorchLibraryError(f"the library was loaded, but read a float of shape (2, 3) as {shape.tolist()}")
@@ -337,7 +337,7 @@ class _Loading:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._loaded: TorchLibrary | None = None
         self._failure, self._again_at = "", 0.0
         fork.watch(self)
@@ -351,7 +351,7 @@ class _Loading:
         lock = self._lock
         if self._loaded is not None:
             return self._loaded
-        if lock._is_owned() or _thread.probes:  # noqa: SLF001 - as threading.Condition asks
+        if lock._is_owned() or _thread.probes:  # type: ignore[attr-defined]  # noqa: SLF001 - as threads.Condition asks
             raise TorchLibraryError(
                 "the library that records torch's operators is being loaded by the code that this call has interrupted (a finalizer "
                 "or a signal handler): record after that, or record labels alone, profile(operators=False)"
@@ -377,7 +377,7 @@ class _Loading:
 
     def after_fork_in_child(self) -> None:
         """Another thread of the parent may have been loading."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
 
 
 _loading = _Loading()

@@ -6,10 +6,10 @@ import importlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import threads
 from .finders import spec_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _Entry:
         self.action = None
 
 
-_lock = threading.Lock()
+_lock = threads.Lock()
 _waiting: dict[str, list[_Entry]] = {}
 _never_done: set[str] = set()
 """Modules that a thread of the parent was importing when this process was forked: who waits for them waits for ever."""
@@ -90,7 +90,7 @@ def _is_initializing(module: types.ModuleType) -> bool:
 
 def _in_child() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = threads.Lock()
     _never_done.update(name for name, module in sys.modules.copy().items() if _is_initializing(module))
 
 
@@ -114,7 +114,7 @@ class _Finder:
     """Has the loaders of awaited modules tell when they are done; otherwise imports continue as if it were not there."""
 
     def __init__(self) -> None:
-        self._asking = threading.local()
+        self._asking = threads.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

@@ -7,10 +7,11 @@ import functools
 import logging
 import os
 import sys
-import threading
 import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from . import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ _stacks: set[CleanupStack] = set()
 """Every stack that has functions."""
 
 
-class _Thread(threading.local):
+class _Thread(threads.local):
     depth = 0
     """Of closes and starts that it is inside."""
 
@@ -93,7 +94,7 @@ class CleanupStack:
 
     def _reset(self) -> None:
         self._functions: list[Callable[[], object]] = []
-        self._lock: Any = threading.RLock()
+        self._lock: Any = threads.RLock()
         self._closing = False
         self._pid = os.getpid()  # last: until then it is the parent's
 

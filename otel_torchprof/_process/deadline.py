@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from . import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ class Deadline(NamedTuple):
 
     def remaining(self) -> float:
         """Seconds left, never below 0 and never more than ``wait`` of the threading module takes."""
-        return min(max(0.0, self.at - self.clock()), threading.TIMEOUT_MAX)
+        return min(max(0.0, self.at - self.clock()), threads.TIMEOUT_MAX)
 
     @property
     def passed(self) -> bool:
@@ -51,7 +52,7 @@ class Deadline(NamedTuple):
             except Exception as error:  # noqa: BLE001 (raised by the caller's thread)
                 errors.append(error)
 
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(call,), name=THREAD_NAME, daemon=True)
+        thread = threads.Thread(target=contextvars.copy_context().run, args=(call,), name=THREAD_NAME, daemon=True)
         try:
             thread.start()
         except RuntimeError:

@@ -11,6 +11,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from . import threads
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,7 @@ class BegunAnew(Protocol):
 
 LONGEST_WAIT = 1.0
 """Seconds that a fork may wait for what another thread is doing."""
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_LOCKS = tuple({type(make()) for make in (threading.Lock, threading.RLock, threads.Lock, threads.RLock)})
 
 _watched: weakref.WeakSet[BegunAnew] = weakref.WeakSet()
 

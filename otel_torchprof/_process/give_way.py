@@ -7,10 +7,11 @@ later, and of steps of 4 ms the 99.9th percentile is 12 ms instead of 23 (``benc
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from . import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ _LONGEST_REST_SECONDS = 0.02
 """Somebody may be waiting for the work meanwhile."""
 
 
-class _Thread(threading.local):
+class _Thread(threads.local):
     is_hurried: Callable[[], bool] | None = None
     rested = 0
     """When it last did, in its own time, ns."""
@@ -62,5 +63,5 @@ def give_way() -> None:
     worked = time.thread_time_ns() - _thread.rested
     if worked < _WORK_NS or is_hurried():
         return
-    time.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
+    threads.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
     _thread.rested = time.thread_time_ns()

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
+from . import threads
 from .after_import import when_imported
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class _ProfilerFlag:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._users: set[object] = set()
         self._holding = False
         self._torchs = False
@@ -54,7 +54,7 @@ class _ProfilerFlag:
 
     def forget(self) -> None:
         """Nobody runs any more (a forked child, which records nothing)."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._users.clear()
         self._question.give_back()
         self._give_back()

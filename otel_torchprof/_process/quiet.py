@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from . import threads
 from .printable import printable_lines
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LimitedLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._said: dict[str, tuple[float, int]] = {}
 
     def warning(self, message: str, *arguments: object) -> None:
@@ -51,7 +51,7 @@ class LimitedLog:
 
     def after_fork_in_child(self) -> None:
         """The lock may have been held by a thread that the child does not have."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
 
 class Unsaid:

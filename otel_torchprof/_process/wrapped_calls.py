@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from . import threads
 from .after_import import when_imported
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class WrappedCalls(Generic[CallT]):
         self._calls = calls
         self._make = wrap
         self._users: set[object] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
         self._awaits_imports = False
         self._wrapped: dict[CallT, _Wrapped] = {}
 
@@ -85,7 +85,7 @@ class WrappedCalls(Generic[CallT]):
 
     def renew_lock(self) -> None:
         """In a forked child: it may have been another thread's of the parent."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
 
     def _wrap(self, call: CallT, module: Any) -> None:
         with self._lock:

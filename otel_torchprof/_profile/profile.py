@@ -247,7 +247,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         if not self.enabled:
             return
         lock: Any = self._segments.stopping
-        if lock._is_owned():  # noqa: SLF001 - as threading.Condition asks. on_trace_ready has called stop()
+        if lock._is_owned():  # noqa: SLF001 - as threads.Condition asks. on_trace_ready has called stop()
             return
         with lock:
             if active := self._active:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._process import threads
 from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.tree import STEP_PREFIX
 
@@ -43,7 +43,7 @@ class StepMarks:
         window = self._windows[-1] if self._windows else None
         if window is not None and window.end is None and window.marks[-1][0] != number:
             window.marks.append((number, at))
-            window.thread = threading.get_ident()
+            window.thread = threads.get_ident()
 
     def close(self, at: int) -> None:
         """The window that is open ends."""
@@ -76,7 +76,7 @@ class _Window:
     def __init__(self, number: int, at: int) -> None:
         self.marks = [(number, at)]
         self.end: int | None = None
-        self.thread = threading.get_ident()
+        self.thread = threads.get_ident()
 
     def steps(self) -> list[RecordedStep]:
         ends = [at for _, at in self.marks[1:]] + [max(self.end or 0, self.marks[-1][1])]

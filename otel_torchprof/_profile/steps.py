@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import threading
 import warnings
 from typing import Any, ClassVar
 
+from otel_torchprof._process import threads
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.torch_hooks import OptimizerHooks
 
@@ -79,7 +79,7 @@ class KinetoStepTracker:
         True
     """
 
-    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _lock: ClassVar[threads.RLock] = threads.RLock()
     _own: ClassVar[_OwnTracker] = _OwnTracker()
 
     @classmethod
@@ -181,7 +181,7 @@ def _torch_counts_optimizers() -> bool:
 
 
 def _in_child() -> None:
-    KinetoStepTracker._lock = threading.RLock()  # noqa: SLF001 - another thread of the parent may have held it
+    KinetoStepTracker._lock = threads.RLock()  # noqa: SLF001 - another thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +14,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.device_source import DeviceSource
@@ -76,7 +75,7 @@ class Recording:
         self._pid = os.getpid()
         self._batch: Batch | None = None
         self._waiting: list[WaitingStack] = []
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._started = self._stopped = False
         self.cleanup = CleanupStack(self, say_dropped)
         """What stops it, and what else is to be undone then."""
@@ -231,7 +230,7 @@ class Recording:
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held the locks is not in this process. Called by itself."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         if self._sources is not None:
             self._sources.session.after_fork_in_child()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.joined import joined
-from otel_torchprof._process import fork
+from otel_torchprof._process import fork, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
 from otel_torchprof.errors import TorchProfError
@@ -133,10 +132,10 @@ class Segments:
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held the locks is not in this process. Called by itself."""
-        self._lock = threading.RLock()
-        self.stopping = threading.RLock()
+        self._lock = threads.RLock()
+        self.stopping = threads.RLock()
         """Held while the profile stops; reentrant, since what is called when a trace is ready may stop it."""
-        self.reading = threading.Lock()
+        self.reading = threads.Lock()
         """Held while the profile makes its results."""
 
     def times(self) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._native.collectives import MOST, no_collectives
+from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchLibraryError
 
 from .source import Source
@@ -42,7 +42,7 @@ class CollectiveSource(Source):
         self._library = library
         self._most = most
         self._collecting: Collecting | None = None
-        self._lock = threading.RLock()  # a signal handler may stop it in the middle of a drain
+        self._lock = threads.RLock()  # a signal handler may stop it in the middle of a drain
         self._waiting = no_collectives()
         self._unplaced = 0
 

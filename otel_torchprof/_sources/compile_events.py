@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._native import frames, python_sources
+from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._tree.compiled import BREAK_PREFIX, COMPILATION_PREFIX
 
@@ -50,7 +50,7 @@ class _SharedCallbacks:
 
     def __init__(self) -> None:
         self._users: set[CompileEvents] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
         self._awaits_dynamo = False
         self._open: record_function | None = None
         self._breaks = 0
@@ -73,7 +73,7 @@ class _SharedCallbacks:
                     _take_out(handler.end_callbacks, self._end)
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         for user in list(self._users):
             self.remove(user)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
+from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import Action, when_imported
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _label_for_dynamo(label: type) -> Action:
     return teach
 
 
-def _made_label_for_dynamo(label: type) -> Action:
+def _made_label_for_dynamo(label: Any) -> Action:
     """What torch does with labels of its own that are made before the code which is compiled."""
 
     def teach(builder: Any) -> None:
@@ -132,7 +132,7 @@ def _decorated_for_torchscript(home: dict[str, Any]) -> Action:
     return teach
 
 
-class _TracedGraph(threading.local):
+class _TracedGraph(threads.local):
     """The labels that are open in the graph that this thread traces, each with the graph's value that ends it there."""
 
     def __init__(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -21,6 +20,7 @@ from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.recorder import CONTEXT_MUTED, now_ns
+from otel_torchprof._process import threads
 
 from .step_marks import recorder_ahead_ns
 
@@ -77,7 +77,7 @@ class ContextTable:
 
     def __init__(self) -> None:
         # Reentrant: what is collected while it is held may run operators, and these ask for the number again.
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._spans: dict[int, _Kept] = {}
         self._last = 0

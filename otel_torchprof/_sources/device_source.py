@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from otel_torchprof import config
 from otel_torchprof._native import torch_library
+from otel_torchprof._process import threads
 from otel_torchprof._tree.devices import not_before
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
@@ -196,7 +196,7 @@ class _GraphHooks:
 
     def __init__(self) -> None:
         # A signal handler may stop a profile in the middle, as may the collection of one that was dropped.
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._users: list[DeviceSource] = []
         self._originals: dict[str, Any] = {}
         self._of: Any = None
@@ -253,7 +253,7 @@ class _GraphHooks:
 
     def after_fork_in_child(self) -> None:
         """The child has no part in what its parent records; another thread may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._users = []
         self._captured = set()
         self._unwrap()

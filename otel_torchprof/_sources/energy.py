@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right, insort
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from otel_torchprof._process import threads
 
 from .nvml import Gpu, Nvml, RefusedError
 from .visible_devices import visible
@@ -29,7 +30,7 @@ class EnergyCounters:
         self._nvml = Nvml()
         self._gpus: tuple[Gpu, ...] = ()
         self._ordered = False
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._last: dict[str, tuple[float, float]] = {}
         self._refused: dict[str, str] = {}
         self._off = ""
@@ -124,7 +125,7 @@ class EnergySeries:
     def __init__(self, limit: int = 1 << 16) -> None:
         self._limit = limit
         self._samples: list[tuple[int, float]] = []
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._arrays: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
     def __len__(self) -> int:

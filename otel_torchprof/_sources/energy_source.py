@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from otel_torchprof._columns.schema import ENERGY_COLUMNS
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import threads
 from otel_torchprof.health import ON
 
 from .energy import EnergyCounters, EnergySeries
@@ -59,8 +59,8 @@ class EnergySource(Source):
 
     def __init__(self) -> None:
         self._counters = EnergyCounters()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stopping = threads.Event()
+        self._thread: threads.Thread | None = None
         devices = self._counters.devices
         numbered = [self._counters.of_device(index) for index in range(len(devices))]
         self._series = {uuid: EnergySeries() for uuid in numbered if uuid is not None}
@@ -80,7 +80,7 @@ class EnergySource(Source):
         if self.state != ON:
             return
         self._read()
-        self._thread = threading.Thread(target=self._run, name="otel-torchprof-energy", daemon=True)
+        self._thread = threads.Thread(target=self._run, name="otel-torchprof-energy", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class EnergySource(Source):
             return
         self._stopping.set()
         # Where garbage is collected, a recording that was dropped is stopped: on that thread, too.
-        is_own = thread is threading.current_thread()
+        is_own = thread.ident == threads.get_ident()
         with contextlib.suppress(RuntimeError):  # its start was interrupted
             thread.join(0 if is_own else STOP_SECONDS)
         if thread.is_alive() and not is_own:

@@ -6,10 +6,10 @@ import functools
 import logging
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
+from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.finders import is_there
 
@@ -230,7 +230,7 @@ def _function_of(raw: Any) -> Any:
 
 _entries: dict[tuple[int, str], _Entry] = {}
 """By owner, to which the entry keeps a reference, and name."""
-_lock = threading.RLock()
+_lock = threads.RLock()
 
 
 # ---- the file that the environment names ----
@@ -275,7 +275,7 @@ def notes_of_environment() -> list[str]:
 
 def _in_child() -> None:
     global _lock  # noqa: PLW0603 - its holder is not in this process
-    _lock = threading.RLock()
+    _lock = threads.RLock()
 
 
 os.register_at_fork(after_in_child=_in_child)

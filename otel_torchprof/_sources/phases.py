@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import sys
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from otel_torchprof._columns.phases import GENERATES, Part
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import full_name
+from otel_torchprof._process import threads
 from otel_torchprof.health import ON
 
 from . import phase_calls, root_modules
@@ -101,7 +101,7 @@ class _Hooks:
 
     def __init__(self) -> None:
         self._users: set[object] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: object) -> None:
         from torch.optim import optimizer
@@ -134,7 +134,7 @@ class _Hooks:
                     hooks.pop(key, None)
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         for user in list(self._users):
             self.remove(user)
 

@@ -6,12 +6,12 @@ Nothing is recorded here: the ranges are in the trace of the other tool.
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from otel_torchprof import config
 from otel_torchprof._native.python_sources import Label
 from otel_torchprof._native.torch_ranges import Parts, itt_functions, nvtx_functions, ranges
+from otel_torchprof._process import threads
 from otel_torchprof._process.profiler_flag import profiler_flag
 
 from .labels import record_function
@@ -178,7 +178,7 @@ class _LabelRanges:
 
     def __init__(self) -> None:
         self._running = 0
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def start(self, native: TorchRanges) -> None:
         """Adds the methods with the first user."""
@@ -197,7 +197,7 @@ class _LabelRanges:
 
     def after_fork(self) -> None:
         """Resets a forked child, which emits no ranges; another thread may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         if self._running:
             self._running = 0
             self._take_away()

@@ -8,11 +8,11 @@ import functools
 import logging
 import os
 import sys
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
+from otel_torchprof._process.threads import RLock, get_ident
 
 from .compiled_code import before_graphs, hide_hooks, leave_out_of_graphs, leave_uncompiled
 from .frame_modules import modules_of
@@ -42,7 +42,7 @@ class RootModules:
 
     def __init__(self) -> None:
         self._users: set[object] = set()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = RLock()  # a signal handler may shut down in the middle
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._searches = self._has_found = False
         self._key: int | None = None
@@ -87,7 +87,7 @@ class RootModules:
         python_sources.call_once(functools.partial(self._look_in_frames, threads))
 
     def _look_in_frames(self, threads: frozenset[int]) -> None:
-        if threading.get_ident() not in threads:
+        if get_ident() not in threads:
             self.look_in_frames(threads)
             return
         with self._lock:
@@ -129,7 +129,7 @@ class RootModules:
 
     def after_fork_in_child(self) -> None:
         """The lock may have been another thread's of the parent, and whoever recorded there does not here."""
-        self._lock = threading.RLock()
+        self._lock = RLock()
         for user in list(self._users):
             self.remove(user)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import threads
 
 Boundary = Callable[[int, int], None]
 
@@ -34,7 +34,7 @@ class StepTracker:
     def __init__(self, on_boundary: Boundary, *, clock: Callable[[], int] = now_ns) -> None:
         self._on_boundary = on_boundary
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._number = 0
         self._explicit = False
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

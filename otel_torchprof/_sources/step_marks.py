@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from opentelemetry import context as otel_context
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.python_sources import usage_now
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -137,7 +137,7 @@ class RawMarks:
 
     def _noting(self) -> Callable[..., None]:
         append, ask, ask_at = self._marks.append, self._ask, self._ask_at
-        clock, ident, current = time.monotonic_ns, threading.get_ident, _current_context()
+        clock, ident, current = time.monotonic_ns, threads.get_ident, _current_context()
 
         def note(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
             now = clock()
@@ -159,7 +159,7 @@ def recorder_ahead_ns() -> int:
 
 def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
     # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
-    clock, ident, current, usage = time.monotonic_ns, threading.get_ident, _current_context(), usage_now
+    clock, ident, current, usage = time.monotonic_ns, threads.get_ident, _current_context(), usage_now
 
     def note(change: SegmentChange = NEXT_STEP) -> None:
         append((clock(), current(), ident(), usage(), change))

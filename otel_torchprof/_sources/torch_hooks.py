@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import sys
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import ModuleNames
+from otel_torchprof._process import threads
 
 from .compiled_code import leave_out_of_graphs
 
@@ -96,7 +96,7 @@ class _SharedHooks:
         self.names = ModuleNames()
         self._users: set[ModuleHooks] = set()
         self._warns_again: Callable[[], None] | None = None
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: ModuleHooks) -> None:
         from torch.nn.modules import module as torch_modules
@@ -126,7 +126,7 @@ class _SharedHooks:
             self.names = ModuleNames()
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         for user in [user for user in self._users if not user.survives_fork]:
             self.remove(user)
 
@@ -215,7 +215,7 @@ class _AfterSteps:
 
     def __init__(self) -> None:
         self._called: tuple[_Hook, ...] = ()
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for hook in self._called:
@@ -237,7 +237,7 @@ class _AfterSteps:
                 hooks.pop(key, None)
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
 
 
 _after_steps = _AfterSteps()

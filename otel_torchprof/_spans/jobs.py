@@ -6,8 +6,9 @@ sections, each a trace of its own that links to the one before; a step links to 
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
+
+from otel_torchprof._process import threads
 
 from .step_spans import StepSpan, Trace
 
@@ -35,7 +36,7 @@ class Job:
         self._interval_ns = interval_ns
         self._new_trace = new_trace
         self._new_span_id = new_span_id
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle of a boundary
         self._section: StepSpan | None = None
         self._number = 0
         self._is_linked = False

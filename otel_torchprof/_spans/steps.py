@@ -6,7 +6,6 @@ any context that span is the root of a trace and links to the one before; inside
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._columns.phases import USAGE, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._process import threads
 from otel_torchprof._tree.span_table import STEP_NAME
 
 from .step_spans import UNSAMPLED, Step, StepSpan, Trace
@@ -68,7 +68,7 @@ class Steps:
         self._current_span = current_span
         self._selects = selects
         self._job = job
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle of a boundary
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle of a boundary
         self._steps: list[Step] = []
         self._ended: list[Step] = []
         self._contexts: set[int] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from otel_torchprof._columns.schema import Flag, Kind, MemoryFlag
 from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._events.recorded_events import EventSource
+from otel_torchprof._process import threads
 from otel_torchprof._tree.inputs import input_shapes
 
 from .legacy_devices import may_have_device_event
@@ -35,7 +35,7 @@ class _Rows:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._source: EventSource | None = None
         self._position: dict[int, int] = {}
 

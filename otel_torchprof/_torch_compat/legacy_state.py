@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import weakref
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import threads
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof.errors import TorchProfError
@@ -48,7 +48,7 @@ class _State:
         self._with_devices = config.state == ProfilerState.CUDA
         self._device_events = device_events if self._with_devices else None
         self._recording = _recording(config, DEVICE if self._with_devices and device_events is None else None)
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._pulled: list[Batch] = []
         self._has = LeftOut()
         self._overridden_by: list[_State] = []
@@ -78,7 +78,7 @@ class _State:
     def leave_thread(self) -> None:
         """Excludes later events of the calling thread; other threads continue."""
         with self._lock:
-            self._until.setdefault(threading.get_native_id(), now_ns())
+            self._until.setdefault(threads.get_native_id(), now_ns())
 
     def stop(self) -> None:
         """Stops recording."""
@@ -120,7 +120,7 @@ class _State:
         self._has.add(batch)
 
     def _mark(self, name: str) -> None:
-        self._marks.append((name, threading.get_native_id(), threading.get_ident(), now_ns()))
+        self._marks.append((name, threads.get_native_id(), threads.get_ident(), now_ns()))
 
     def _add_marks(self, lists: dict[int, list[LegacyEvent]]) -> None:
         for name, tid, ident, time in self._marks:
@@ -147,7 +147,7 @@ def _stop(recording: Recording) -> None:
         recording.stop()
 
 
-class _OnThread(threading.local):
+class _OnThread(threads.local):
     """The profiles of a thread, the recording one last."""
 
     def __init__(self) -> None:

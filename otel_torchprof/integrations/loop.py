@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._process import threads
 from otel_torchprof._sources.loop_marks import shared
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof.config import warn_once
@@ -93,7 +93,7 @@ class Loop:
             self._profile.step()
 
 
-class _Calls(threading.local):
+class _Calls(threads.local):
     """The trainer call that this thread is in."""
 
     loops: list[Loop] | None = None

@@ -1,0 +1,109 @@
+"""The system's threads, locks and waits: also where gevent or eventlet has put greenlets in the place of Python's, sooner or later.
+
+A greenlet that waits in native code holds up its whole thread, and a lock of greenlets is not one between threads. So the built-in
+module of threads is made a second time, which nobody patches and of which nobody looks for locks to replace. The classes have the code of
+Python's own; threads stand in ``threading.enumerate()`` as any other.
+"""
+
+from __future__ import annotations
+
+import _queue
+import importlib.util
+import os
+import sys
+import threading
+import types
+from importlib.machinery import BuiltinImporter
+from typing import TYPE_CHECKING, Any
+
+
+def _made_anew(name: str) -> types.ModuleType:
+    """A built-in module as it is when nobody has patched it."""
+    spec = BuiltinImporter.find_spec(name)
+    assert spec is not None  # noqa: S101 - for mypy
+    module = importlib.util.module_from_spec(spec)
+    BuiltinImporter.exec_module(module)
+    return module
+
+
+def _original(name: str) -> Any:
+    """A class of ``threading``, as it was."""
+    if monkey := sys.modules.get("gevent.monkey"):
+        return monkey.get_original(name)
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    is_patched = patcher is not None and patcher.is_monkey_patched("thread")
+    return getattr(patcher.original("threading") if is_patched else threading, name)
+
+
+_thread = _made_anew("_thread")
+
+
+_FUNCTIONS = {
+    "_allocate_lock": "allocate_lock",
+    "_CRLock": "RLock",
+    "_make_thread_handle": "_make_thread_handle",
+    "_set_sentinel": "_set_sentinel",
+    "_start_joinable_thread": "start_joinable_thread",
+    "_start_new_thread": "start_new_thread",
+    "_ThreadHandle": "_ThreadHandle",
+    "get_ident": "get_ident",
+    "get_native_id": "get_native_id",
+    "Lock": "allocate_lock",
+    "RLock": "RLock",
+}
+"""What ``threading`` takes from ``_thread``: its name of it, and that."""
+_globals: dict[str, Any] = {
+    **vars(threading),
+    **{own: getattr(_thread, name) for own, name in _FUNCTIONS.items() if hasattr(_thread, name)},
+    "__name__": __name__,
+}
+"""The globals of the classes below: Python's own table of threads, and nothing that is patched."""
+
+
+def _anew(name: str) -> Any:
+    """A class of ``threading`` whose methods have these globals."""
+    original: Any = _original(name)
+
+    def with_globals(found: Any) -> Any:
+        if isinstance(found, property):
+            return property(with_globals(found.fget), with_globals(found.fset), with_globals(found.fdel), found.__doc__)
+        if not isinstance(found, types.FunctionType):
+            return found
+        function = types.FunctionType(found.__code__, _globals, found.__name__, found.__defaults__, found.__closure__)
+        function.__kwdefaults__ = found.__kwdefaults__
+        return function
+
+    own = {key: with_globals(value) for key, value in vars(original).items() if key not in {"__dict__", "__weakref__"}}
+    made = _globals[name] = type(name, (original,), own)
+    return made
+
+
+if TYPE_CHECKING:
+    from _queue import Empty as Empty  # noqa: PLC0414 - has it too
+    from _queue import SimpleQueue as SimpleQueue  # noqa: PLC0414 - has it too
+    from _thread import RLock as RLock  # noqa: PLC0414 - has it too
+    from threading import Condition as Condition  # noqa: PLC0414 - has it too
+    from threading import Event as Event  # noqa: PLC0414 - has it too
+    from threading import Lock as Lock  # noqa: PLC0414 - has it too
+    from threading import Thread as Thread  # noqa: PLC0414 - has it too
+    from threading import get_ident as get_ident  # noqa: PLC0414 - has it too
+    from threading import get_native_id as get_native_id  # noqa: PLC0414 - has it too
+    from threading import local as local  # noqa: PLC0414 - has it too
+    from time import sleep as sleep  # noqa: PLC0414 - has it too
+else:
+    Empty, SimpleQueue = _queue.Empty, _queue.SimpleQueue
+    Lock, RLock = _globals["Lock"], _globals["RLock"]
+    get_ident, get_native_id = _globals["get_ident"], _globals["get_native_id"]
+    local, sleep = _thread._local, _made_anew("time").sleep  # noqa: SLF001 - as threading does
+    Condition, Event, Thread = _anew("Condition"), _anew("Event"), _anew("Thread")
+
+TIMEOUT_MAX = threading.TIMEOUT_MAX
+
+
+def _take_new_lock() -> None:
+    """Of the table of threads: Python's own may be a greenlet's, and in a forked child another thread may have held it."""
+    _globals["_active_limbo_lock"] = RLock()
+
+
+_take_new_lock()
+os.register_at_fork(after_in_child=_take_new_lock)
