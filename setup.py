@@ -1,5 +1,6 @@
 """Extension modules; everything else about the package is in pyproject.toml."""
 
+import importlib.util
 import sysconfig
 from pathlib import Path
 
@@ -9,6 +10,11 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     raise SystemExit(
         "otel-torchprof cannot be built for a free-threaded Python, which it does not support: "
         "build it with the interpreter that has the GIL (python3.14 instead of python3.14t)"
+    )
+if importlib.util.find_spec("cffi") is None:  # setuptools would leave the core out, and say so in a warning at most
+    raise SystemExit(
+        "otel-torchprof cannot be built without cffi, which makes its native core: run `pip install cffi setuptools` first, or build "
+        "without --no-build-isolation"
     )
 
 

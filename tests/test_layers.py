@@ -256,3 +256,44 @@ def test_importing_the_package_imports_neither_torch_nor_grpc_nor_pynvml():
     program = "import sys, otel_torchprof; print(*sorted({'torch', 'grpc', 'pynvml'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_only_one_module_takes_threads_and_locks_from_python():
+    """Nothing else makes a thread, a lock or a wait of ``threading``'s, ``queue``'s or ``time``'s, which gevent and eventlet replace."""
+    made = {
+        "Condition",
+        "Event",
+        "Lock",
+        "RLock",
+        "Semaphore",
+        "SimpleQueue",
+        "Queue",
+        "Thread",
+        "Timer",
+        "get_ident",
+        "local",
+        "sleep",
+    }
+    found = [
+        f"{dotted(path)}: {node.value.id}.{node.attr}"
+        for path in MODULES
+        if dotted(path) != "_process.threads"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in made
+        if node.value.id in {"_thread", "queue", "threading", "time"}
+    ]
+    allowed = {"_sources.carrying: threading.Thread", "_sources.loop_marks: threading.Thread"}
+    allowed |= {
+        "_native.recorder: threading.Thread",
+        "_blackbox.hang_watch: threading.Thread",
+        "_process.fork: threading.Lock",
+        "_process.fork: threading.RLock",
+    }
+    assert set(found) <= allowed
+    taken = {
+        dotted(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in {"threading", "queue", "_thread"}
+    }
+    assert taken == {"_process.threads"}

@@ -29,7 +29,7 @@ def _made_anew(name: str) -> types.ModuleType:
 def _original(name: str) -> Any:
     """A class of ``threading``, as it was."""
     if monkey := sys.modules.get("gevent.monkey"):
-        return monkey.get_original(name)
+        return monkey.get_original("threading", name)
     patcher: Any = sys.modules.get("eventlet.patcher")
     is_patched = patcher is not None and patcher.is_monkey_patched("thread")
     return getattr(patcher.original("threading") if is_patched else threading, name)

@@ -1,5 +1,6 @@
 """Interpreters beside the main one, and a build of Python without its lock: refused with a reason, and never mixed up."""
 
+import importlib.util
 import runpy
 import sysconfig
 from pathlib import Path
@@ -130,4 +131,13 @@ def test_a_free_threaded_build_does_not_build(monkeypatch):
     pytest.importorskip("setuptools")
     monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", 1)
     with pytest.raises(SystemExit, match=r"cannot be built for a free-threaded Python.*build it with the interpreter"):
+        runpy.run_path(str(SETUP))
+
+
+def test_without_cffi_nothing_builds(monkeypatch):
+    """A build without cffi, which would leave the core out, ends with an error that says what to install."""
+    pytest.importorskip("setuptools")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cffi" else find(name))
+    with pytest.raises(SystemExit, match="pip install cffi setuptools"):
         runpy.run_path(str(SETUP))

@@ -1,0 +1,62 @@
+"""Programs that gevent or eventlet patches: before the package is imported, after it, and after torch is instrumented."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+PATCHES = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import eventlet; eventlet.monkey_patch()",
+}
+PROGRAM = """
+import sys, threading, time
+patch, when, path = sys.argv[1:]
+if when == "before": exec(patch)
+import otel_torchprof as otp
+from opentelemetry.sdk.trace import TracerProvider
+if when == "after the import": exec(patch)
+provider = TracerProvider()
+provider.add_span_processor(otp.TorchSpanProcessor(otp.OTLPFileExporter(path)))
+instrumentor = otp.TorchInstrumentor()
+instrumentor.instrument(tracer_provider=provider, detail="ops", blackbox="ops,hang=60")
+if when == "after the start": exec(patch)
+
+def work():
+    for _ in range(20):
+        with otp.record_function("label"):
+            time.sleep(0.001)
+
+workers = [threading.Thread(target=work) for _ in range(3)]
+for worker in workers: worker.start()
+for worker in workers: worker.join()
+work()
+assert provider.force_flush(20_000)
+instrumentor.uninstrument()
+provider.shutdown()
+print(open(path).read().count('"label"'))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after the import", "after the start"])
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_a_patched_program(library, when, tmp_path):
+    """An instrumented program starts, loses nothing, flushes and ends, whenever its threads become greenlets."""
+    pytest.importorskip(library)
+    if (library, when) == ("eventlet", "after the start"):
+        pytest.skip("eventlet replaces locks that others hold, and says so itself")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, PATCHES[library], when, str(tmp_path / "spans.jsonl")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_BLACKBOX_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr
