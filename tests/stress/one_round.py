@@ -33,6 +33,7 @@ ANY_THREAD = sys.version_info[:2] != (3, 11)
 """Whether a thread that waits may be given an exception: with any profile function CPython 3.11 lets all other threads go
 round in a circle at the entry of their next function (DO_TRACING handles RESUME anew while the eval breaker is set) until that
 thread has taken it, which it never does where it waits for one of them."""
+COLD_THREADS = 8
 JOIN_SECONDS = 120.0
 """For what is on its way when a round is over."""
 
@@ -54,6 +55,33 @@ def warm_up(world: World) -> None:
         action(worker)
         print(f"first {name}: {time.monotonic() - begun:.1f} s")  # noqa: T201
     world.tools = 0
+
+
+def begin_cold(world: World) -> None:
+    """Nothing was used yet: several threads do it first, together."""
+    world.until = math.inf
+    world.weights = {"labels": 1.0}
+    first = ("profiled", "instrumented", "streamed")
+    together = threading.Barrier(COLD_THREADS)
+
+    def begin(number: int) -> None:
+        worker = Worker(world, f"cold{number}")
+        together.wait()
+        try:
+            with otp.profile(
+                record_shapes=True, profile_memory=HAS_TORCH and number % 2 == 0, with_stack=True, all_threads=True
+            ):
+                pass
+            world.actions[first[number % len(first)]](worker)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the round's
+            world.fail(f"a cold start failed: {error!r}")
+
+    begun = [threading.Thread(target=begin, args=(number,), name=f"cold{number}") for number in range(COLD_THREADS)]
+    for thread in begun:
+        thread.start()
+    for thread in begun:
+        thread.join()
+    otp.TorchInstrumentor().uninstrument()
 
 
 def interrupt(world: World, rng: random.Random, main: Worker, workers: dict[str, threading.Thread]) -> None:
@@ -240,6 +268,7 @@ def acted_round(world: World, rng: random.Random, seconds: float) -> int:
     make_resource_once()
     world.watch_what_nobody_catches()
     witness = Witness(world)
+    begin_cold(world)
     warm_up(world)
     chosen_weights(world, rng, list(world.actions))
     gc.collect()

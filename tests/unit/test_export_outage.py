@@ -21,6 +21,7 @@ from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.retry import Backoff
+from otel_torchprof._process import threads
 
 SHORT = 0.3
 """Seconds until a deadline that is meant to be missed."""
@@ -230,7 +231,7 @@ def test_without_threads(monkeypatch):
     def refused(self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threads.Thread, "start", refused)
     world = World()
     receiver = Receiver(world, down=[(0, 40)])
     queue = world.started(receiver)

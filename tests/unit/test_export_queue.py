@@ -14,6 +14,7 @@ from opentelemetry import context
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof._export.queue import THREAD_NAME, Deadline, ExportQueue, QueueSettings
+from otel_torchprof._process import threads
 from otel_torchprof.health import QueueStats
 
 LONG = 60.0
@@ -339,7 +340,7 @@ def test_without_threads(made, monkeypatch):
     def refused(self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threads.Thread, "start", refused)
     queue = made(Exporter())
     queue.put(["a"], 1)
     assert queue.force_flush(in_time())
@@ -357,7 +358,7 @@ def test_without_threads_or_time(made, monkeypatch):
     def refused(self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threads.Thread, "start", refused)
     queue = made(Exporter())
     queue.put(["a"], 1)
     assert not queue.force_flush(Deadline.after(0))

@@ -40,6 +40,7 @@ from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import ExportQueue, QueueSettings
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
+from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import THREAD_NAME, Deadline
 from otel_torchprof.health import ProcessorHealth
 
@@ -258,7 +259,7 @@ def test_a_call_without_threads(monkeypatch):
     def refused(self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threads.Thread, "start", refused)
     assert Deadline.after(LONG).bound(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         Deadline.after(LONG).bound(divmod, 7, 0)

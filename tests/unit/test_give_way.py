@@ -34,6 +34,7 @@ class Clock:
 def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(module, "time", found)
+    monkeypatch.setattr(module, "threads", found)
     return found
 
 

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_torchprof as otp
 from otel_torchprof._export.queue import THREAD_NAME
+from otel_torchprof._process import threads
 
 LONG = 60
 
@@ -169,7 +170,7 @@ def test_without_threads_a_flush_still_sends(recording, exporter, monkeypatch, c
         raise RuntimeError("can't start new thread")
 
     provider = TracerProvider(shutdown_on_exit=False)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads.Thread, "start", refuse)
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         provider.add_span_processor(attached(recording, exporter, sdk_spans=True))
         provider.get_tracer("test").start_span("request").end()

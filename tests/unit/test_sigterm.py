@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import otel_torchprof as otp
 from otel_torchprof._instrument.sigterm import SigtermFlush
 from otel_torchprof._native.ffi import lib
+from otel_torchprof._process import threads
 
 LONG = 60.0
 NEVER = 3600.0
@@ -310,7 +310,7 @@ def test_without_a_thread_the_action_stays(monkeypatch, caplog):
     def start(_thread):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threads.Thread, "start", start)
     flush = SigtermFlush(NEVER, None, None, None)
     flush.start()
     assert lib.otp_sigterm_watch(1) == 1  # refused while it is watched
