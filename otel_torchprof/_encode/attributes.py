@@ -350,7 +350,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "thread.id",
         _INT64,
-        "`threads.get_ident()` of the thread where the span began; on steps, of the loop's thread",
+        "`threading.get_ident()` of the thread where the span began; on steps, of the loop's thread",
         "on events, steps and `torch.operators`",
         events.thread_id,
     ),
