@@ -93,9 +93,21 @@ struct Made {
 
 otp_blackbox_contents* read(const uint8_t* data, uint64_t size) {
   otp_blackbox_contents* contents = nullptr;
-  int status = otp_blackbox_read(data, size, &contents);
+  int status = otp_blackbox_read(-1, data, size, &contents);
   REQUIRE(status == OTP_OK || status == OTP_E_NO_BLACKBOX);
   return contents;
+}
+
+// Its events, in batches of so many bytes of records.
+template <typename Each>
+void read_events(otp_blackbox_contents* contents, uint64_t max_bytes, Each each) {
+  for (int64_t watermark = 0; watermark != INT64_MAX;) {
+    otp_batch* batch = nullptr;
+    REQUIRE(otp_blackbox_next(contents, max_bytes, &batch) == OTP_OK);
+    watermark = batch->watermark;
+    each(*batch);
+    otp_batch_free(batch);
+  }
 }
 
 Made& made() {
@@ -104,8 +116,9 @@ Made& made() {
     otp_blackbox_contents* contents = read(made->image.data(), kBytes);
     REQUIRE(contents != nullptr && contents->chunks_damaged == 0 && contents->info_size == 11);
     REQUIRE(contents->group_count == 2 && contents->collective_count == 20);
-    for (uint64_t row = 0; row < contents->batch->rows; ++row)
-      REQUIRE(made->numbers.insert(contents->batch->sequence_nr[row]).second);
+    read_events(contents, 0, [made](const otp_batch& batch) {
+      for (uint64_t row = 0; row < batch.rows; ++row) REQUIRE(made->numbers.insert(batch.sequence_nr[row]).second);
+    });
     REQUIRE(made->numbers.size() > 600);
     otp_blackbox_contents_free(contents);
     otp_blackbox_header header;
@@ -130,12 +143,18 @@ uint64_t place_of(uint8_t a, uint16_t b) {
   return chunk + OTP_BLACKBOX_CHUNK_HEADER + b % std::min<uint32_t>(published + 200, OTP_CHUNK_BYTES - 200);
 }
 
-void check(const otp_batch& batch, size_t allowed) {
-  std::set<int64_t> seen;
-  size_t invented = 0, twice = 0;
+void check_rows(const otp_batch& batch) {
   for (uint64_t row = 0; row < batch.rows; ++row) {
     REQUIRE(batch.thread[row] < batch.thread_count && batch.end_thread[row] < batch.thread_count);
     REQUIRE(batch.end[row] >= batch.start[row] && batch.parent[row] < static_cast<int64_t>(row));
+  }
+}
+
+void check(const otp_batch& batch, size_t allowed) {
+  check_rows(batch);
+  std::set<int64_t> seen;
+  size_t invented = 0, twice = 0;
+  for (uint64_t row = 0; row < batch.rows; ++row) {
     int64_t number = batch.sequence_nr[row];
     invented += made().numbers.count(number) == 0;
     twice += !seen.insert(number).second;
@@ -194,7 +213,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (bytes < image.size()) cut.assign(image.begin(), image.begin() + static_cast<std::ptrdiff_t>(bytes));
   otp_blackbox_contents* contents = read(cut.empty() ? image.data() : cut.data(), bytes);
   if (contents != nullptr) {
-    check(*contents->batch, allowed);
+    read_events(contents, 0, [allowed](const otp_batch& batch) { check(batch, allowed); });
+    otp_blackbox_rewind(contents);
+    uint64_t batches = 0;
+    read_events(contents, size * 100, [&](const otp_batch& batch) {
+      check_rows(batch);
+      REQUIRE(++batches <= made().chunks + 1);  // each has a chunk at least
+    });
     REQUIRE(contents->group_count <= OTP_BLACKBOX_GROUPS && contents->collective_count <= OTP_BLACKBOX_COLLECTIVES);
   }
   otp_blackbox_contents_free(contents);

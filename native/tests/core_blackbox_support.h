@@ -57,9 +57,11 @@ class OpenBox {
 class Contents {
  public:
   explicit Contents(const std::vector<uint8_t>& image) {
-    CHECK_EQ(otp_blackbox_read(image.data(), image.size(), &d_contents), OTP_OK);
-    d_batch = new Batch(d_contents->batch);
-    d_contents->batch = nullptr;
+    CHECK_EQ(otp_blackbox_read(-1, image.data(), image.size(), &d_contents), OTP_OK);
+    otp_batch* batch = nullptr;
+    CHECK_EQ(otp_blackbox_next(d_contents, 0, &batch), OTP_OK);
+    CHECK_EQ(batch->watermark, INT64_MAX);
+    d_batch = new Batch(batch);
     d_batch->check_sound();
   }
   explicit Contents(const BoxFile& file) : Contents(file.image()) {}

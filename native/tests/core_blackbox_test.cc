@@ -1,4 +1,5 @@
 // The black box: what is in its image at any moment, whoever else records.
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <string>
@@ -218,6 +219,70 @@ void where_all_chunks_are_written_to_what_finds_none_is_counted() {
   CHECK_EQ(batch->rows, 80u);
 }
 
+// The rows of an image in batches of so many bytes of records, cut by time, that lies in a file.
+std::vector<std::string> rows_in_slices(const BoxFile& file, uint64_t bytes, int* batches) {
+  otp_blackbox_contents* contents = nullptr;
+  CHECK_EQ(otp_blackbox_read(file.fd(), nullptr, kBoxBytes, &contents), OTP_OK);
+  std::vector<std::string> found;
+  for (int pass = 0; pass < 2; ++pass) {  // the second is the same
+    std::vector<std::string> rows;
+    int64_t from = 0;
+    for (*batches = 0;; ++*batches) {
+      otp_batch* raw = nullptr;
+      CHECK_EQ(otp_blackbox_next(contents, bytes, &raw), OTP_OK);
+      Batch batch(raw);
+      batch.check_sound();
+      for (uint64_t row = 0; row < batch->rows; ++row) {
+        CHECK(batch->end[row] >= from && batch->end[row] <= std::max(batch->watermark, contents->last));
+        rows.push_back(std::to_string(batch->id[row]) + batch.name(row) + std::to_string(batch->start[row]) + " " +
+                       std::to_string(batch->end[row]) + " " + std::to_string(batch.parent_id(row)) + " " +
+                       std::to_string(batch->flags[row]));
+      }
+      for (uint64_t i = 0; i < batch->open_count; ++i) CHECK(!batch.text(batch->open_name[i]).empty());
+      from = batch->watermark;
+      if (batch->watermark == INT64_MAX) break;
+    }
+    std::sort(rows.begin(), rows.end());
+    CHECK(pass == 0 || rows == found);
+    found = rows;
+    otp_blackbox_rewind(contents);
+  }
+  otp_blackbox_contents_free(contents);
+  return found;
+}
+
+// However small the batches are, together they have the rows that one has; events that are open stay for the last.
+void in_slices_it_is_the_same() {
+  BoxFile file;
+  OpenBox box(file);
+  std::atomic<int> turn{0};
+  std::thread other([&] {
+    begin("open from the beginning");
+    while (turn < 1) std::this_thread::yield();
+    for (int i = 0; i < kMany / 4; ++i) {
+      begin("around");
+      leaf("inside");
+      end("around");
+      if (i % 1000 == 0) std::this_thread::yield();
+    }
+    turn = 2;
+    while (turn < 3) std::this_thread::yield();
+    end("open from the beginning");
+  });
+  begin("open to the end");
+  turn = 1;
+  for (int i = 0; i < kMany / 4; ++i) leaf("leaf");
+  while (turn < 2) std::this_thread::yield();
+  int one = 0, few = 0, many = 0;
+  std::vector<std::string> whole = rows_in_slices(file, 0, &one);
+  CHECK(rows_in_slices(file, 200'000, &few) == whole);
+  CHECK(rows_in_slices(file, 1, &many) == whole);
+  CHECK(one == 0 && few >= 5 && many >= 20);
+  turn = 3;
+  other.join();
+  end("open to the end");
+}
+
 void names_can_be_hidden_but_for_labels_that_are_listed() {
   BoxFile file;
   auto label = [](const char* name) {
@@ -349,9 +414,10 @@ void it_can_be_read_while_it_is_written() {
 #if !defined(__SANITIZE_THREAD__)  // which cannot know that what is torn is thrown away
     std::vector<uint8_t> copy(static_cast<uint8_t*>(mapped), static_cast<uint8_t*>(mapped) + kBoxBytes);
     otp_blackbox_contents* live = nullptr;
-    CHECK_EQ(otp_blackbox_read(static_cast<uint8_t*>(mapped), kBoxBytes, &live), OTP_OK);
-    Batch(live->batch).check_sound();
-    live->batch = nullptr;
+    CHECK_EQ(otp_blackbox_read(-1, static_cast<uint8_t*>(mapped), kBoxBytes, &live), OTP_OK);
+    otp_batch* batch = nullptr;
+    CHECK_EQ(otp_blackbox_next(live, 0, &batch), OTP_OK);
+    Batch(batch).check_sound();
     CHECK_EQ(live->chunks_damaged, 0u);
     otp_blackbox_contents_free(live);
 #endif
@@ -375,6 +441,7 @@ int main() {
   RUN_CLEAN(collectives_are_there_with_their_state);
   RUN_CLEAN(threads_that_have_ended_stay_until_they_are_evicted);
   RUN_CLEAN(where_all_chunks_are_written_to_what_finds_none_is_counted);
+  RUN_CLEAN(in_slices_it_is_the_same);
   RUN_CLEAN(names_can_be_hidden_but_for_labels_that_are_listed);
   RUN_CLEAN(names_that_do_not_fit_are_counted_and_the_events_stay);
   RUN_CLEAN(a_late_end_of_a_collective_of_an_earlier_box_ends_none);

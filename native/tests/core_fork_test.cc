@@ -1,5 +1,7 @@
 // Fork: in the child the recorder is off, empty and usable, whatever the parent's threads were doing; the parent
 // continues.
+#include <sys/resource.h>
+
 #include <atomic>
 #include <thread>
 
@@ -124,10 +126,32 @@ void forks_amid_busy_threads() {
 // A child of a process that has never used the recorder can use it.
 void a_fork_before_the_first_use() { in_child(record_something); }
 
+// Where a child gets no memory at all it is off, and what calls the recorder there continues.
+void a_child_without_memory_continues() {
+  Session session;
+  begin("open at the fork");
+  in_child([] {
+    rlimit none{1, 1};
+    CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+      begin("off");
+      api().intern("a name", 6, OTP_NAME_LABEL);
+      api().end_elsewhere("open at the fork", 1, 0, 0, "Error", 5);
+      _exit(recorder_stats().sessions == 0 ? 7 : 1);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  });
+  end("open at the fork");
+}
+
 }  // namespace
 
 int main() {
   RUN(a_fork_before_the_first_use);
+  if (!OTP_SANITIZED) RUN_CLEAN(a_child_without_memory_continues);  // which need memory themselves
   RUN_CLEAN(a_child_starts_empty);
   RUN_CLEAN(forks_amid_busy_threads);
 }

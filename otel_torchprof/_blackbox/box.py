@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
-from otel_torchprof._native.blackbox import BoxSession, set_info
+from otel_torchprof._native.blackbox import BoxSession, is_lost, set_info
 from otel_torchprof._process import fork, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, without_waiting
@@ -24,6 +24,7 @@ from otel_torchprof.version import __version__
 
 from .box_file import BoxFile, named_file
 from .hang_watch import HangWatch
+from .owner import owner_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,18 +35,23 @@ if TYPE_CHECKING:
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
 """What each detail records; phases and modules as far as an instrumentation finds them."""
-_CODE = frozenset(("code.file.path", "code.function.name", "code.stacktrace"))
+_CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
 """Attributes that stacks would show."""
 _NAMES = _CODE | {"error.type", "torch.module"}
 """Attributes whose values are among the names of functions, modules and exceptions, which the recorder keeps as one kind."""
+_TEXTS = frozenset(("torch.label.args", "torch.op.concrete_inputs"))
+"""Attributes with texts that other recordings of the process keep of arguments, and that are among the names."""
+_THREAD_NAME = "thread.name"
 _NOT_STARTED = "off: not started"
+_CUT = "off: another process has cut its file; what is recorded since can be read by nobody"
 
 
 class BlackBox:
     """Records the latest events from :meth:`start` to :meth:`stop`, of all threads; a forked child has none.
 
     A process that is killed in between leaves the file, and so does one that an unhandled exception ends: ``otel-torchprof recover``
-    reads it. One that stops removes it. Nothing that goes wrong here stops the program: :attr:`state` says it.
+    reads it. One that stops removes it. Nothing that goes wrong here stops the program, not even that
+    another one cuts the file: :attr:`state` says it.
 
     Args:
         options: what is recorded, and where.
@@ -68,8 +74,12 @@ class BlackBox:
         self._lock = threads.RLock()
         self._cleanup = CleanupStack(self)
         self._call_off: Callable[[], None] = _nothing
-        self.state = _NOT_STARTED
+        self._state = _NOT_STARTED
+
+    @property
+    def state(self) -> str:
         """``on``, followed by what it has to do without; or ``off: `` and the reason."""
+        return _CUT if self._state.startswith(ON) and is_lost() else self._state
 
     @property
     def path(self) -> Path | None:
@@ -83,10 +93,10 @@ class BlackBox:
             try:
                 self._open()
             except TorchProfError as error:
-                self.state = f"off: {error}"
+                self._state = f"off: {error}"
                 config.warn_once(f"no black box is kept: {error}")
                 return
-            self.state = ON
+            self._state = ON
             self._watch()
         self._call_off = when_imported("torch", self._on_torch)
 
@@ -101,6 +111,7 @@ class BlackBox:
         hidden = [
             *(() if labels is None else ("labels", "texts")),
             *(("functions",) if hidden_attributes & _NAMES else ()),
+            *(("texts",) if hidden_attributes & _TEXTS else ()),
         ]
         session = BoxSession(
             self._file.descriptor,
@@ -109,6 +120,7 @@ class BlackBox:
             hidden=hidden,
             shown=sorted(labels or ()),
             hides_shapes="torch.op.input_shapes" in hidden_attributes,
+            hides_threads=_THREAD_NAME in hidden_attributes,
         )
         self._sources = Sources(session, self._cleanup)
         self._cleanup.at_exit = self._file.keep_if_failed
@@ -125,15 +137,15 @@ class BlackBox:
     def _watch(self) -> None:
         if self._options.hang is None:
             return
-        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & _CODE)
+        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (_CODE | {_THREAD_NAME}))  # stacks have both
         watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
         self._cleanup.push(watch.stop)
         try:
             watch.start()
         except NativeError as error:
-            self.state += f", without a watch for hangs: {error}"
+            self._state += f", without a watch for hangs: {error}"
         if watch.without_stacks:
-            self.state += f", without Python's stacks of hangs: {watch.without_stacks}"
+            self._state += f", without Python's stacks of hangs: {watch.without_stacks}"
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -144,11 +156,12 @@ class BlackBox:
             "opened": time.time_ns(),
             "python": platform.python_version(),
             "otel_torchprof": __version__,
+            **owner_info(),
         }
 
     def _on_torch(self, _torch: Any) -> None:
         with self._lock:
-            if not self.state.startswith(ON):
+            if not self._state.startswith(ON):
                 return
             try:
                 library = torch_library.load()
@@ -156,7 +169,7 @@ class BlackBox:
                     self._sources.add(Operators(library, torch_library.Requested(0)))
                 self._sources.add(CollectiveSource(library, most=0))
             except TorchProfError as error:
-                self.state += f", without operators: {error}"
+                self._state += f", without operators: {error}"
 
     def stop(self) -> None:
         """Closes it and removes the file; again without effect. Any thread."""
@@ -164,8 +177,8 @@ class BlackBox:
             self._call_off()
             self._cleanup.close_and_log()
             self._file = None
-            if self.state.startswith(ON):
-                self.state = "off: stopped"
+            if self._state.startswith(ON):
+                self._state = "off: stopped"
 
     def after_fork_in_child(self) -> None:
         """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
@@ -175,8 +188,8 @@ class BlackBox:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self.state.startswith(ON):
-            self.state = "off: this process was forked from the one that has it"
+        if self._state.startswith(ON):
+            self._state = "off: this process was forked from the one that has it"
 
 
 def _nothing() -> None:

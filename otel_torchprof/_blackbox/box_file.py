@@ -12,12 +12,15 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from otel_torchprof.errors import TorchProfError
 
+from .owner import has_ended
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -37,6 +40,9 @@ _MFD_CLOEXEC = 1
 _HIGH = 200
 _MODE, _MODE_SEEN = 0o600, 0o400
 """Of a file, and of one whose process has been seen to have died."""
+_INFO_AT, _INFO_BYTES = 4096, 8192
+"""Where an image has what its process says of itself, as JSON (``blackbox_format.h``)."""
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class BoxFileError(TorchProfError):
@@ -178,17 +184,43 @@ def _moved_up(descriptor: int) -> int:
     return moved
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, open to be read; nothing waits for whoever would write to a pipe.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    _check_is_file(path.stat())  # before it is opened: who waits to write to a pipe must not meet a reader that leaves
+    file = cast("BinaryIO", open(path, "rb", buffering=0, opener=_without_waiting))  # noqa: SIM115 - the caller's
+    try:
+        _check_is_file(os.fstat(file.fileno()))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_is_file(info: os.stat_result) -> None:
+    kind = stat.S_IFMT(info.st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'a device')}; name a file")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def is_of_the_living(path: Path) -> bool:
-    """Whether the process that writes the file still has it open.
+    """Whether the process that writes the file still lives: it holds a lock then, and so does a child that native code forked.
 
     Raises:
         OSError: it cannot be opened.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return not has_ended(os.pread(file.fileno(), _INFO_BYTES, _INFO_AT))
     return False
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._native.blackbox import Collective, Group
 from otel_torchprof.errors import TorchProfError
 
+from .box_file import opened
 from .rank_state import GroupKey, RankState, RunKey, by_number
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def is_dump(path: Path) -> bool:
     """
     if rank_of_file(path) is None or not path.is_file():
         return False
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = file.read(_HEAD)
     return head[:1] in {b"{", b"\x80"} and b"version" in head
 
@@ -80,7 +81,7 @@ def read_dump(path: Path, rank: int) -> Dump:
         TorchProfError: it cannot be read, is none, or has entries that are not understood: without them, the rank would seem late.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = file.read(_LARGEST)
         written = path.stat().st_mtime_ns
     except OSError as error:

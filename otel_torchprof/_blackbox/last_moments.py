@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._native.blackbox import THREAD_AT
+from otel_torchprof._native.recorder import SLICE_BYTES
+from otel_torchprof._process.own_threads import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from otel_torchprof._columns.batch import Array, Batch, Thread
     from otel_torchprof._native.blackbox import Contents
 
 
@@ -38,34 +42,53 @@ class LastMoment(NamedTuple):
     """Since the thread last began or ended anything."""
 
 
-def last_moments(contents: Contents) -> list[LastMoment]:
-    """By thread, those first that did something last."""
-    batch = contents.batch
-    is_open = (batch["flags"] & Flag.UNFINISHED) != 0
-    latest = np.where(is_open, batch["start"], batch["end"])
-    found = []
-    for index, thread in enumerate(batch.threads):
-        rows = np.flatnonzero(batch["thread"] == index)
-        if not len(rows):
-            continue
-        ended = rows[~is_open[rows]]
-        last = int(ended[np.argmax(batch["end"][ended])]) if len(ended) else None
-        opens = [
+def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
+    """By thread, without those of this package, those first that did something last; and how many events there are."""
+    threads: dict[int, _Seen] = {}
+    count = 0
+    for batch in contents.events(SLICE_BYTES):
+        count += len(batch)
+        for index in np.unique(batch["thread"]).tolist():
+            rows = np.flatnonzero(batch["thread"] == index)
+            thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the system gives a number again
+            threads.setdefault(thread, _Seen(batch.threads[index])).add(batch, rows, contents)
+    moments = [seen.moment(contents) for seen in threads.values() if not seen.is_own]
+    return sorted(moments, key=lambda moment: moment.idle_seconds), count
+
+
+class _Seen:
+    """A thread, as far as its events have been read."""
+
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+        self._open: list[OpenEvent] = []
+        self._last_ended = ""
+        self._ended, self._active = -1, 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of this package's."""
+        return self._thread.name.startswith(NAME)
+
+    def add(self, batch: Batch, rows: Array, contents: Contents) -> None:
+        is_open = (batch["flags"][rows] & Flag.UNFINISHED) != 0
+        ended, opened = rows[~is_open], rows[is_open]
+        if len(ended):
+            last = int(ended[np.argmax(batch["end"][ended])])
+            if (end := int(batch["end"][last])) > self._ended:
+                self._ended, self._last_ended = end, batch.names[batch["name"][last]]
+        self._active = max(self._active, self._ended, int(batch["start"][opened].max(initial=0)))
+        self._open += (
             OpenEvent(
                 batch.names[batch["name"][row]], Kind(batch["kind"][row]), _seconds(contents, batch["start"][row])
             )
-            for row in rows[is_open[rows]].tolist()
-        ]
-        found.append(
-            LastMoment(
-                "main" if thread.os_tid == contents.pid else thread.name,
-                thread.os_tid,
-                opens,
-                "" if last is None else batch.names[batch["name"][last]],
-                _seconds(contents, latest[rows].max()),
-            )
+            for row in opened.tolist()
         )
-    return sorted(found, key=lambda moment: moment.idle_seconds)
+
+    def moment(self, contents: Contents) -> LastMoment:
+        name = "main" if self._thread.os_tid == contents.pid else self._thread.name
+        idle = _seconds(contents, self._active)
+        return LastMoment(name, self._thread.os_tid, self._open, self._last_ended, idle)
 
 
 def python_line(contents: Contents, os_tid: int) -> str:
@@ -76,6 +99,22 @@ def python_line(contents: Contents, os_tid: int) -> str:
         if not path.startswith("<") and "/site-packages/" not in path and "/lib/python" not in path:
             return f"{PurePath(path).name}:{line} {function}"
     return ""
+
+
+def stacks_of_program(stacks: str) -> list[str]:
+    """Lines of Python's stacks, without the threads in which only this package runs."""
+    parts = re.split(r"^(?=(?:Current t|T)hread )", stacks, flags=re.MULTILINE)
+    return [line for part in parts if not _is_own(part) for line in part.splitlines()]
+
+
+def _is_own(stack: str) -> bool:
+    paths = re.findall(r'^  File "(.*?)", line', stack, re.MULTILINE)
+    others = [
+        path
+        for path in paths
+        if not path.startswith("<") and not re.search(r"/lib/python[\d.]+/(?!site-packages)", path)
+    ]
+    return bool(others) and all("/otel_torchprof/" in path for path in others)
 
 
 def _seconds(contents: Contents, since: int) -> float:

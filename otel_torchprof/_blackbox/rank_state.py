@@ -223,7 +223,7 @@ def _moment_of_loop(contents: Contents) -> LastMoment | None:
         is_main = is_open and moment.os_tid == contents.pid
         return moment.os_tid in loop, is_open, is_main, len(moment.open), -moment.idle_seconds
 
-    moments = [moment for moment in last_moments(contents) if moment.open or moment.last_ended]
+    moments = [moment for moment in last_moments(contents)[0] if moment.open or moment.last_ended]
     return max(moments, key=importance, default=None)
 
 

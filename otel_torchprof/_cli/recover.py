@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._blackbox.box_file import SUFFIX, is_of_the_living
+from otel_torchprof._blackbox.box_file import SUFFIX, is_of_the_living, opened
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._process.printable import printable
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from otel_torchprof._blackbox.last_moments import LastMoment
+    from otel_torchprof._columns.batch import Array, Batch
     from otel_torchprof._native.blackbox import Contents
 
-_LARGEST = 1 << 32
 _DEEPEST_SHOWN = 12
 _REDACTED = "(redacted)"
 
@@ -85,22 +85,22 @@ def read(path: str) -> Contents:
     Raises:
         TorchProfError: it cannot be read, or is no black box.
     """
-    from otel_torchprof._native.blackbox import MAGIC, read_image
+    from otel_torchprof._native.blackbox import read_file
 
     try:
-        with Path(path).open("rb") as file:
-            return read_image(file.read(_LARGEST) if file.peek().startswith(MAGIC) else b"")
-    except OSError as error:
-        raise TorchProfError(f"cannot read {path!r}: {error.strerror}") from error
+        with opened(Path(path)) as file:
+            return read_file(file)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise TorchProfError(f"cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
     except NativeError as error:
         raise TorchProfError(f"cannot read {path!r}: {error}") from error
 
 
 def is_box(path: str) -> bool:
-    """Whether the file says that it is a black box."""
+    """Whether it is a file that says that it is a black box."""
     from otel_torchprof._native.blackbox import MAGIC
 
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+    with contextlib.suppress(OSError, ValueError), opened(Path(path)) as file:
         return file.read(len(MAGIC)) == MAGIC
     return False
 
@@ -126,7 +126,7 @@ class Traces:
             TorchProfError: a box cannot be read, or has no events.
         """
         with contextlib.ExitStack() as exits:
-            self.paths = [self._trace_of(path, exits) if _is_box_file(path) else path for path in self.paths]
+            self.paths = [self._trace_of(path, exits) if is_box(path) else path for path in self.paths]
             self._exits = exits.pop_all()
         return self
 
@@ -148,10 +148,6 @@ class Traces:
         for trace, path in self._boxes.items():
             text = text.replace(trace, path)
         return text
-
-
-def _is_box_file(path: str) -> bool:
-    return Path(path).is_file() and is_box(path)
 
 
 def write(contents: Contents, output: str) -> bool:
@@ -187,13 +183,21 @@ def _check_name(output: str) -> None:
 
 def redacted(contents: Contents) -> Contents:
     """Without labels and stacks, and without what the process and its threads are called and where it ran."""
-    batch = contents.batch
-    names = batch.names.followed_by(Names.of([_REDACTED]))
-    hidden = np.where(batch["kind"] == Kind.LABEL, len(names) - 1, batch["name"]).astype(batch["name"].dtype)
     info = {key: value for key, value in contents.info.items() if key not in {"host", "program", "run_id", "role"}}
+    events = contents.events
+    return contents._replace(events=lambda size: map(_redacted, events(size)), info=info, stacks="")
+
+
+def _redacted(batch: Batch) -> Batch:
+    names = batch.names.followed_by(Names.of([_REDACTED]))
+
+    def hidden(kind: Array, name: Array) -> Array:
+        return np.where(kind == Kind.LABEL, len(names) - 1, name).astype(name.dtype)
+
+    columns = {**batch.columns, "name": hidden(batch["kind"], batch["name"])}
+    opens = replace(batch.opens, name=hidden(batch.opens.kind, batch.opens.name))
     threads = [thread._replace(name=_REDACTED) for thread in batch.threads]
-    columns = {**batch.columns, "name": hidden}
-    return contents._replace(batch=replace(batch, names=names, threads=threads, columns=columns), info=info, stacks="")
+    return replace(batch, names=names, threads=threads, columns=columns, opens=opens)
 
 
 def problems_of(contents: Contents) -> list[str]:
@@ -220,19 +224,21 @@ def text_of(contents: Contents, *, is_alive: bool = False) -> str:
     where = "".join(f" {word} {printable(str(value))}" for word, value in named if value)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contents.last_ns / 1e9))
     ended = "ended its box" if contents.is_closed else "was running" if is_alive else "was last seen"
-    moments = last_moments(contents)
+    moments, count = last_moments(contents)
     lines = [
         f"{rank}process {contents.pid}{where} {ended} at {at}.{contents.last_ns % 10**9 // 10**6:03}",
-        f"{len(contents.batch):,} events of {len(moments)} threads",
+        f"{count:,} events of {len(moments)} threads",
     ]
     return "\n".join((*lines, *(line for moment in moments for line in _lines(moment)), *_stacks(contents), ""))
 
 
 def _stacks(contents: Contents) -> Iterator[str]:
+    from otel_torchprof._blackbox.last_moments import stacks_of_program
+
     if contents.stacks:
         since = time.strftime("%H:%M:%S", time.localtime(contents.hang_since_ns / 1e9))
         yield f"Python's stacks, written because a thread has done nothing since {since}:"
-        yield from (f"    {printable(line)}" for line in contents.stacks.splitlines())
+        yield from (f"    {printable(line)}" for line in stacks_of_program(contents.stacks))
 
 
 def _lines(moment: LastMoment) -> Iterator[str]:

@@ -146,6 +146,7 @@ def _send_from(delivery: _Delivery, path: Path) -> int:
 def _send_box(delivery: _Delivery, path: Path) -> int:
     try:
         if is_of_the_living(path):
+            say(f"{str(path)!r} is not sent: its process still runs")
             return 0
         if not os.access(path.parent, os.W_OK):  # it would be sent again and again
             say(f"{str(path)!r} is not sent, since its folder cannot be written to: its name says whether it was")

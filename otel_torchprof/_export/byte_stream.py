@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +29,10 @@ _WAYS_OUT = {
     errno.EISDIR: "give the name of a file in it",
     errno.EACCES: "read it as a user who may, or change its permissions",
     errno.EPERM: "read it as a user who may, or change its permissions",
+    errno.ETIMEDOUT: "start what writes to it, or name a file",
 }
+_PATIENCE = 10.0
+"""Seconds that a pipe may have nobody who writes to it."""
 
 
 class UnexpectedError(Exception):
@@ -54,7 +59,7 @@ def opened(path: str) -> Iterator[ByteStream]:
     """
     stream = None
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with _opened_in_time(path) as file:
             stream = ByteStream(file)
             yield stream
     except UnexpectedError as error:
@@ -64,6 +69,30 @@ def opened(path: str) -> Iterator[ByteStream]:
         way_out = _WAYS_OUT.get(getattr(error, "errno", None) or 0, "copy it elsewhere and try again")
         where = f" after byte {stream.offset}" if stream is not None and stream.offset else ""
         raise TorchProfError(f"cannot read {path!r}{where}: {reason}; {way_out}") from error
+
+
+def _opened_in_time(path: str) -> BinaryIO:
+    """A file, or a pipe as soon as somebody writes to it. Raises OSError."""
+    if not Path(path).is_fifo():
+        return Path(path).open("rb", buffering=0)
+    found: list[int | OSError] = []
+    # Nothing else waits as an opening does: to what is opened without waiting, nobody who waits and nobody who comes are the same.
+    opening = threading.Thread(target=lambda: found.append(_descriptor(path)), daemon=True)
+    opening.start()
+    opening.join(_PATIENCE)
+    descriptor = (
+        found[0] if found else OSError(errno.ETIMEDOUT, f"nobody has opened this pipe to write for {_PATIENCE:g} s")
+    )
+    if isinstance(descriptor, OSError):
+        raise descriptor
+    return open(descriptor, "rb", buffering=0)  # noqa: PTH123 - a descriptor
+
+
+def _descriptor(path: str) -> int | OSError:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return error
 
 
 def place(stream: ByteStream | None, offset: int) -> str:

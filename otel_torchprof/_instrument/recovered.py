@@ -20,7 +20,7 @@ from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
-from otel_torchprof._native.recorder import Session, SessionStats
+from otel_torchprof._native.recorder import SLICE_BYTES, Session, SessionStats
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.step_cycle import StepCycle
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.step_cycle import Boundary
 
 
+_MOST_BUFFERED = 32 << 20
+"""Bytes of spans: a command has less memory than the program had."""
+
+
 def recovered_spans(contents: Contents) -> Iterator[SpanList]:
     """The spans of an image, in pieces. What was open at the end has the attribute ``torch.unfinished``."""
     recording = _Recovered(contents)
@@ -49,19 +53,28 @@ def recovered_spans(contents: Contents) -> Iterator[SpanList]:
 
 
 class _ReadSession(Session):
-    """Hands out a batch that is there already, once."""
+    """Hands out the events of an image."""
 
-    def __init__(self, batch: Batch) -> None:
-        context = np.zeros(len(batch), np.uint32)  # spans of the application are not known here
-        self._batch = replace(batch, columns={**batch.columns, "context": context})
+    def __init__(self, contents: Contents) -> None:
+        self._batches = contents.events(SLICE_BYTES)
+        self._rest: Batch
         self._recorded = 0
         self.all_threads, self.contexts, self.inputs = True, True, False
 
-    def drain(self, max_bytes: int = 0) -> Batch:  # noqa: ARG002 - it is in memory as a whole
-        found = self._batch
-        self._batch = replace(found, columns={name: column[:0] for name, column in found.columns.items()})
+    def drain(self, max_bytes: int = 0) -> Batch:  # noqa: ARG002 - all slices are of one size
+        found = next(self._batches, None)
+        if found is None:  # asked once more, after something has failed
+            return self._rest
         self._recorded += len(found)
-        return found
+        context = np.zeros(len(found), np.uint32)  # spans of the application are not known here
+        columns = {**found.columns, "context": context}
+        self._rest = replace(
+            found,
+            columns={name: column[:0] for name, column in columns.items()},
+            outer_rows=found.outer_rows[:0],
+            outer_parents=found.outer_parents[:0],
+        )
+        return replace(found, columns=columns)
 
     def stats(self) -> SessionStats:
         return SessionStats(self._recorded, {}, 0, 0, 0, 0)
@@ -119,10 +132,11 @@ class _Recovered(LiveRecording):
             take_marks=_nothing,
             budget_bytes=0,
             inputs=False,
-            session=_ReadSession(contents.batch),
+            session=_ReadSession(contents),
             id_key=ids.generate_span_id(),
             step_rule=_UnendedRule(),
         )
+        self._buffer.max_bytes = _MOST_BUFFERED
 
     def now(self) -> int:
         """The last that is known of the process."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner
-from .recorder import NAME_KINDS, Session, batch_of, check
+from .recorder import NAME_KINDS, Session, batch_of, check, current_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
     from otel_torchprof._columns.batch import Batch, Names
     from otel_torchprof._columns.schema import Kind
@@ -21,6 +23,8 @@ MAGIC = b"OTPBOX\n\x1a"
 """What an image begins with (``blackbox_format.h``)."""
 STACKS_BYTES: int = lib.OTP_BLACKBOX_STACKS_BYTES
 """Of Python's stacks, that an image keeps."""
+THREAD_AT: int = lib.OTP_INDEX_BITS
+"""The bit of an event's id from which on the id has the thread."""
 _MOST_NUMBER = 1 << 63
 
 
@@ -34,6 +38,7 @@ class BoxSession(Session):
         hidden: kinds of names (of ``NAME_KINDS``) that are not to stand in the file.
         shown: patterns of :mod:`fnmatch` for labels that may, though labels are hidden.
         hides_shapes: whether shapes of collectives are not to stand in it.
+        hides_threads: the same of the names of threads.
     """
 
     def __init__(
@@ -45,12 +50,14 @@ class BoxSession(Session):
         hidden: Iterable[str] = (),
         shown: Sequence[str] = (),
         hides_shapes: bool = False,
+        hides_threads: bool = False,
     ) -> None:
         options = ffi.new("otp_blackbox_options *")
         options.fd, options.bytes = descriptor, size
         options.kinds = sum(1 << kind for kind in set(kinds))
         options.hidden_names = sum(1 << NAME_KINDS.index(kind) for kind in set(hidden))
         options.hides_shapes = hides_shapes
+        options.hides_threads = hides_threads
         self._shown = ffi.new("char[]", "\n".join(shown).encode(errors="surrogateescape"))
         options.shown_names = self._shown
         self._options = options
@@ -93,6 +100,11 @@ def set_info(info: Mapping[str, Any]) -> None:
     text = json.dumps(info).encode()
     if len(text) <= lib.OTP_BLACKBOX_INFO_BYTES:
         lib.otp_blackbox_set_info(text, len(text))
+
+
+def is_lost() -> bool:
+    """Whether the file of the open box was cut by another process: what is recorded is in no file any more."""
+    return bool(lib.otp_blackbox_is_lost())
 
 
 class Group(NamedTuple):
@@ -156,8 +168,9 @@ class Collective(NamedTuple):
 class Contents(NamedTuple):
     """What an image holds (``otp_blackbox_contents``)."""
 
-    batch: Batch
-    """Every event that is whole; what was open has the flag ``UNFINISHED``."""
+    events: Callable[[int], Iterator[Batch]]
+    """Begins with the first event again: every event that is whole, in batches of so many bytes of records, each up to its watermark;
+    0 for one batch. What was open at the end is in the last, with the flag ``UNFINISHED``."""
     pid: int
     is_closed: bool
     """Whether its process has ended it."""
@@ -181,36 +194,67 @@ class Contents(NamedTuple):
     stacks: str = ""
     """Python's stacks of all threads then; empty where nobody could write them."""
 
+    @property
+    def batch(self) -> Batch:
+        """All events at once; for a large box, gigabytes."""
+        return next(self.events(0))
+
 
 def read_image(image: bytes | memoryview) -> Contents:
-    """Reads an image, of which nothing is trusted. Costs some tens of nanoseconds per event; its names stay in the process.
+    """Reads an image in memory, as :func:`read_file`."""
+    return _read(-1, image, len(image))
+
+
+def read_file(file: BinaryIO) -> Contents:
+    """Reads an image in a file, which may be closed afterwards, and of which nothing is trusted.
+
+    Costs some tens of nanoseconds per event, now and with each turn of ``events``; its names stay in the process.
 
     Raises:
         NativeError: it is none, or of another version.
     """
+    return _read(file.fileno(), b"", os.fstat(file.fileno()).st_size)
+
+
+def _read(descriptor: int, source: Any, size: int) -> Contents:
     out = ffi.new("otp_blackbox_contents **")
-    check(lib.otp_blackbox_read(ffi.from_buffer(image), len(image), out), "reading a black box")
-    raw = out[0]
-    try:
-        batch, raw.batch = batch_of(raw.batch), ffi.NULL
-        return Contents(
-            batch,
-            int(raw.pid),
-            bool(raw.is_closed),
-            int(raw.last),
-            int(raw.chunks),
-            int(raw.chunks_damaged),
-            int(raw.names_left_out),
-            int(raw.dropped),
-            [_group(raw.groups[i], batch.names) for i in range(raw.group_count)],
-            [_collective(raw.collectives[i], batch.names) for i in range(raw.collective_count)],
-            _info(bytes(ffi.buffer(raw.info, raw.info_size))),
-            int(raw.hang_since),
-            int(raw.hang_os_tid),
-            bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
-        )
-    finally:
-        lib.otp_blackbox_contents_free(raw)
+    data = ffi.NULL if descriptor >= 0 else ffi.from_buffer(source)
+    check(lib.otp_blackbox_read(descriptor, data, size, out), "reading a black box")
+    raw, names = out[0], current_names()
+    return Contents(
+        _Events(raw, (source, data)),
+        int(raw.pid),
+        bool(raw.is_closed),
+        int(raw.last),
+        int(raw.chunks),
+        int(raw.chunks_damaged),
+        int(raw.names_left_out),
+        int(raw.dropped),
+        [_group(raw.groups[i], names) for i in range(raw.group_count)],
+        [_collective(raw.collectives[i], names) for i in range(raw.collective_count)],
+        _info(bytes(ffi.buffer(raw.info, raw.info_size))),
+        int(raw.hang_since),
+        int(raw.hang_os_tid),
+        bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
+    )
+
+
+class _Events:
+    """The events of an image, one iteration at a time: a new one ends the one before."""
+
+    def __init__(self, raw: Any, source: object) -> None:
+        self._raw, self._owner = raw, owner(raw, "otp_blackbox_contents_free")
+        self._source = source  # is read as long as this lives
+
+    def __call__(self, max_bytes: int) -> Iterator[Batch]:
+        lib.otp_blackbox_rewind(self._raw)
+        is_last = False
+        while not is_last:
+            out = ffi.new("otp_batch **")
+            check(lib.otp_blackbox_next(self._raw, max_bytes, out), "reading a black box")
+            batch = batch_of(out[0])
+            is_last = batch.is_last
+            yield batch
 
 
 def _group(raw: Any, names: Names) -> Group:

@@ -127,7 +127,7 @@ _known: tuple[int, KnownNames] = 0, KnownNames()
 """What is known of the recorder's names, and where these lie: a forked child has others, elsewhere."""
 
 
-def _names() -> Names:
+def current_names() -> Names:
     """The names so far. Copies nothing: each time the same memory is shown, and what was added to it."""
     global _known  # noqa: PLW0603 - there is one table per process
     raw = ffi.new("otp_names *")
@@ -243,7 +243,7 @@ def batch_of(raw: Any) -> Batch:
     outer = groups[lib.OTP_COLUMNS_OUTER]
     return Batch(
         groups[lib.OTP_COLUMNS_EVENTS] | groups[lib.OTP_COLUMNS_INPUTS] | groups[lib.OTP_COLUMNS_CONTEXTS],
-        _names(),
+        current_names(),
         _threads(raw),
         inputs=groups[lib.OTP_COLUMNS_INPUT_WORDS].get("input_words"),
         memory=groups[lib.OTP_COLUMNS_MEMORY] or None,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MAX_BUFFERED_BYTES = 64 << 20
-"""That may be buffered; beyond it the largest trace group is sent in parts while it runs."""
 MAX_BUFFERED_NS = 60_000_000_000
 """How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
 MAX_BUFFERED_STEP_NS = 600_000_000_000
@@ -108,6 +107,8 @@ class SpanBuffer:
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
         self._capacity = TraceCapacity()
+        self.max_bytes = MAX_BUFFERED_BYTES
+        """That may be buffered; beyond it the largest trace group is sent in parts while it runs."""
         self.sampler = TailSampler(rules)
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
@@ -405,7 +406,7 @@ class SpanBuffer:
         """What continues for too long, and the largest trace groups for as long as too much is buffered: parts of them."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
         late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
-        while late or sum(sizes.values()) > MAX_BUFFERED_BYTES:
+        while late or sum(sizes.values()) > self.max_bytes:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
             trace_group = _TraceGroup.of(self._buffered.pop(key), key, self._running.get(key), 0)

@@ -15,11 +15,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
 from otel_torchprof import config
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._blackbox.box import _CUT, BlackBox
 from otel_torchprof._blackbox.box_file import memory_file
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import recorder_stats
+from otel_torchprof._process.own_threads import NAME, own
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -89,12 +90,12 @@ def names(path) -> list[str]:
     return [batch.names[batch["name"][row]] for row in batch["start"].argsort(kind="stable")]
 
 
-def ran(folder, program: str) -> tuple[list[str], int]:
-    """What a program with a box in a folder says, and its exit status."""
-    command = [sys.executable, "-c", PREAMBLE + program, str(folder)]
+def ran(folder, program: str, *words: str) -> tuple[list[str], int, str]:
+    """What a program with a box in a folder says, its exit status, and its errors."""
+    command = [sys.executable, "-c", PREAMBLE + program, str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
     assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout.splitlines(), done.returncode
+    return done.stdout.splitlines(), done.returncode, done.stderr
 
 
 def test_every_event_is_in_the_file_at_once(started):
@@ -148,7 +149,9 @@ def test_who_it_is_of(started):
     assert box.path.name.startswith(f"rank3.{os.getpid()}.")
     place = {"rank": 3, "world_size": 4, "local_world_size": 1, "run_id": "job 7"}
     assert {key: info[key] for key in place} == place
-    assert set(info) - set(place) == {"host", "program", "detail", "opened", "python", "otel_torchprof"}
+    of_process = {"owner", "started", "machine", "pids"}
+    assert set(info) - set(place) - of_process == {"host", "program", "detail", "opened", "python", "otel_torchprof"}
+    assert info["owner"] == os.getpid()
     assert (info["host"], info["detail"]) == (os.uname().nodename, "ops")
 
 
@@ -195,7 +198,7 @@ def test_a_stop_removes_it(started, tmp_path):
 )
 def test_it_goes_with_the_end_of_the_interpreter(tmp_path, end):
     """A program that ends as programs do leaves nothing."""
-    assert ran(tmp_path, f"say(parents.state)\n{end}") == ([ON], 3 if end else 0)
+    assert ran(tmp_path, f"say(parents.state)\n{end}")[:2] == ([ON], 3 if end else 0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -255,7 +258,7 @@ raise ValueError("of the program")
 )
 def test_it_outlives_the_process(tmp_path, end, status):
     """A program that nothing lets clean up leaves its last events, and what was open."""
-    assert ran(tmp_path, f"with otp.record_function('open'):\n    {end}") == ([], status)
+    assert ran(tmp_path, f"with otp.record_function('open'):\n    {end}")[:2] == ([], status)
     (path,) = tmp_path.iterdir()
     assert names(path) == ["before", "open"]
     assert not contents(path).is_closed
@@ -279,7 +282,7 @@ os.waitpid(pid, 0)
 say(parents.state, len(os.listdir(sys.argv[1])))
 os._exit(0)
 """
-    said, status = ran(tmp_path, program)
+    said, status, _ = ran(tmp_path, program)
     assert said == ["off: this process was forked from the one that has it None", "on 2"]
     assert status == 0
     (path,) = tmp_path.glob("*.otpbox")
@@ -327,7 +330,7 @@ def test_hidden_labels_are_not_in_the_file(started, monkeypatch):
     assert names(box.path) == [*["(hidden label)"] * 3, "forward 7", "exact"]
 
 
-@pytest.mark.parametrize("hidden", ["error.type", "torch.module", "code.function.name"])
+@pytest.mark.parametrize("hidden", ["error.type", "torch.module", "code.function.name", "code.line.number"])
 def test_hidden_names_of_code_are_not_in_the_file(started, monkeypatch, hidden):
     """Where an attribute is hidden that has names of exceptions, modules or functions, no byte of the file has one."""
     monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", hidden)
@@ -340,6 +343,17 @@ def test_hidden_names_of_code_are_not_in_the_file(started, monkeypatch, hidden):
         raise SecretError
     assert b"SecretError" not in box.path.read_bytes()
     assert names(box.path) == ["label"]
+
+
+def test_hidden_names_of_threads_are_not_in_the_file(started, monkeypatch):
+    """No byte of the file has the name that the system knows of a thread, of one that ended an event of another's either."""
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "thread.name")
+    box = started()
+    thread = threading.Thread(target=own(lambda: label("in a thread")))
+    thread.start()
+    thread.join()
+    assert names(box.path) == ["in a thread"]
+    assert NAME.encode() not in box.path.read_bytes()[12288:]  # behind what the process says of itself
 
 
 def test_labels_that_are_not_hidden_are_in_the_file(started):
@@ -423,3 +437,63 @@ def test_a_rank_that_exports_nothing_has_one(tmp_path, monkeypatch):
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("rank1.")
     assert names(path) == ["of a silent rank"]
+
+
+CUT = """
+import faulthandler
+
+def own(*_):
+    say("the program's handler")
+
+def record(count):
+    for _ in range(count):
+        with otp.record_function("a label"):
+            pass
+
+def arrange():
+    if sys.argv[2] == "faulthandler":
+        faulthandler.enable()
+    elif sys.argv[2] == "handler":
+        signal.signal(signal.SIGBUS, own)
+
+is_before, is_cut = sys.argv[3] == "before", sys.argv[4] == "cut"
+parents.stop()
+if is_before:
+    arrange()
+parents = box()
+if not is_before:
+    arrange()
+record(20_000)  # over chunks
+if is_cut:
+    os.truncate(parents.path, 0)
+    record(20_000)
+    say(parents.state)
+else:
+    os.kill(os.getpid(), signal.SIGBUS)
+parents.stop()
+say("continued", signal.getsignal(signal.SIGBUS) == (own if sys.argv[2] == "handler" else signal.SIG_DFL))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("handler", ["none", "faulthandler", "handler"])
+def test_a_file_that_is_cut_does_not_end_the_program(tmp_path, handler, when):
+    """Whatever handler of SIGBUS the program has set before the box or after it: it continues, and its handler is not called."""
+    found = ran(tmp_path, CUT, handler, when, "cut")
+    assert found == ([_CUT, "continued True"], 0, "")
+
+
+@pytest.mark.parametrize(
+    ("handler", "end"),
+    [
+        ("none", ([], -signal.SIGBUS)),
+        ("faulthandler", ([], -signal.SIGBUS)),
+        ("handler", (["the program's handler", "continued True"], 0)),
+    ],
+)
+def test_other_signals_are_as_without_a_box(tmp_path, handler, end):
+    """A SIGBUS that is not about the file ends the program as by default, makes faulthandler write stacks, or calls its handler."""
+    for when in ("before", "after"):
+        said, status, errors = ran(tmp_path, CUT, handler, when, "sent")
+        assert (said, status) == end
+        assert ("Fatal Python error: Bus error" in errors) == (handler == "faulthandler")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -12,11 +13,15 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import otel_torchprof as otp
+from otel_torchprof._blackbox import last_moments
 from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.recover import redacted, text_of
+from otel_torchprof._cli.recover import read, redacted, text_of
+from otel_torchprof._export import byte_stream
+from otel_torchprof._instrument import recovered as recovered_module
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
+from otel_torchprof._process.own_threads import own
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -289,17 +294,34 @@ def test_what_is_no_box(image, tmp_path, capsys, damage):
     assert list(tmp_path.glob("*.otlp")) == []
 
 
-@pytest.mark.parametrize(("name", "reason"), [(".", "Is a directory"), ("missing.otpbox", "No such file or directory")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [(".", "it is a folder; name a file"), ("missing.otpbox", "No such file or directory")]
+)
 def test_what_cannot_be_read(tmp_path, capsys, name, reason):
-    """A folder, and a file that there is not: the system's reason."""
+    """A folder, and a file that there is not: the reason."""
     assert recovered(tmp_path / name) == 1
     assert capsys.readouterr().err == f"otel-torchprof: cannot read {str(tmp_path / name)!r}: {reason}\n"
 
 
-def test_an_endless_file_is_not_read(capsys):
-    """What does not begin as a box does is not taken into memory."""
-    assert recovered("/dev/zero", "-o", "none") == 1
-    assert NO_BOX in capsys.readouterr().err
+def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, capsys):
+    """Devices, folders, sockets and pipes that nobody writes to end each command at once, with what they are and what to do."""
+    monkeypatch.setattr(byte_stream, "_PATIENCE", 0.01)
+    pipe, listening = tmp_path / "rank_1", socket.socket(socket.AF_UNIX)
+    os.mkfifo(pipe)
+    with listening:
+        listening.bind(str(tmp_path / "socket"))
+        for path, kind in (
+            (pipe, "pipe"),
+            (tmp_path / "socket", "socket"),
+            (tmp_path, "folder"),
+            ("/dev/zero", "device"),
+        ):
+            assert recovered(path, "-o", "none") == 1
+            assert f"cannot read {str(path)!r}: it is a {kind}; name a file" in capsys.readouterr().err
+        for command in ("autopsy", "show", "explain", "send"):
+            assert cli.main([command, str(pipe)]) == 1
+            assert str(pipe) in capsys.readouterr().err
+    assert cli.main(["send", "--recovered", str(pipe)]) == 1
 
 
 def test_a_box_without_events(tmp_path, capsys):
@@ -335,3 +357,66 @@ def test_explain_names_the_box(box, capsys):
     """Its messages name the box and not the trace that it has made of it, which is gone."""
     assert cli.main(["explain", str(box.path)]) == 1
     assert capsys.readouterr().err.startswith(f"otel-torchprof: {str(box.path)!r} has ")
+
+
+def test_a_large_box_is_read_in_slices(tmp_path, monkeypatch):
+    """However small the slices, the trace has the same spans and the text is the same; no slice has more events than fit."""
+    made = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 4 << 20))
+    made.start()
+    try:
+        with otp.record_function("around all"):
+            for _ in range(10_000):
+                label("one of many")
+        contents, texts, spans = read(str(made.path)), [], []
+        assert max(len(batch) for batch in contents.events(CHUNK_BYTES)) < 3_000
+        for size in (1 << 30, CHUNK_BYTES):
+            monkeypatch.setattr(last_moments, "SLICE_BYTES", size)
+            monkeypatch.setattr(recovered_module, "SLICE_BYTES", size)
+            texts.append(text_of(contents))
+            found = [span for piece in recovered_module.recovered_spans(contents) for span in piece]
+            spans.append(
+                sorted((span.name, span.start_time, span.end_time) for span in found if span.name != "torch.part")
+            )
+    finally:
+        made.stop()
+    assert texts[0] == texts[1]
+    assert spans[0] == spans[1]
+
+
+def test_a_sparse_box_takes_no_memory(tmp_path, box):
+    """The head of a box before 4 GiB of nothing is read in 400 MB of address space beside what the imports take."""
+    sparse = tmp_path / "sparse.otpbox"
+    sparse.write_bytes(box.path.read_bytes()[: 1 << 18])
+    os.truncate(sparse, 4 << 30)
+    program = """
+import resource, sys
+from otel_torchprof._cli import main, recover, show, trace_sums
+import otel_torchprof._instrument.recovered
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
+sys.exit(main.main(["recover", "-o", "none", sys.argv[1]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(sparse)], capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert "process" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_threads_of_this_package_are_not_listed(tmp_path):
+    """What the garbage collector or a trial of the library recorded on a thread of this package's is no thread of the program."""
+    made = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 1 << 20))
+    made.start()
+    try:
+        for run in (own(lambda: label("ours")), lambda: label("theirs")):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        found = read(str(made.path))
+    finally:
+        made.stop()
+    assert [moment.last_ended for moment in last_moments.last_moments(found)[0]] == ["theirs"]
+    ours = f'Thread 7 otel-torchprof\n  File "/usr/lib/python3.11/threading.py", line 1 in run\n  File "{own.__code__.co_filename}", line 2 in named\n'
+    text = text_of(found._replace(stacks=f'{ours}Thread 8 main\n  File "a.py", line 1 in load\n', hang_since_ns=10**18))
+    assert "in named" not in text
+    assert "line 1 in load" in text

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -157,3 +161,46 @@ def test_what_is_no_regular_file_is_left_alone(dead):
     os.mkfifo(dead / "pipe.otpbox")
     with GrpcReceiver() as receiver:
         assert send(receiver.url, dead) == 0
+
+
+FORKS = """
+import ctypes, os, sys
+from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof.parsers import black_box
+import otel_torchprof as otp
+
+box = BlackBox(black_box(f"ops,1M,{sys.argv[1]}"))
+box.start()
+with otp.record_function("before"):
+    pass
+libc = ctypes.CDLL(None)
+child = libc.fork()
+if child == 0:
+    os.read(0, 1)  # as long as the test wants
+    libc._exit(0)
+print(box.path, flush=True)
+os.read(0, 1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_child_that_native_code_forked_does_not_keep_its_parent_alive(tmp_path, capsys):
+    """It has the lock of the box: while the parent lives, the box is not sent and that is said; once it has died, it is sent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        path = Path(process.stdout.readline().strip())
+        assert is_of_the_living(path)
+        assert main(["send", "--recovered", "--endpoint", "http://127.0.0.1:9", str(tmp_path)]) == 0
+        assert f"{str(path)!r} is not sent: its process still runs" in capsys.readouterr().err
+        process.kill()
+        process.wait()
+        try:
+            with path.open("rb") as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the child
+            assert not is_of_the_living(path)
+            assert main(["recover", "-o", "none", str(path)]) == 0
+            assert "was last seen at" in capsys.readouterr().out
+        finally:
+            process.stdin.close()  # ends the child

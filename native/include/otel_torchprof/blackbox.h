@@ -37,12 +37,12 @@ typedef struct {
 } otp_blackbox_group;
 
 typedef struct {
-  int fd;                /* of a file of that size that has all of its blocks; may be closed afterwards */
-  uint64_t bytes;        /* OTP_BLACKBOX_LEAST at least */
-  uint32_t kinds;        /* as in otp_session_options */
-  uint32_t hidden_names; /* bits 1 << otp_name_kind of names that are not to stand in it */
-  uint32_t hides_shapes; /* of collectives */
-  uint32_t padding;
+  int fd;                  /* of a file of that size that has all of its blocks; may be closed afterwards */
+  uint64_t bytes;          /* OTP_BLACKBOX_LEAST at least */
+  uint32_t kinds;          /* as in otp_session_options */
+  uint32_t hidden_names;   /* bits 1 << otp_name_kind of names that are not to stand in it */
+  uint32_t hides_shapes;   /* of collectives */
+  uint32_t hides_threads;  /* their names */
   const char* shown_names; /* labels that may stand in it though they are hidden: patterns of fnmatch(3), separated by
                               newlines; null: none */
 } otp_blackbox_options;
@@ -61,16 +61,19 @@ int otp_blackbox_open(const otp_blackbox_options* options, otp_session** out);
  * open. */
 void otp_blackbox_set_info(const char* json, uint32_t size);
 
-/* What an image holds, in one block with the batch. */
+/* 1: the open box's file was cut by another process, and what is recorded is in no file any more. Any thread. */
+uint32_t otp_blackbox_is_lost(void);
+
+/* What an image holds beside its events. */
 typedef struct {
-  otp_batch* batch; /* every event that is whole; what was open has the flag OTP_FLAG_UNFINISHED and ends at `last` */
   uint32_t pid;
   uint32_t is_closed;      /* 1: its process has ended it */
   int64_t last;            /* Unix ns of the last that is known of the process */
   uint32_t chunks;         /* that have records */
   uint32_t chunks_damaged; /* of them, those that could not be read to their end */
   uint32_t names_left_out; /* since they did not fit */
-  uint64_t dropped;        /* events that found no chunk */
+  uint32_t padding;
+  uint64_t dropped; /* events that found no chunk */
   otp_blackbox_group* groups;
   uint32_t group_count;
   uint32_t collective_count;
@@ -81,12 +84,22 @@ typedef struct {
   uint32_t hang_os_tid; /* of that thread */
   uint32_t stacks_size; /* 0: none, or they were being written */
   char stacks[16384];
+  void* image; /* of the reader */
 } otp_blackbox_contents;
 
-/* Reads an image: nothing in it is trusted. `data` may be shorter than the image, and may be changed by its process
- * meanwhile. *out is the caller's, until otp_blackbox_contents_free. OTP_E_NO_BLACKBOX where it is none. Names are
- * added to those of this process. */
-int otp_blackbox_read(const uint8_t* data, uint64_t size, otp_blackbox_contents** out);
+/* Reads an image, of which nothing is trusted: in a file, whose descriptor may be closed afterwards, or in memory where
+ * `data` is not null, which stays until otp_blackbox_contents_free. It may be shorter than `size` says, and may be
+ * changed by its process meanwhile. *out is the caller's. OTP_E_NO_BLACKBOX where it is none. Names are added to those
+ * of this process. Takes some hundred bytes per chunk. */
+int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, otp_blackbox_contents** out);
+
+/* The next of its events, those in the oldest `max_bytes` of records, or all that are left where it is 0; as
+ * otp_session_drain. The last batch, whose watermark is INT64_MAX, has what was open at the end too, with the flag
+ * OTP_FLAG_UNFINISHED and `last` as its end; empty ones follow it. */
+int otp_blackbox_next(otp_blackbox_contents* contents, uint64_t max_bytes, otp_batch** out);
+
+/* The next batch begins with the first event again. */
+void otp_blackbox_rewind(otp_blackbox_contents* contents);
 
 /* Null is fine. */
 void otp_blackbox_contents_free(otp_blackbox_contents* contents);

@@ -18,8 +18,6 @@
 
 namespace otp {
 
-struct Chunk;  // begins with a hot::ChunkHead; records lie kChunkHeader behind its address
-
 namespace hot {
 
 // What a chunk says of itself, in its own cache line: everything that a reader of a black box needs, without the
@@ -47,10 +45,10 @@ static_assert(sizeof(ChunkHead) == 64, "one cache line");
 
 constexpr uint32_t kChunkHeader = 128;
 constexpr uint32_t kChunkCapacity = OTP_CHUNK_BYTES - kChunkHeader;
-OTP_INLINE uint8_t* place_of(Chunk* chunk, uint32_t at) {
+// Of records, which lie kChunkHeader behind the head's address.
+OTP_INLINE uint8_t* place_of(ChunkHead* chunk, uint32_t at) {
   return reinterpret_cast<uint8_t*>(chunk) + kChunkHeader + at;
 }
-OTP_INLINE ChunkHead* head_of(Chunk* chunk) { return reinterpret_cast<ChunkHead*>(chunk); }
 
 // What a begin needs beside its inputs, and a block of memory: a loss mark and a context may come before it.
 constexpr uint32_t kBeginBytes = sizeof(otp_record_begin) + 2 * sizeof(otp_record);
@@ -153,7 +151,7 @@ static_assert(sizeof(Shared) == 64, "one cache line");
 // atomic, and `chunk` and `id`, which are written under the registry's lock. What every event touches comes first, in
 // one cache line.
 struct alignas(64) Thread {
-  Chunk* chunk = nullptr;
+  ChunkHead* chunk = nullptr;
   Shown<uint64_t> next_index;
   uint32_t at = 0;                  // bytes written into the chunk
   uint32_t not_ready = UINT32_MAX;  // sessions that a begin or an end has to ask for: all but those that hold the
@@ -184,7 +182,7 @@ struct alignas(64) Thread {
   // box the records before it are there whenever the process dies.
   void publish(uint32_t bytes) {
     at = bytes;
-    head_of(chunk)->published.store(bytes, std::memory_order_release);
+    chunk->published.store(bytes, std::memory_order_release);
   }
   // 1 + index of the nearest recorded event on the stack: what a child at that depth has as parent; 0: none.
   uint64_t visible_parent(uint32_t of_depth) const {

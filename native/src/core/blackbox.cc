@@ -24,8 +24,6 @@ constexpr size_t kLongestShown = 255;  // a longer label matches no pattern
 constexpr std::string_view kHidden[OTP_NAME_KINDS] = {"(hidden operator)", "(hidden function)", "(hidden label)",
                                                       "(hidden text)"};
 
-std::atomic<BlackBox*> g_mapped{nullptr};
-
 template <typename T>
 void store(T* place, T value) {
   __atomic_store_n(place, value, __ATOMIC_RELEASE);
@@ -45,45 +43,33 @@ std::string_view NamePolicy::shown(std::string_view name, otp_name_kind kind) co
   return kHidden[kind];
 }
 
-BlackBox::BlackBox(int fd, uint64_t bytes, NamePolicy policy) : d_bytes(bytes), d_policy(std::move(policy)) {
+BlackBox::BlackBox(int fd, uint64_t bytes, NamePolicy policy) : d_memory(fd, bytes), d_policy(std::move(policy)) {
   uint64_t names = bytes / kNamesShare;
-  auto capacity = static_cast<uint32_t>(names / kBytesPerName);
-  uint64_t texts_at = OTP_BLACKBOX_NAME_ENDS_AT + capacity * sizeof(uint32_t);
-  uint64_t chunks_at = (texts_at + names) / kChunksAlignment * kChunksAlignment;
-  auto chunks = static_cast<uint32_t>((bytes - chunks_at) / OTP_CHUNK_BYTES);
-  d_free.reserve(chunks);
+  d_name_capacity = static_cast<uint32_t>(names / kBytesPerName);
+  uint64_t chunks_at = (texts_at() + names) / kChunksAlignment * kChunksAlignment;
+  d_name_text_capacity = static_cast<uint32_t>(chunks_at - texts_at());
+  d_chunks.resize((bytes - chunks_at) / OTP_CHUNK_BYTES);
+  d_free.reserve(d_chunks.size());
   d_open.reserve(OTP_BLACKBOX_OPEN_LISTED);  // nothing allocates later
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  d_memory = static_cast<uint8_t*>(memory);
-  std::memset(d_memory, 0, chunks_at);  // and touches it: no page of it is missing later
-  for (uint32_t i = chunks; i-- > 0;) {
-    uint8_t* chunk = at(chunks_at + uint64_t{i} * OTP_CHUNK_BYTES);
-    std::memset(chunk, 0, OTP_CHUNK_BYTES);
-    d_free.push_back(chunk);
+  std::memset(at(0), 0, chunks_at);          // and touches it: no page of it is missing later
+  for (size_t i = d_chunks.size(); i-- > 0;) {
+    uint8_t* memory = at(chunks_at + i * OTP_CHUNK_BYTES);
+    std::memset(memory, 0, OTP_CHUNK_BYTES);
+    d_chunks[i].head = reinterpret_cast<hot::ChunkHead*>(memory);
+    d_chunks[i].box = this;
+    d_free.push_back(&d_chunks[i]);
   }
-  d_header = reinterpret_cast<otp_blackbox_header*>(d_memory);
-  d_name_ends = reinterpret_cast<uint32_t*>(at(OTP_BLACKBOX_NAME_ENDS_AT));
-  d_name_texts = reinterpret_cast<char*>(at(texts_at));
+  d_header = reinterpret_cast<otp_blackbox_header*>(at(0));
   d_header->version = OTP_BLACKBOX_VERSION;
   d_header->record_format_version = OTP_RECORD_FORMAT_VERSION;
   d_header->bytes = bytes;
   d_header->pid = static_cast<uint32_t>(getpid());
-  d_header->name_capacity = capacity;
-  d_header->name_text_capacity = static_cast<uint32_t>(chunks_at - texts_at);
-  d_header->chunk_count = chunks;
-}
-
-BlackBox::~BlackBox() {
-  std::atomic<BlackBox*>* link = &g_mapped;
-  for (BlackBox* box = link->load(); box != nullptr && box != this; box = link->load()) link = &box->d_next;
-  if (link->load() == this) link->store(d_next.load());
-  munmap(d_memory, d_bytes);
+  d_header->name_capacity = d_name_capacity;
+  d_header->name_text_capacity = d_name_text_capacity;
+  d_header->chunk_count = static_cast<uint32_t>(d_chunks.size());
 }
 
 void BlackBox::publish(uint32_t consumer) {
-  d_next.store(g_mapped.load());
-  g_mapped.store(this);
   d_header->consumer = consumer;
   d_header->state = OTP_BLACKBOX_OPEN;
   full_fence();
@@ -92,16 +78,18 @@ void BlackBox::publish(uint32_t consumer) {
 
 Chunk* BlackBox::take() {
   if (d_free.empty()) return nullptr;
-  auto* chunk = new (d_free.back()) Chunk;
+  Chunk* chunk = d_free.back();
   d_free.pop_back();
-  chunk->box = this;
+  chunk->renew();
   return chunk;
 }
 
 // Its records stay until it is taken again: a reader still finds them.
 void BlackBox::give_back(Chunk* chunk) {
-  d_free.push_back(reinterpret_cast<uint8_t*>(chunk));
-  if (d_is_closed) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);  // it is not taken again: frees its memory
+  d_free.push_back(chunk);
+  if (!d_is_closed) return;
+  madvise(chunk->head, OTP_CHUNK_BYTES, MADV_REMOVE);  // it is not taken again: frees its memory
+  leave_file();
 }
 
 namespace {
@@ -128,7 +116,7 @@ bool find_open_record(const Chunk& chunk, const OpenEvent& event, otp_record_ope
 }  // namespace
 
 uint32_t BlackBox::list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes) {
-  const Chunk* chunk = thread.chunk;
+  const Chunk* chunk = thread.open_chunk;
   if (chunk == nullptr || chunk->box != this) return 0;  // then what is open began before the box, or found no room
   size_t most = std::min<size_t>(OTP_BLACKBOX_OPEN_LISTED, bytes / sizeof(otp_record_open));
   d_open.clear();
@@ -153,15 +141,15 @@ void BlackBox::append_open(ThreadBuffer& thread, uint32_t count) {
 }
 
 void BlackBox::add_name(uint32_t id, std::string_view name, otp_name_kind kind) {
-  if (id >= d_header->name_capacity) return store(&d_header->names_left_out, d_header->names_left_out + 1);
+  if (id >= d_name_capacity) return store(&d_header->names_left_out, d_header->names_left_out + 1);
   name = d_policy.shown(name, kind);
-  uint32_t begin = id == 0 ? 0 : d_name_ends[id - 1];
-  if (name.size() > d_header->name_text_capacity - begin) {
+  if (name.size() > d_name_text_capacity - d_name_text_bytes) {
     store(&d_header->names_left_out, d_header->names_left_out + 1);
     name = {};  // the names after it keep their ids and texts
   }
-  std::memcpy(d_name_texts + begin, name.data(), name.size());
-  d_name_ends[id] = begin + static_cast<uint32_t>(name.size());
+  std::memcpy(at(texts_at() + d_name_text_bytes), name.data(), name.size());
+  d_name_text_bytes += static_cast<uint32_t>(name.size());
+  reinterpret_cast<uint32_t*>(at(OTP_BLACKBOX_NAME_ENDS_AT))[id] = d_name_text_bytes;
   store(&d_header->name_count, id + 1);
 }
 
@@ -184,6 +172,7 @@ void BlackBox::add_late_end(const LateEnd& end) {
   entry.thread = end.thread;
   entry.error_type = end.error_type;
   entry.ended_on = end.ended_on;
+  if (d_policy.hides_threads) std::memset(entry.ended_on.name, 0, sizeof entry.ended_on.name);
   entry.flags = end.flags;
   store(&entry.sequence, count + 1);
   store(&d_header->late_end_count, count + 1);
@@ -260,7 +249,7 @@ void BlackBox::set_stacks(std::string_view text) {
 
 uint32_t BlackBox::pending_timeout_ms(uint32_t os_tid) const {
   constexpr uint32_t kOfNccl = 10 * 60 * 1000;  // where none is known: the shortest of torch's defaults
-  const auto* entries = reinterpret_cast<const otp_blackbox_collective*>(d_memory + OTP_BLACKBOX_COLLECTIVES_AT);
+  const auto* entries = reinterpret_cast<const otp_blackbox_collective*>(at(OTP_BLACKBOX_COLLECTIVES_AT));
   uint32_t least = 0;
   for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i) {
     const otp_blackbox_collective& entry = entries[i];
@@ -277,16 +266,14 @@ void BlackBox::set_dropped(uint64_t events) { store(&d_header->dropped, events);
 bool BlackBox::close() {
   store(&d_header->state, uint32_t{OTP_BLACKBOX_CLOSED});
   d_is_closed = true;
-  for (uint8_t* chunk : d_free) madvise(chunk, OTP_CHUNK_BYTES, MADV_REMOVE);
+  for (Chunk* chunk : d_free) madvise(chunk->head, OTP_CHUNK_BYTES, MADV_REMOVE);
+  leave_file();
   return can_go();
 }
 
-void BlackBox::abandon_all_in_child() {
-  constexpr int kProtection = PROT_READ | PROT_WRITE;
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-  BlackBox* box = g_mapped.exchange(nullptr, std::memory_order_relaxed);
-  for (; box != nullptr; box = box->d_next.load(std::memory_order_relaxed))
-    mmap(box->d_memory, box->d_bytes, kProtection, kFlags, -1, 0);
+void BlackBox::leave_file() {
+  if (std::none_of(d_chunks.begin(), d_chunks.end(), [](const Chunk& chunk) { return chunk.holders != 0; }))
+    d_memory.detach();
 }
 
 }  // namespace otp

@@ -7,13 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/chunk_list.h"
 #include "core/clock.h"
+#include "core/guarded_mapping.h"
 #include "otel_torchprof/blackbox_format.h"
 #include "otel_torchprof/recorder.h"
 
 namespace otp {
 
-struct Chunk;
 struct LateEnd;
 struct ThreadBuffer;
 
@@ -22,11 +23,12 @@ struct NamePolicy {
   uint32_t hidden = 0;                    // bits 1 << otp_name_kind
   std::vector<std::string> shown_labels;  // patterns of fnmatch(3) for labels that are written all the same
   bool hides_shapes = false;              // of collectives
+  bool hides_threads = false;             // their names
 
   std::string_view shown(std::string_view name, otp_name_kind kind) const;
 };
 
-// Maps a file that has all of its blocks: a missing block would be a SIGBUS in the program.
+// Maps a file that has all of its blocks, and may be cut all the same: nothing that is read there is relied on.
 //
 // Callers hold one lock for each part: the interner's for names, the clock's for points, the registry's for all else.
 // A reader in another process can tell what is being changed: see blackbox_format.h.
@@ -34,7 +36,6 @@ class BlackBox {
  public:
   // Throws std::bad_alloc where it cannot be mapped. `bytes` is at least OTP_BLACKBOX_LEAST.
   BlackBox(int fd, uint64_t bytes, NamePolicy policy);
-  ~BlackBox();
   BlackBox(const BlackBox&) = delete;
   BlackBox& operator=(const BlackBox&) = delete;
 
@@ -67,28 +68,29 @@ class BlackBox {
 
   // Ends it. True: no chunk of it is in use, and it can be destroyed; else once the last chunk is returned.
   bool close();
-  bool can_go() const { return d_is_closed && d_free.size() == d_header->chunk_count; }
-
-  // In a forked child: maps private memory over all boxes, so that nothing the child writes is in the files. Takes no
-  // lock.
-  static void abandon_all_in_child();
+  bool can_go() const { return d_is_closed && d_free.size() == d_chunks.size(); }
+  bool hides_threads() const { return d_policy.hides_threads; }
+  // Its file was cut: what is written here can be read by nobody.
+  bool is_lost() const { return d_memory.is_lost(); }
 
  private:
-  uint8_t* at(uint64_t offset) { return d_memory + offset; }
+  // Once it is closed: without the file as soon as nobody reads a chunk of it.
+  void leave_file();
+  uint8_t* at(uint64_t offset) const { return d_memory.memory() + offset; }
+  uint64_t texts_at() const { return OTP_BLACKBOX_NAME_ENDS_AT + d_name_capacity * sizeof(uint32_t); }
   otp_blackbox_group* group_of(const otp_blackbox_call& call);
   otp_blackbox_collective& collective(uint64_t ticket) {
     auto* entries = reinterpret_cast<otp_blackbox_collective*>(at(OTP_BLACKBOX_COLLECTIVES_AT));
     return entries[ticket % OTP_BLACKBOX_COLLECTIVES];
   }
 
-  uint8_t* d_memory;
-  std::atomic<BlackBox*> d_next{nullptr};  // of all that are mapped
-  uint64_t d_bytes;
+  GuardedMapping d_memory;
   NamePolicy d_policy;
   otp_blackbox_header* d_header;
-  uint32_t* d_name_ends;
-  char* d_name_texts;
-  std::vector<uint8_t*> d_free;
+  uint32_t d_name_capacity, d_name_text_capacity;
+  uint32_t d_name_text_bytes = 0;  // written
+  std::vector<Chunk> d_chunks;
+  std::vector<Chunk*> d_free;
   std::vector<otp_record_open> d_open;  // as listed
   bool d_is_closed = false;
 };

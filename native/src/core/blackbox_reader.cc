@@ -1,11 +1,13 @@
 // Reads the image of a black box: any bytes are safe.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <new>
 
-#include "core/blackbox.h"
+#include "core/blackbox_image.h"
 #include "core/chunk_list.h"
 #include "core/drain.h"
 #include "core/registry.h"
@@ -20,18 +22,11 @@ namespace {
 // younger than that: a record of its former life behind its last is told by this.
 constexpr uint64_t kOlder = uint64_t{1} << 28, kYounger = uint64_t{1} << 48;
 
+constexpr std::string_view kNotKept = "(name not kept)";
+constexpr size_t kMostNames = 1u << 18, kLongestName = 1u << 20;
 constexpr int64_t kLastTime = 6'000'000'000'000'000'000;  // Unix ns: from here on sums may overflow
-constexpr uint64_t kMostBytes = uint64_t{1} << 32;
 constexpr uint32_t kMostThreads = 1u << (64 - OTP_INDEX_BITS);
 constexpr uint64_t kMostIndex = uint64_t{1} << (OTP_INDEX_BITS - 1);
-
-// A copy of a chunk's records, as far as they make sense.
-struct FoundChunk {
-  uint64_t sequence, next_index, events;
-  uint32_t thread;
-  otp_thread info;
-  std::vector<uint8_t> records;
-};
 
 bool overlap(const FoundChunk& before, const FoundChunk& after) {
   return before.thread == after.thread &&
@@ -42,53 +37,21 @@ bool has_time(const otp_record& record) {
   return record.kind != OTP_RECORD_INPUTS && record.kind != OTP_RECORD_LOSS && record.kind != OTP_RECORD_CONTEXT;
 }
 
-class Image {
- public:
-  Image(const uint8_t* data, uint64_t size) : d_data(data), d_size(std::min(size, kMostBytes)) {}
+}  // namespace
 
-  // False: it is none.
-  bool read_header();
-  otp_blackbox_contents* contents();
-
- private:
-  template <typename T>
-  bool copy(uint64_t at, T* out) const {
-    if (at > d_size || d_size - at < sizeof *out) return false;
-    std::memcpy(out, d_data + at, sizeof *out);
+bool Image::read(uint64_t at, void* out, uint64_t bytes) const {
+  if (at > d_size || d_size - at < bytes) return false;
+  if (d_data != nullptr) {
+    std::memcpy(out, d_data + at, bytes);
     return true;
   }
-  uint64_t texts_at() const { return OTP_BLACKBOX_NAME_ENDS_AT + uint64_t{d_header.name_capacity} * sizeof(uint32_t); }
-  uint64_t chunks_at() const { return texts_at() + d_header.name_text_capacity; }
-
-  void read_points();
-  void read_chunks();
-  bool read_chunk(uint64_t at, FoundChunk* found);
-  bool copy_head(uint64_t at, hot::ChunkHead* out) const;
-  uint32_t sound_bytes(const hot::ChunkHead& head, const std::vector<uint8_t>& records, uint64_t* events);
-  bool is_sound(const hot::ChunkHead& head, const otp_record& record, uint64_t before) const;
-  void drop_overlapping();
-  void read_late_ends();
-  otp_batch* decode();
-  void rename(otp_batch* batch);
-  void read_groups(otp_blackbox_contents* out);
-  void read_collectives(otp_blackbox_contents* out);
-  uint64_t time_of(uint64_t ticks) const {
-    return ticks == 0 ? 0 : static_cast<uint64_t>(ClockReader(d_points).unix_ns(ticks));
+  for (uint64_t done = 0; done < bytes;) {
+    ssize_t got = pread(d_fd, static_cast<char*>(out) + done, bytes - done, static_cast<off_t>(at + done));
+    if (got <= 0) return false;  // it was cut meanwhile, or cannot be read
+    done += static_cast<uint64_t>(got);
   }
-  uint32_t own_name(uint32_t id);
-  void copy_info(otp_blackbox_contents* out) const;
-  void copy_hang(otp_blackbox_contents* out) const;
-
-  const uint8_t* d_data;
-  uint64_t d_size;
-  otp_blackbox_header d_header{};
-  std::vector<ClockPoint> d_points;
-  std::vector<FoundChunk> d_chunks;  // by thread, and within one as they were written
-  std::vector<LateEnd> d_late_ends;
-  std::map<uint32_t, uint32_t> d_names;
-  uint64_t d_last = 0;  // ticks
-  uint32_t d_found = 0, d_damaged = 0;
-};
+  return true;
+}
 
 bool Image::read_header() {
   if (!copy(0, &d_header)) return false;
@@ -119,9 +82,9 @@ void Image::read_points() {
 bool Image::copy_head(uint64_t at, hot::ChunkHead* out) const {
   if (at > d_size || d_size - at < OTP_BLACKBOX_CHUNK_HEADER) return false;
   full_fence();
-  std::memcpy(static_cast<void*>(out), d_data + at, sizeof *out);
+  bool is_read = read(at, static_cast<void*>(out), sizeof *out);
   full_fence();
-  return true;
+  return is_read;
 }
 
 // Whether a record can be one: `before` is the time of the one before it.
@@ -141,20 +104,21 @@ bool Image::is_sound(const hot::ChunkHead& head, const otp_record& record, uint6
 }
 
 // Bytes up to the first record that makes no sense: what follows may be of the chunk's former life, or anything.
-uint32_t Image::sound_bytes(const hot::ChunkHead& head, const std::vector<uint8_t>& records, uint64_t* events) {
-  auto size = static_cast<uint32_t>(records.size());
+uint32_t Image::sound_bytes(const hot::ChunkHead& head, uint32_t size, FoundChunk* found) {
   uint64_t time = 0;
   bool lists = true;
   uint32_t at = 0;
   while (size - at >= sizeof(otp_record)) {
     otp_record record;
-    std::memcpy(&record, records.data() + at, sizeof record);
+    std::memcpy(&record, d_records.data() + at, sizeof record);
     uint32_t step = record_size(record, size - at);
     lists = lists && record.kind == OTP_RECORD_OPEN;
     bool is_misplaced = record.kind == OTP_RECORD_OPEN && !lists;
     if (step == 0 || is_misplaced || !is_sound(head, record, time)) break;
     if (has_time(record) && (record.consumers & d_header.consumer) != 0) time = std::max(time, record.ticks);
-    *events += record.kind == OTP_RECORD_BEGIN;
+    if (record.kind != OTP_RECORD_INPUTS && record.kind != OTP_RECORD_OPEN)
+      found->last = std::max(found->last, record.ticks);
+    found->events += record.kind == OTP_RECORD_BEGIN;
     at += step;
   }
   d_last = std::max(d_last, time);
@@ -174,25 +138,22 @@ bool Image::read_chunk(uint64_t at, FoundChunk* found) {
   uint32_t published = head.published;
   uint64_t records_at = at + OTP_BLACKBOX_CHUNK_HEADER;
   uint64_t there = std::min<uint64_t>(d_size - std::min(d_size, records_at), Chunk::kCapacity);
-  auto size = static_cast<size_t>(std::min<uint64_t>(published, there));
-  found->records.assign(d_data + records_at, d_data + records_at + size);
+  auto size = static_cast<uint32_t>(std::min<uint64_t>(published, there));
+  if (!read(records_at, d_records.data(), size)) size = 0;
   if (!copy_head(at, &again) || again.sequence != head.sequence) return false;
   ++d_found;
   bool is_head = head.check == head.checksum(head.sequence) && head.thread != 0 && head.thread < kMostThreads &&
                  head.next_index < kMostIndex;
-  found->sequence = head.sequence;
-  found->next_index = head.next_index;
-  found->thread = head.thread;
+  *found = {at, head.sequence, head.next_index, 0, head.taken_ticks, 0, head.thread, 0, {}};
   found->info = {0, head.source_tid, head.os_tid, head.thread, {}};
   std::memcpy(found->info.name, head.name, sizeof head.name - 1);
-  found->events = 0;
-  if (is_head) found->records.resize(sound_bytes(head, found->records, &found->events));
-  bool is_whole = is_head && found->records.size() == published;
-  d_damaged += !is_whole;
+  if (is_head) found->size = sound_bytes(head, size, found);
+  d_damaged += !is_head || found->size != published;
   return is_head;
 }
 
 void Image::read_chunks() {
+  d_records.resize(Chunk::kCapacity);
   for (uint32_t i = 0; i < d_header.chunk_count; ++i) {
     FoundChunk found;
     if (read_chunk(chunks_at() + uint64_t{i} * OTP_CHUNK_BYTES, &found)) d_chunks.push_back(std::move(found));
@@ -214,6 +175,9 @@ void Image::drop_overlapping() {
     if (!overlaps) kept.push_back(d_chunks[i]);
   }
   d_chunks = std::move(kept);
+  for (size_t i = 1; i < d_chunks.size(); ++i)  // a chunk is read after those before it
+    if (d_chunks[i - 1].thread == d_chunks[i].thread)
+      d_chunks[i].last = std::max(d_chunks[i].last, d_chunks[i - 1].last);
 }
 
 void Image::read_late_ends() {
@@ -231,28 +195,98 @@ void Image::read_late_ends() {
   for (auto& [sequence, end] : by_sequence) d_late_ends.push_back(end);
 }
 
-otp_batch* Image::decode() {
-  uint64_t bytes = 0;
-  for (const FoundChunk& chunk : d_chunks) bytes += chunk.records.size();
-  BatchBuilder builder(
-      {bytes / sizeof(otp_record_begin), 0, 0, d_chunks.size() + d_late_ends.size(), false, false, false});
-  if (!builder.ok()) throw std::bad_alloc();
-  ClockReader clock(d_points);
-  DecodeLimits limits{0, UINT64_MAX, UINT64_MAX, d_header.consumer, OTP_BLACKBOX_OPEN_LISTED};
-  for (size_t i = 0; i < d_chunks.size();) {
-    uint32_t thread = d_chunks[i].thread;
-    ThreadDecoder state;
-    ThreadDecode decode(builder, state, clock, limits, d_chunks[i].info);
-    for (; i < d_chunks.size() && d_chunks[i].thread == thread; ++i) {
-      const FoundChunk& chunk = d_chunks[i];
-      decode.chunk({chunk.records.data(), static_cast<uint32_t>(chunk.records.size()), chunk.next_index});
-    }
-    for (const LateEnd& end : d_late_ends)
-      if (end.thread == thread) decode.late_end(end, builder.thread_index(end.ended_on));
-    decode.finish_all(d_last);
+void Image::rewind() {
+  d_is_done = false;
+  d_late_left = d_late_ends;
+  d_threads.clear();
+  for (size_t i = 0; i < d_chunks.size(); ++i) {
+    bool is_first = i == 0 || d_chunks[i - 1].thread != d_chunks[i].thread;
+    if (is_first) d_threads.push_back({i, i, i, 0, d_chunks[i].next_index, {}});
+    ++d_threads.back().end;
   }
+}
+
+// Up to when the next batch goes: as many of the chunks that end first as fit, and one at least.
+uint64_t Image::cut_of(uint64_t max_bytes) const {
+  std::vector<std::pair<uint64_t, uint64_t>> unread;  // when it ends, bytes
+  uint64_t total = 0;
+  for (const ReadThread& thread : d_threads) {
+    for (size_t i = thread.chunk; i < thread.end; ++i) {
+      uint64_t size = d_chunks[i].size - (i == thread.chunk ? thread.from : 0);
+      unread.emplace_back(d_chunks[i].last, size);
+      total += size;
+    }
+  }
+  if (max_bytes == 0 || total <= max_bytes) return UINT64_MAX;
+  std::sort(unread.begin(), unread.end());
+  uint64_t cut = unread.front().first, bytes = 0;
+  for (const auto& [last, size] : unread) {
+    if ((bytes += size) > max_bytes) break;
+    cut = last;
+  }
+  return cut;
+}
+
+// The first batch has what was open when the first chunk of each thread began, whenever that was.
+bool Image::begins_by(const ReadThread& thread, uint64_t cut) const {
+  bool is_untouched = thread.chunk == thread.begin && thread.from == 0;
+  return thread.chunk < thread.end && (is_untouched || d_chunks[thread.chunk].taken <= cut);
+}
+
+uint64_t Image::bytes_up_to(uint64_t cut) const {
+  uint64_t bytes = 0;
+  for (const ReadThread& thread : d_threads) {
+    ReadThread at = {thread.begin, thread.end, thread.chunk, thread.from, 0, {}};
+    for (; begins_by(at, cut); ++at.chunk) bytes += d_chunks[at.chunk].size;
+  }
+  return bytes;
+}
+
+// Reads them as they were found; false: the process has used the chunk anew, or the file was cut.
+bool Image::records_of(const FoundChunk& chunk) {
+  hot::ChunkHead head;
+  return read(chunk.at + OTP_BLACKBOX_CHUNK_HEADER, d_records.data(), chunk.size) && copy_head(chunk.at, &head) &&
+         head.sequence == chunk.sequence;
+}
+
+void Image::decode_thread(ReadThread& thread, uint64_t cut, BatchBuilder& builder, std::vector<uint64_t>* open_rows) {
+  ClockReader clock(d_points);
+  const otp_thread& info = d_chunks[thread.begin].info;
+  ThreadDecode decode(builder, thread.decoder, clock, {0, UINT64_MAX, cut, d_header.consumer, OTP_BLACKBOX_OPEN_LISTED},
+                      info);
+  for (; begins_by(thread, cut); ++thread.chunk, thread.from = 0) {
+    const FoundChunk& chunk = d_chunks[thread.chunk];
+    if (thread.from == 0) thread.next_index = chunk.next_index;
+    if (!records_of(chunk)) continue;
+    uint32_t left = chunk.size - thread.from;
+    uint32_t done = decode.chunk({d_records.data() + thread.from, left, thread.next_index, thread.from != 0});
+    thread.next_index = thread.decoder.next_index;
+    thread.from += done;
+    if (done < left) break;
+  }
+  auto is_done = [&](const LateEnd& end) {
+    return end.thread == info.id && end.ticks <= cut && decode.late_end(end, builder.thread_index(end.ended_on));
+  };
+  d_late_left.erase(std::remove_if(d_late_left.begin(), d_late_left.end(), is_done), d_late_left.end());
+  if (cut == UINT64_MAX) decode.finish_all(d_last);
+  decode.keep_open(open_rows);
+}
+
+otp_batch* Image::next(uint64_t max_bytes) {
+  uint64_t cut = d_is_done ? UINT64_MAX : cut_of(max_bytes), pending = 0;
+  for (const ReadThread& thread : d_threads) pending += thread.decoder.pending.size();
+  uint64_t rows = bytes_up_to(cut) / sizeof(otp_record_begin) + pending;
+  BatchBuilder builder({rows, 0, 0, d_threads.size() + d_late_left.size(), false, false, false});
+  if (!builder.ok()) throw std::bad_alloc();
+  std::vector<uint64_t> open_rows;
+  for (ReadThread& thread : d_threads)
+    if (!d_is_done && (begins_by(thread, cut) || !thread.decoder.pending.empty()))
+      decode_thread(thread, cut, builder, &open_rows);
+  std::sort(open_rows.begin(), open_rows.end());
+  builder.remove_rows(open_rows);
   otp_batch* batch = builder.finish();
-  batch->watermark = INT64_MAX;
+  batch->watermark = cut == UINT64_MAX ? INT64_MAX : ClockReader(d_points).unix_ns(cut);
+  d_is_done = cut == UINT64_MAX;
   rename(batch);
   return batch;
 }
@@ -260,16 +294,21 @@ otp_batch* Image::decode() {
 // The id that the name has in this process.
 uint32_t Image::own_name(uint32_t id) {
   if (id == 0) return 0;
+  if (id >= std::min(d_header.name_count, d_header.name_capacity))
+    return registry().interner.intern(kNotKept, OTP_NAME_OPERATOR).id;
+  if (d_names.size() == kMostNames) d_names.clear();
   auto [known, is_new] = d_names.try_emplace(id, 0);
-  if (!is_new) return known->second;
-  std::string_view text = "(name not kept)";
+  if (is_new) known->second = registry().interner.intern(text_of(id), OTP_NAME_OPERATOR).id;
+  return known->second;
+}
+
+std::string Image::text_of(uint32_t id) const {
   uint32_t begin = 0, end = 0;
   uint64_t ends_at = OTP_BLACKBOX_NAME_ENDS_AT + uint64_t{id} * sizeof end;
-  bool has_text = id < d_header.name_count && id < d_header.name_capacity && copy(ends_at, &end) &&
-                  copy(ends_at - sizeof begin, &begin) && begin < end && end <= d_header.name_text_capacity &&
-                  texts_at() + end <= d_size;
-  if (has_text) text = {reinterpret_cast<const char*>(d_data) + texts_at() + begin, end - begin};
-  return known->second = registry().interner.intern(text, OTP_NAME_OPERATOR).id;
+  bool has_text = copy(ends_at, &end) && copy(ends_at - sizeof begin, &begin) && begin < end &&
+                  end <= d_header.name_text_capacity && end - begin <= kLongestName;
+  std::string text(has_text ? end - begin : 0, 0);
+  return has_text && read(texts_at() + begin, text.data(), text.size()) ? text : std::string(kNotKept);
 }
 
 void Image::rename(otp_batch* batch) {
@@ -277,6 +316,7 @@ void Image::rename(otp_batch* batch) {
     batch->name[row] = own_name(batch->name[row]);
     batch->error_type[row] = own_name(batch->error_type[row]);
   }
+  for (uint64_t i = 0; i < batch->open_count; ++i) batch->open_name[i] = own_name(batch->open_name[i]);
 }
 
 void Image::read_groups(otp_blackbox_contents* out) {
@@ -319,8 +359,7 @@ void Image::copy_info(otp_blackbox_contents* out) const {
   uint32_t size = std::min<uint32_t>(d_header.info_bytes, OTP_BLACKBOX_INFO_BYTES);
   otp_blackbox_header again;
   bool is_there = d_size >= OTP_BLACKBOX_INFO_AT + OTP_BLACKBOX_INFO_BYTES && d_header.info_sequence % 2 == 0;
-  if (!is_there) return;
-  std::memcpy(out->info, d_data + OTP_BLACKBOX_INFO_AT, size);
+  if (!is_there || !read(OTP_BLACKBOX_INFO_AT, out->info, size)) return;
   if (copy(0, &again) && again.info_sequence == d_header.info_sequence) out->info_size = size;
 }
 
@@ -331,7 +370,7 @@ void Image::copy_hang(otp_blackbox_contents* out) const {
   uint32_t size = std::min<uint32_t>(d_header.stacks_bytes, OTP_BLACKBOX_STACKS_BYTES);
   if (d_size < OTP_BLACKBOX_STACKS_AT + OTP_BLACKBOX_STACKS_BYTES || d_header.stacks_sequence % 2 != 0) return;
   otp_blackbox_header again;
-  std::memcpy(out->stacks, d_data + OTP_BLACKBOX_STACKS_AT, size);
+  if (!read(OTP_BLACKBOX_STACKS_AT, out->stacks, size)) return;
   if (copy(0, &again) && again.stacks_sequence == d_header.stacks_sequence) out->stacks_size = size;
 }
 
@@ -343,7 +382,7 @@ otp_blackbox_contents* Image::contents() {
   read_late_ends();
   read_groups(out.get());
   read_collectives(out.get());
-  out->batch = decode();
+  rewind();
   out->pid = d_header.pid;
   out->is_closed = d_header.state == OTP_BLACKBOX_CLOSED ? 1 : 0;
   out->last = ClockReader(d_points).unix_ns(d_last);
@@ -353,26 +392,36 @@ otp_blackbox_contents* Image::contents() {
   out->dropped = d_header.dropped;
   copy_info(out.get());
   copy_hang(out.get());
+  out->image = this;
   return out.release();
 }
 
-}  // namespace
 }  // namespace otp
 
 extern "C" {
 
-int otp_blackbox_read(const uint8_t* data, uint64_t size, otp_blackbox_contents** out) try {
-  otp::Image image(data, size);
-  if (!image.read_header()) return OTP_E_NO_BLACKBOX;
-  *out = image.contents();
+int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, otp_blackbox_contents** out) try {
+  auto image = std::make_unique<otp::Image>(fd, data, size);
+  if (!image->read_header()) return OTP_E_NO_BLACKBOX;
+  *out = image->contents();
+  image.release();
   return OTP_OK;
 } catch (const std::bad_alloc&) {
   return OTP_E_NO_MEMORY;
 }
 
+int otp_blackbox_next(otp_blackbox_contents* contents, uint64_t max_bytes, otp_batch** out) try {
+  *out = static_cast<otp::Image*>(contents->image)->next(max_bytes);
+  return OTP_OK;
+} catch (const std::bad_alloc&) {
+  return OTP_E_NO_MEMORY;
+}
+
+void otp_blackbox_rewind(otp_blackbox_contents* contents) { static_cast<otp::Image*>(contents->image)->rewind(); }
+
 void otp_blackbox_contents_free(otp_blackbox_contents* contents) {
   if (contents == nullptr) return;
-  otp_batch_free(contents->batch);
+  delete static_cast<otp::Image*>(contents->image);
   delete[] contents->groups;
   delete[] contents->collectives;
   delete contents;

@@ -17,7 +17,7 @@ bool Registry::move_out_of_box(Chunk* chunk) {
   copy->sealed_ticks = chunk->sealed_ticks;
   uint32_t size = chunk->readable_bytes();
   std::memcpy(copy->data(), chunk->data(), size);
-  copy->published.store(size, std::memory_order_relaxed);
+  copy->head->published.store(size, std::memory_order_relaxed);
   for (uint32_t rest = copy->holders; rest != 0; rest &= rest - 1) {
     std::deque<Held>& held = sessions[__builtin_ctz(rest)]->held;
     auto found = std::find_if(held.rbegin(), held.rend(), [chunk](const Held& each) { return each.chunk == chunk; });
@@ -53,7 +53,10 @@ bool Registry::evict_from_box() {
 }
 
 Chunk* Registry::take_chunk() {
-  if (box != nullptr) clock.calibrate();  // the box may be read when nobody has asked for the time in a while
+  if (box != nullptr) {
+    clock.calibrate();  // the box may be read when nobody has asked for the time in a while
+    GuardedMapping::guard_again();
+  }
   Chunk* chunk = box == nullptr ? nullptr : box->take();
   while (chunk == nullptr && box != nullptr && evict_from_box()) chunk = box->take();
   if (chunk != nullptr) return chunk;

@@ -19,6 +19,7 @@ NamePolicy policy_of(const otp_blackbox_options& options) {
   NamePolicy policy;
   policy.hidden = options.hidden_names;
   policy.hides_shapes = options.hides_shapes != 0;
+  policy.hides_threads = options.hides_threads != 0;
   std::istringstream lines(options.shown_names == nullptr ? "" : options.shown_names);
   for (std::string line; std::getline(lines, line);) policy.shown_labels.push_back(line);
   return policy;
@@ -83,6 +84,7 @@ int otp_blackbox_open(const otp_blackbox_options* options, otp_session** out) tr
   if (options->bytes < OTP_BLACKBOX_LEAST) return OTP_E_BUDGET_TOO_SMALL;
   otp_session_options requested = otp::session_options_of(*options);
   otp_session* session = nullptr;
+  otp::registry();  // whose handler of forks is then there before the memory is
   auto box = std::make_unique<otp::BlackBox>(options->fd, options->bytes, otp::policy_of(*options));
   int status = otp_session_new(&requested, &session);
   if (status != OTP_OK) return status;
@@ -102,6 +104,12 @@ void otp_blackbox_set_info(const char* json, uint32_t size) {
   otp::Registry& all = otp::registry();
   std::lock_guard<std::mutex> hold(all.mutex);
   if (all.box != nullptr) all.box->set_info({json, size});
+}
+
+uint32_t otp_blackbox_is_lost(void) {
+  otp::Registry& all = otp::registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  return all.box != nullptr && all.box->is_lost() ? 1 : 0;
 }
 
 }  // extern "C"

@@ -11,21 +11,31 @@
 
 namespace otp {
 
-// The sequence is 0 meanwhile: readers in other processes leave the chunk out.
+void Chunk::renew() {
+  new (head) hot::ChunkHead;
+  owner = nullptr;
+  holders = 0;
+  sealed = false;
+}
+
+// The head's sequence is 0 meanwhile: readers in other processes leave the chunk out.
 void Chunk::begin(ThreadBuffer* thread, uint64_t of_sequence) {
   owner = thread;
-  sequence.store(0, std::memory_order_relaxed);
-  full_fence();
-  published.store(0, std::memory_order_relaxed);
-  const otp_thread& info = thread->info;
-  ChunkHead::thread = thread->id;
+  sequence = of_sequence;
   next_index = thread->next_index.get();
-  taken_ticks = ticks_now();
-  os_tid = info.os_tid;
-  source_tid = thread->source_tid.get();
-  std::memcpy(name, info.name, sizeof name);
-  check = checksum(of_sequence);
-  sequence.store(of_sequence, std::memory_order_release);
+  head->sequence.store(0, std::memory_order_relaxed);
+  full_fence();
+  head->published.store(0, std::memory_order_relaxed);
+  const otp_thread& info = thread->info;
+  head->thread = thread->id;
+  head->next_index = next_index;
+  head->taken_ticks = ticks_now();
+  head->os_tid = info.os_tid;
+  head->source_tid = thread->source_tid.get();
+  bool is_hidden = box != nullptr && box->hides_threads();
+  std::memcpy(head->name, is_hidden ? otp_thread{}.name : info.name, sizeof head->name);
+  head->check = head->checksum(of_sequence);
+  head->sequence.store(of_sequence, std::memory_order_release);
 }
 
 namespace {
@@ -38,7 +48,8 @@ constexpr uint32_t kSpareArenas = 4;
 
 struct Arena {
   uint8_t* memory = nullptr;
-  std::vector<uint8_t*> free;  // last in, first out: the chunk freed last is still warm
+  Chunk chunks[kChunksPerArena];
+  std::vector<Chunk*> free;  // last in, first out: the chunk freed last is still warm
 };
 
 // Null when the system gives no memory. Reserves what give_back will need: that must not fail.
@@ -50,7 +61,11 @@ Arena* ChunkPool::map_arena() try {
   void* memory = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   arena->memory = static_cast<uint8_t*>(memory);
-  for (uint32_t i = kChunksPerArena; i-- > 0;) arena->free.push_back(arena->memory + i * OTP_CHUNK_BYTES);
+  for (uint32_t i = kChunksPerArena; i-- > 0;) {
+    arena->chunks[i].head = reinterpret_cast<hot::ChunkHead*>(arena->memory + i * OTP_CHUNK_BYTES);
+    arena->chunks[i].arena = arena.get();
+    arena->free.push_back(&arena->chunks[i]);
+  }
   d_arenas.push_back(arena.get());
   d_with_room.push_back(arena.get());
   ++d_empty_arenas;
@@ -70,11 +85,10 @@ Chunk* ChunkPool::take() {
   Arena* arena = d_with_room.empty() ? map_arena() : d_with_room.back();
   if (arena == nullptr) return nullptr;
   if (arena->free.size() == kChunksPerArena) --d_empty_arenas;
-  uint8_t* memory = arena->free.back();
+  Chunk* chunk = arena->free.back();
   arena->free.pop_back();
   if (arena->free.empty()) d_with_room.erase(std::find(d_with_room.begin(), d_with_room.end(), arena));
-  auto* chunk = new (memory) Chunk;
-  chunk->arena = arena;
+  chunk->renew();
   return chunk;
 }
 
@@ -87,7 +101,7 @@ void ChunkPool::give_back(Chunk* chunk) {
     return;
   }
   if (arena->free.empty()) d_with_room.push_back(arena);
-  arena->free.push_back(reinterpret_cast<uint8_t*>(chunk));
+  arena->free.push_back(chunk);
   if (arena->free.size() < kChunksPerArena) return;
   if (d_empty_arenas >= kSpareArenas) {
     unmap_arena(arena);

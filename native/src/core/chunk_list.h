@@ -1,6 +1,7 @@
 // Chunks: the memory that records lie in, and the one place that it comes from.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -26,25 +27,34 @@ struct ThreadBuffer;
 struct Arena;
 class BlackBox;
 
-// One writer appends, and publishes how far; these fields belong to the registry's lock, and to this process.
-struct Chunk : hot::ChunkHead {
+// What the process knows of a chunk. Belongs to the registry's lock, but for the records, to which one thread appends
+// and of which it publishes how far. Beside the memory of the records and not in it: other processes can change that of
+// a black box, so that nothing may depend on what is read there.
+struct Chunk {
+  hot::ChunkHead* head = nullptr;  // the records are behind it
   ThreadBuffer* owner = nullptr;
   Arena* arena = nullptr;  // where its memory is from: one of the two
   BlackBox* box = nullptr;
+  uint64_t sequence = 0;      // later chunks have higher ones
+  uint64_t next_index = 0;    // of the first event that begins in it
+  uint64_t sealed_ticks = 0;  // when its thread left it; its records are older
   uint32_t holders = 0;       // sessions that have not read it yet
   bool sealed = false;        // its thread writes to another one now
-  uint64_t sealed_ticks = 0;  // when; its records are older
 
   static constexpr uint32_t kHeader = hot::kChunkHeader;
   static constexpr uint32_t kCapacity = hot::kChunkCapacity;
+  // Makes it one that nobody has used.
+  void renew();
   // Makes it the chunk that a thread writes to; later chunks have higher sequences.
   void begin(ThreadBuffer* thread, uint64_t of_sequence);
-  uint32_t readable_bytes() const { return published.load(std::memory_order_acquire); }
+  uint32_t readable_bytes() const { return std::min(head->published.load(std::memory_order_acquire), kCapacity); }
+  // Behind so many bytes.
+  uint32_t readable_after(uint32_t from) const { return std::max(readable_bytes(), from) - from; }
 
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(this) + kHeader; }
-  const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(this) + kHeader; }
+  uint8_t* data() { return hot::place_of(head, 0); }
+  const uint8_t* data() const { return hot::place_of(head, 0); }
 };
-static_assert(sizeof(Chunk) <= Chunk::kHeader, "the header has its own cache lines, the records begin on the next");
+static_assert(sizeof(hot::ChunkHead) <= Chunk::kHeader, "the records begin behind the head");
 
 // Hands out chunks from 2 MB mappings, and gives a mapping back when all of it is free and enough free ones are kept.
 // Not thread-safe: the registry's lock is held around every call.

@@ -52,14 +52,13 @@ constexpr int64_t kStepNs = 1000000;
 constexpr uint64_t kMinSegmentNs = 20000;
 
 // A process that drains every few seconds for weeks must not collect points for ever; what is this old is decoded.
-constexpr size_t kMaxPoints = 4096;
 
 // A longer segment would not make the rate better: what is read of the clock is off by some 50 ns.
 constexpr int64_t kRateSpanNs = 1000000000;
 
 // The rate up to a point: over a segment that is long enough for the readings' error not to matter, but not over a jump
 // (two points one tick apart).
-double rate_before(const std::vector<ClockPoint>& points, size_t last) {
+double rate_before(ClockPoints points, size_t last) {
   size_t first = last;
   while (first > 0 && points[first].ticks - points[first - 1].ticks > 1 &&
          points[last].unix_ns - points[first].unix_ns < kRateSpanNs)
@@ -69,11 +68,11 @@ double rate_before(const std::vector<ClockPoint>& points, size_t last) {
          static_cast<double>(points[last].ticks - points[first].ticks);
 }
 
-ClockSegment segment_of(const std::vector<ClockPoint>& points, uint64_t ticks) {
+ClockSegment segment_of(ClockPoints points, uint64_t ticks) {
   auto after = std::upper_bound(points.begin(), points.end(), ticks,
                                 [](uint64_t value, const ClockPoint& point) { return value < point.ticks; });
   if (after == points.end())
-    return {points.back().ticks, UINT64_MAX, points.back(), rate_before(points, points.size() - 1)};
+    return {points.back().ticks, UINT64_MAX, points.back(), rate_before(points, points.count - 1)};
   auto to = after == points.begin() ? after + 1 : after;
   auto from = to - 1;
   double ns_per_tick = 1.0;
@@ -87,7 +86,6 @@ ClockSegment segment_of(const std::vector<ClockPoint>& points, uint64_t ticks) {
 bool g_clock_is_tsc = tsc_is_invariant();
 
 Clock::Clock() {
-  d_points.reserve(kMaxPoints + 2);  // calibration must not fail for want of memory
   calibrate();
   uint64_t begin = clock_gettime_ns(CLOCK_MONOTONIC);
   while (clock_gettime_ns(CLOCK_MONOTONIC) - begin < 5 * kMinSegmentNs) continue;
@@ -100,7 +98,7 @@ void Clock::calibrate() {
 }
 
 void Clock::keep(ClockPoint point) {
-  d_points.push_back(point);
+  d_points[d_count++] = point;
   if (d_box != nullptr) d_box->add_point(point);
 }
 
@@ -108,27 +106,30 @@ void Clock::set_box(BlackBox* box) {
   std::lock_guard<std::mutex> hold(d_mutex);
   d_box = box;
   if (box == nullptr) return;
-  size_t first = d_points.size() - std::min<size_t>(d_points.size(), OTP_BLACKBOX_POINTS);
-  for (size_t i = first; i < d_points.size(); ++i) box->add_point(d_points[i]);
+  for (size_t i = d_count - std::min<size_t>(d_count, OTP_BLACKBOX_POINTS); i < d_count; ++i)
+    box->add_point(d_points[i]);
 }
 
 void Clock::add_point(ClockPoint point, uint64_t monotonic_ns) {
   std::lock_guard<std::mutex> hold(d_mutex);
   auto passed = static_cast<int64_t>(monotonic_ns - d_last_monotonic);
-  bool first = d_points.empty();
-  if (!first && (point.ticks <= d_points.back().ticks + 1 || passed < static_cast<int64_t>(kMinSegmentNs))) return;
+  bool first = d_count == 0;
+  if (!first && (point.ticks <= points().back().ticks + 1 || passed < static_cast<int64_t>(kMinSegmentNs))) return;
   int64_t jump = first ? 0 : point.unix_ns - d_last_wall - passed;
   d_last_monotonic = monotonic_ns;
   d_last_wall = point.unix_ns;
-  if (d_points.size() >= kMaxPoints) d_points.erase(d_points.begin(), d_points.begin() + kMaxPoints / 2);
+  if (d_count >= kMaxPoints) {
+    std::copy(d_points + kMaxPoints / 2, d_points + d_count, d_points);
+    d_count -= kMaxPoints / 2;
+  }
   if (jump <= kStepNs && jump >= -kStepNs) {
-    int64_t lowest = first ? point.unix_ns : d_points.back().unix_ns + 1;
+    int64_t lowest = first ? point.unix_ns : points().back().unix_ns + 1;
     keep({point.ticks, std::max(point.unix_ns + d_ahead, lowest)});
     return;
   }
   ++d_steps;
   // What happened before the jump was seen keeps the old line ...
-  int64_t continued = d_points.back().unix_ns + passed;
+  int64_t continued = points().back().unix_ns + passed;
   keep({point.ticks, continued});
   // ... and only a jump forward, to where no event has been yet, moves what comes after it.
   d_ahead = std::max<int64_t>(d_ahead - jump, 0);
@@ -138,7 +139,7 @@ void Clock::add_point(ClockPoint point, uint64_t monotonic_ns) {
 
 int64_t Clock::unix_ns(uint64_t ticks) const {
   std::lock_guard<std::mutex> hold(d_mutex);
-  return segment_of(d_points, ticks).unix_ns(ticks);
+  return segment_of(points(), ticks).unix_ns(ticks);
 }
 
 uint64_t Clock::steps() const {
@@ -148,7 +149,7 @@ uint64_t Clock::steps() const {
 
 ClockReader::ClockReader(const Clock& clock) {
   std::lock_guard<std::mutex> hold(clock.d_mutex);
-  d_points = clock.d_points;
+  d_points.assign(clock.points().begin(), clock.points().end());
 }
 
 int64_t ClockSegment::unix_ns(uint64_t ticks) const {
@@ -160,7 +161,7 @@ int64_t ClockSegment::unix_ns(uint64_t ticks) const {
 }
 
 int64_t ClockReader::unix_ns(uint64_t ticks) {
-  if (__builtin_expect(!d_segment.covers(ticks), 0)) d_segment = segment_of(d_points, ticks);
+  if (__builtin_expect(!d_segment.covers(ticks), 0)) d_segment = segment_of({d_points.data(), d_points.size()}, ticks);
   return d_segment.unix_ns(ticks);
 }
 

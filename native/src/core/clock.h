@@ -30,6 +30,17 @@ struct ClockPoint {
   int64_t unix_ns;
 };
 
+// Points in the order of their ticks.
+struct ClockPoints {
+  const ClockPoint* first;
+  size_t count;
+
+  const ClockPoint* begin() const { return first; }
+  const ClockPoint* end() const { return first + count; }
+  const ClockPoint& operator[](size_t i) const { return first[i]; }
+  const ClockPoint& back() const { return first[count - 1]; }
+};
+
 // Ticks to Unix time, piecewise linear through points that were measured as the process went on.
 //
 // Never decreasing: a wall clock that jumps back (or a sample that says so) does not take the events back with it, they
@@ -52,10 +63,14 @@ class Clock {
   uint64_t steps() const;
 
  private:
+  static constexpr size_t kMaxPoints = 4096;
+
   void keep(ClockPoint point);
+  ClockPoints points() const { return {d_points, d_count}; }
   friend class ClockReader;
   mutable std::mutex d_mutex;
-  std::vector<ClockPoint> d_points;
+  ClockPoint d_points[kMaxPoints + 2];  // no vector: calibration must not fail for want of memory
+  size_t d_count = 0;
   BlackBox* d_box = nullptr;
   uint64_t d_last_monotonic = 0;
   int64_t d_last_wall = 0;

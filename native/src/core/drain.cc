@@ -268,10 +268,13 @@ uint32_t ThreadDecode::chunk(const ChunkView& view) {
   d_state.next_index = view.next_index;
   d_last_begin_ours = false;
   d_listed.clear();
-  d_is_listing = d_limits.most_listed != 0;
+  d_is_listing = d_limits.most_listed != 0 && !view.continues;
   uint32_t at = 0;
   while (at < view.size) {
-    if (d_limits.cut_ticks != UINT64_MAX && is_behind_cut(view.data + at, view.size - at)) return at;
+    if (d_limits.cut_ticks != UINT64_MAX && is_behind_cut(view.data + at, view.size - at)) {
+      if (d_is_listing) close_unlisted();
+      return at;
+    }
     uint32_t size = record(view.data + at, view.size - at);
     if (size == 0) break;
     at += size;
@@ -280,12 +283,13 @@ uint32_t ThreadDecode::chunk(const ChunkView& view) {
   return view.size;
 }
 
-// The records of a thread are in the order of their times; INPUTS, which have none, go with their BEGIN.
+// The records of a thread are in the order of their times; INPUTS, which have none, go with their BEGIN. A list at a
+// chunk's head is read as a whole: it is older than the chunk.
 bool ThreadDecode::is_behind_cut(const uint8_t* at, uint32_t left) const {
   otp_record head;
   if (left < sizeof head) return false;
   std::memcpy(&head, at, sizeof head);
-  return head.kind != OTP_RECORD_INPUTS && head.ticks > d_limits.cut_ticks;
+  return head.kind != OTP_RECORD_INPUTS && head.kind != OTP_RECORD_OPEN && head.ticks > d_limits.cut_ticks;
 }
 
 void ThreadDecode::finish_all(uint64_t stop_ticks) {

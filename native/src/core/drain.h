@@ -64,7 +64,8 @@ struct DecodeLimits {
 struct ChunkView {
   const uint8_t* data;
   uint32_t size;
-  uint64_t next_index;  // of the first event that begins in it
+  uint64_t next_index;     // of the first event that begins in it
+  bool continues = false;  // the rest of a chunk: it has no list at its head
 };
 
 // Of records that will not be decoded: the number of events (memory among them) that are there for the consumer. Adds

@@ -86,7 +86,7 @@ OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {
   if (thread.at == 0) return ticks_now();  // the last one is in another chunk
   for (uint32_t at = 0, size = 0; at < thread.at; at += size) {
     otp_record record;
-    std::memcpy(&record, thread.chunk->data() + at, sizeof record);
+    std::memcpy(&record, hot::place_of(thread.chunk, at), sizeof record);
     bool has_time =
         record.kind != OTP_RECORD_INPUTS && record.kind != OTP_RECORD_LOSS && record.kind != OTP_RECORD_CONTEXT;
     if (has_time && record.ticks > ticks) ticks = record.ticks;

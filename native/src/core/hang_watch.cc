@@ -91,8 +91,8 @@ uint32_t look(const Watch& watch) {
   uint64_t now = now_ns();
   for (ThreadBuffer* thread : all.threads) {
     Progress& progress = thread->progress;
-    const Chunk* chunk = thread->chunk;
-    uint64_t sequence = chunk == nullptr ? 0 : chunk->sequence.load(std::memory_order_relaxed);
+    const Chunk* chunk = thread->open_chunk;
+    uint64_t sequence = chunk == nullptr ? 0 : chunk->sequence;
     uint64_t published = chunk == nullptr ? 0 : chunk->readable_bytes();
     uint64_t depth = thread->depth.get();
     bool same = sequence == progress.chunk && published == progress.published && depth == progress.depth;
@@ -135,10 +135,12 @@ void* watch_over(void* argument) {
   return nullptr;
 }
 
-// With all signals blocked: handlers of the program are for its own threads.
+// With signals blocked: handlers of the program are for its own threads. But for SIGBUS, which the box's memory may
+// raise.
 bool start_thread(Watch& watch) {
   sigset_t all, before;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   bool started = pthread_create(&watch.thread, nullptr, watch_over, &watch) == 0;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

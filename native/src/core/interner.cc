@@ -13,17 +13,14 @@ namespace {
 
 constexpr std::string_view kOthers[OTP_NAME_KINDS] = {"(other operators)", "(other functions)", "(other labels)",
                                                       "(other texts)"};
-constexpr uint32_t kOwnNames = 1 + OTP_NAME_KINDS;
-constexpr size_t kOwnBytes = 128;
-
 size_t most_names(const NameLimits& limits) {
-  size_t names = kOwnNames;
+  size_t names = 0;
   for (const NameLimit& limit : limits) names += limit.names;
   return names;
 }
 
 size_t data_bytes(const NameLimits& limits) {
-  size_t bytes = kOwnBytes;
+  size_t bytes = 0;
   for (const NameLimit& limit : limits) bytes += limit.bytes;
   return bytes;
 }
@@ -35,35 +32,56 @@ Interner::Interner(const NameLimits& limits) : d_left(limits) {
   constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* memory = MAP_FAILED;
   for (int tries = 0; memory == MAP_FAILED && tries < 16; ++tries) {
-    d_reserved = most_names(d_left) * (sizeof *d_ends + sizeof *d_kinds) + data_bytes(d_left);
+    size_t names = kOwnNames + most_names(d_left);
+    d_reserved = names * (sizeof *d_ends + sizeof *d_kinds) + kOwnBytes + data_bytes(d_left);
     memory = mmap(nullptr, d_reserved, kProtection, kFlags, -1, 0);
     if (memory != MAP_FAILED) break;
     for (NameLimit& limit : d_left) limit = {limit.names / 2, limit.bytes / 2};
   }
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  d_ends = static_cast<uint64_t*>(memory);
-  d_kinds = reinterpret_cast<uint8_t*>(d_ends + most_names(d_left));
-  d_data = reinterpret_cast<char*>(d_kinds + most_names(d_left));
-  add("", OTP_NAME_OPERATOR);
-  for (std::string_view other : kOthers) add(other, OTP_NAME_OPERATOR);
+  if (memory == MAP_FAILED) {
+    memory = d_own;
+    d_reserved = 0;
+    d_left = {};
+  }
+  lay_out(memory);
 }
 
-Interner::~Interner() { munmap(d_ends, d_reserved); }
+void Interner::lay_out(void* memory) {
+  size_t names = kOwnNames + most_names(d_left);
+  d_ends = static_cast<uint64_t*>(memory);
+  d_kinds = reinterpret_cast<uint8_t*>(d_ends + names);
+  d_data = reinterpret_cast<char*>(d_kinds + names);
+  place("", OTP_NAME_OPERATOR);
+  for (std::string_view other : kOthers) place(other, OTP_NAME_OPERATOR);
+  try {
+    for (uint32_t id = 0; id < d_count; ++id) d_ids.emplace(std::string_view(at(id).text, at(id).size), id);
+  } catch (const std::bad_alloc&) {  // they are found by their numbers
+  }
+}
+
+Interner::~Interner() {
+  if (d_reserved != 0) munmap(d_ends, d_reserved);
+}
 
 InternedName Interner::at(uint32_t id) const {
   uint64_t begin = id == 0 ? 0 : d_ends[id - 1];
   return {d_data + begin, static_cast<uint32_t>(d_ends[id] - begin), id};
 }
 
-InternedName Interner::add(std::string_view name, otp_name_kind kind) {
+InternedName Interner::place(std::string_view name, otp_name_kind kind) {
   uint64_t begin = d_count == 0 ? 0 : d_ends[d_count - 1];
-  char* text = d_data + begin;
-  if (!name.empty()) std::memcpy(text, name.data(), name.size());
-  d_ids.emplace(std::string_view(text, name.size()), d_count);  // may throw: nothing is taken before it
+  if (!name.empty()) std::memcpy(d_data + begin, name.data(), name.size());
   d_ends[d_count] = begin + name.size();
   d_kinds[d_count] = static_cast<uint8_t>(kind);
   if (d_box != nullptr) d_box->add_name(d_count, name, kind);
   return at(d_count++);
+}
+
+InternedName Interner::add(std::string_view name, otp_name_kind kind) {
+  char* text = d_data + d_ends[d_count - 1];
+  if (!name.empty()) std::memcpy(text, name.data(), name.size());
+  d_ids.emplace(std::string_view(text, name.size()), d_count);  // may throw: nothing is taken before it
+  return place(name, kind);
 }
 
 InternedName Interner::intern(std::string_view name, otp_name_kind kind) {

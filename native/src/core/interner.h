@@ -37,7 +37,7 @@ constexpr NameLimits kNameLimits = {
 // copy: what they were shown stays where it is, and names are only added behind it.
 class Interner {
  public:
-  explicit Interner(const NameLimits& limits = kNameLimits);
+  explicit Interner(const NameLimits& limits = kNameLimits);  // without any memory, each kind has only its shared name
   ~Interner();
   Interner(const Interner&) = delete;
   Interner& operator=(const Interner&) = delete;
@@ -52,12 +52,19 @@ class Interner {
   uint64_t refused(otp_name_kind kind) const;
 
  private:
+  static constexpr uint32_t kOwnNames = 1 + OTP_NAME_KINDS;
+  static constexpr size_t kOwnBytes = 128;
+
+  void lay_out(void* memory);
   InternedName add(std::string_view name, otp_name_kind kind);
+  // Adds it to the memory alone, where it is found by its number.
+  InternedName place(std::string_view name, otp_name_kind kind);
   InternedName at(uint32_t id) const;
 
   mutable std::mutex d_mutex;
   NameLimits d_left;
   size_t d_reserved = 0;
+  alignas(uint64_t) char d_own[kOwnNames * (sizeof(uint64_t) + 1) + kOwnBytes];  // where no memory is to be had
   uint64_t* d_ends = nullptr;
   char* d_data = nullptr;
   uint8_t* d_kinds = nullptr;

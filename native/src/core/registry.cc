@@ -23,6 +23,8 @@ __thread ThreadBuffer* t_buffer = nullptr;
 
 namespace {
 
+// Static, so that a forked child without memory has one too.
+alignas(Registry) unsigned char g_memory[sizeof(Registry)];
 std::atomic<Registry*> g_registry{nullptr};
 
 // GIANT COMMENT: why the destructor of a thread-local does nothing but mark.
@@ -50,8 +52,8 @@ struct ThreadGuard {
 };
 thread_local ThreadGuard t_guard;
 
-// The child has one thread, and that thread may have been anywhere in torch when it forked. Nothing is locked or freed
-// here.
+// The child has one thread, and that thread may have been anywhere in torch when it forked. Nothing is locked, freed or
+// allocated here.
 void after_fork_in_child() {
   if (g_registry.load(std::memory_order_relaxed) == nullptr) return;
   for (auto& kind : g_shared.active) kind.store(0, std::memory_order_relaxed);
@@ -65,8 +67,8 @@ void after_fork_in_child() {
   g_generation.fetch_add(1, std::memory_order_relaxed);
   t_buffer = nullptr;
   g_box_is_open.store(0, std::memory_order_relaxed);
-  BlackBox::abandon_all_in_child();
-  g_registry.store(new Registry, std::memory_order_release);
+  GuardedMapping::abandon_all_in_child();
+  new (g_memory) Registry;
 }
 
 void fill_thread_info(otp_thread* info, uint32_t id) {
@@ -83,7 +85,7 @@ Registry& registry() noexcept {
   if (current != nullptr) return *current;
   static std::once_flag once;
   std::call_once(once, [] {
-    g_registry.store(new Registry, std::memory_order_release);
+    g_registry.store(new (g_memory) Registry, std::memory_order_release);
     pthread_atfork(nullptr, nullptr, after_fork_in_child);
   });
   return *g_registry.load(std::memory_order_acquire);
@@ -121,9 +123,10 @@ void Registry::release_reference(ThreadBuffer* thread) {
 }
 
 void Registry::seal_chunk(ThreadBuffer* thread) {
-  Chunk* chunk = thread->chunk;
+  Chunk* chunk = thread->open_chunk;
   if (chunk == nullptr) return;
   thread->chunk = nullptr;
+  thread->open_chunk = nullptr;
   thread->accepted = 0;
   chunk->sealed = true;
   chunk->sealed_ticks = ticks_now();
@@ -158,7 +161,7 @@ void Registry::account_eviction(otp_session* session, std::deque<Held>::iterator
   ThreadBuffer* owner = evicted->chunk->owner;
   auto is_owners = [owner](const Held& held) { return held.chunk->owner == owner; };
   const uint8_t* data = evicted->chunk->data() + evicted->from;
-  uint32_t size = evicted->chunk->readable_bytes() - evicted->from;
+  uint32_t size = evicted->chunk->readable_after(evicted->from);
   std::vector<LateEnd> ends;
   uint64_t lost = scan_lost({data, size, evicted->next_index}, session->mask(), &ends);
   session->late_ends.reserve(session->late_ends.size() + ends.size());

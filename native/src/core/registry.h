@@ -27,8 +27,8 @@ extern std::atomic<uint32_t> g_box_is_open;
 
 extern std::atomic<uint32_t> g_generation;  // raised in a forked child
 
-// Lives as long as the process. A forked child gets a new, empty one and never touches the old (whose lock may be held
-// by a thread that the child does not have); what the old one owns stays where it is, unwritten and hence unshared.
+// Lives as long as the process. A forked child gets a new, empty one in the old one's place, whose lock may be held by
+// a thread that the child does not have; what the old one owned stays where it is, unwritten and hence unshared.
 struct Registry {
   std::mutex mutex;
   ChunkPool pool;
@@ -84,7 +84,7 @@ void close_box_locked(Registry& all);
 uint64_t collective_enqueued(const otp_blackbox_call* call);
 void collective_completed(uint64_t ticket, int failed);
 
-// Ends the process where there is no memory for it at its first use, or in a forked child: some 80 KB.
+// Needs no memory that may not be had, also not for the first use or in a forked child.
 Registry& registry() noexcept;
 
 // The calling thread's buffer, made on first use; null while the thread is being torn down or memory is short.

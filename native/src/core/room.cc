@@ -43,10 +43,10 @@ uint32_t hold_locked(Registry& all, ThreadBuffer& thread, Chunk* chunk, uint32_t
 // then let go of it, and a drain can free it. Left open, it would be held, read and full for ever.
 Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, uint32_t bytes) {
   uint32_t boxed = all.box == nullptr ? 0 : all.box_session->mask();
-  bool leaves = (requested & boxed) != 0 && thread.chunk != nullptr && thread.chunk->box != all.box;
+  bool leaves = (requested & boxed) != 0 && thread.chunk != nullptr && thread.open_chunk->box != all.box;
   if (thread.fits(bytes) && !leaves) {
-    uint32_t no_memory = hold_locked(all, thread, thread.chunk, requested, thread.at);
-    thread.accepted = thread.chunk->holders;
+    uint32_t no_memory = hold_locked(all, thread, thread.open_chunk, requested, thread.at);
+    thread.accepted = thread.open_chunk->holders;
     return {requested & thread.accepted, no_memory};
   }
   uint32_t open_count = boxed == 0 ? 0 : all.box->list_open(thread, boxed, Chunk::kCapacity - bytes);
@@ -62,7 +62,8 @@ Room make_room_locked(Registry& all, ThreadBuffer& thread, uint32_t requested, u
     all.pool.give_back(chunk);
     return {0, no_memory};
   }
-  thread.chunk = chunk;
+  thread.chunk = chunk->head;
+  thread.open_chunk = chunk;
   thread.at = 0;
   thread.accepted = chunk->holders;
   if ((chunk->holders & boxed) != 0) all.box->append_open(thread, open_count);

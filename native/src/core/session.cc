@@ -63,7 +63,7 @@ uint64_t cut_of(const std::deque<Held>& held, uint64_t max_bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> sealed;  // when, unread bytes
   uint64_t total = 0;
   for (const Held& each : held) {
-    uint64_t size = each.chunk->readable_bytes() - each.from;
+    uint64_t size = each.chunk->readable_after(each.from);
     total += size;
     if (each.chunk->sealed) sealed.emplace_back(each.chunk->sealed_ticks, size);
   }
@@ -90,7 +90,7 @@ uint64_t undrained_events(const otp_session* session) {
   uint64_t found = 0;
   std::vector<LateEnd> ends;
   for (const Held& held : session->held) {
-    uint32_t size = held.chunk->readable_bytes() - held.from;
+    uint32_t size = held.chunk->readable_after(held.from);
     found += scan_lost({held.chunk->data() + held.from, size, held.next_index}, session->mask(), &ends);
     ends.clear();
   }
@@ -196,7 +196,7 @@ bool Drain::is_too_late(const Held& held, Thread& thread) const {
 }
 
 void Drain::list_chunk(const Held& held, Thread& thread) {
-  uint32_t size = held.chunk->readable_bytes() - held.from;
+  uint32_t size = held.chunk->readable_after(held.from);
   bool in_box = held.chunk->box != nullptr;
   thread.pieces.push_back(d_pieces.size());
   d_pieces.push_back(

@@ -70,7 +70,8 @@ struct ThreadBuffer : hot::Thread {
   NamesByText names;
 
   otp_thread info{};
-  uint32_t references = 1;  // the thread itself, and one per cursor
+  Chunk* open_chunk = nullptr;  // that `chunk` is the head of
+  uint32_t references = 1;      // the thread itself, and one per cursor
   bool exited = false;
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
   std::vector<OpenEvent> suspended;
@@ -83,7 +84,7 @@ struct ThreadBuffer : hot::Thread {
   // Appends a record, to be published. Room must be there.
   template <typename Record>
   void append(const Record& record) {
-    std::memcpy(chunk->data() + at, &record, sizeof(Record));
+    std::memcpy(hot::place_of(chunk, at), &record, sizeof(Record));
     at += sizeof(Record);
   }
 
