@@ -16,7 +16,6 @@ from contextlib import suppress
 
 TYPE_CHECKING = False  # typing's would take 1 MB
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import NoReturn
 
 _STDERR = 2
@@ -29,6 +28,8 @@ _PIDFD_OPEN = 434
 _MAGIC = b"OTPBOX\n\x1a"
 _PID_AT, _STATE_AT, _HEADER, _OPEN = 24, 28, 32, 1
 """Of the header of an image (``blackbox_format.h``): two fields, the bytes up to their end, and the state of an open box."""
+_INFO_AT, _INFO_BYTES = 4096, 8192
+"""Where it has what its process says of itself, as JSON."""
 
 
 def start_watcher(image: int, path: str) -> None:
@@ -69,10 +70,21 @@ def watch(path: str) -> None:
     program.poll()
     header = os.pread(_IMAGE, _HEADER, 0)
     if header.startswith(_MAGIC) and _number(header, _STATE_AT) == _OPEN:
-        said = _saved(path, _number(header, _PID_AT))
-        text = f"otel-torchprof: the program died without ending its recording; what it did last {said}\n"
+        rank = _rank(os.pread(_IMAGE, _INFO_BYTES, _INFO_AT))
+        said = _saved(path, _number(header, _PID_AT), is_rank=bool(rank))
+        text = f"otel-torchprof: {rank or 'the program'} died without ending its recording; what it did last {said}\n"
         with suppress(OSError):
             os.write(_STDERR, os.fsencode(text))
+
+
+def _rank(info: bytes) -> str:
+    """``rank 3``, where the box is one of several ranks; else empty."""
+    found = {}
+    for field in info.partition(b"}")[0].split(b","):
+        name, _, value = field.partition(b":")
+        found[name.strip(b' {"')] = value.strip()
+    is_one_of_many = found.get(b"world_size", b"").isdigit() and int(found[b"world_size"]) > 1
+    return f"rank {int(found[b'rank'])}" if is_one_of_many and found.get(b"rank", b"").isdigit() else ""
 
 
 def _own_pidfd() -> int:
@@ -142,21 +154,25 @@ def _number(header: bytes, at: int) -> int:
     return int.from_bytes(header[at : at + 4], "little")
 
 
-def _saved(path: str, pid: int) -> str:
-    """Saves the image; what there is to say of it."""
-    from pathlib import Path  # only where a program has died: 2 MB and some milliseconds
-    from shlex import quote
-
-    target = Path(path)
-    if _is_of_the_living(path):
-        target = target.with_name(f"{target.stem}.{pid}{target.suffix}")
+def _saved(path: str, pid: int, *, is_rank: bool) -> str:
+    """Saves the image; what there is to say of it. Imports nothing: the shell has shown its prompt by now."""
+    stem, suffix = os.path.splitext(path)  # noqa: PTH122
+    target = f"{stem}.{pid}{suffix}" if _is_of_the_living(path) else path
     try:
-        _write(target, target.with_name(f"{target.name}.{pid}.part"))
+        _write(target, f"{target}.{pid}.part")
     except OSError as error:
         with suppress(OSError):  # the working directory may be removed
-            target = Path.cwd() / target
-        return f"could not be saved as {_printable(str(target))}: {error.strerror}"
-    return f"is in {_printable(str(target))}: otel-torchprof recover {_printable(quote(str(target)))}"
+            target = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
+        return f"could not be saved as {_printable(target)}: {error.strerror}"
+    said = f"is in {_printable(target)}: otel-torchprof recover {_printable(_quoted(target))}"
+    folder = os.path.dirname(target) or "."  # noqa: PTH120
+    return f"{said}; to compare the ranks: otel-torchprof autopsy {_printable(_quoted(folder))}" if is_rank else said
+
+
+def _quoted(text: str) -> str:
+    """A word for a shell, as ``shlex.quote``."""
+    is_plain = bool(text) and all(each.isascii() and (each.isalnum() or each in "@%+=:,./-_") for each in text)
+    return text if is_plain else "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def _printable(text: str) -> str:
@@ -178,16 +194,16 @@ def _is_of_the_living(path: str) -> bool:
     return False
 
 
-def _write(target: Path, part: Path) -> None:
+def _write(target: str, part: str) -> None:
     """Writes the file under another name first, so that nobody reads half of it."""
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         at, size = 0, os.fstat(_IMAGE).st_size
         while sent := os.sendfile(file, _IMAGE, at, size - at):
             at += sent
-        part.replace(target)
+        os.replace(part, target)  # noqa: PTH105
     except OSError:
-        part.unlink()
+        os.unlink(part)  # noqa: PTH108
         raise
     finally:
         os.close(file)

@@ -20,7 +20,7 @@ namespace otp_python {
 namespace {
 
 constexpr int kUnknown = -1;
-constexpr int kMostWords = 80;  // of the thread's state that are looked at; it is among the first 40 (3.10 to 3.13)
+constexpr int kMostWords = 35;  // of the thread's state that are looked at: as many as it has in 3.10, later ones more
 
 // Where the fields are, in words: they are no part of the stable ABI, so they are looked for once.
 int g_context_at = kUnknown;    // PyThreadState: its Context

@@ -78,8 +78,10 @@ struct Wishes {
   std::atomic<bool> failed{false};
 };
 
-// Replaced in a forked child, where the old one's locks and threads mean nothing.
+// Made anew in a forked child, where the old one's locks and threads mean nothing: in the same memory, since more may
+// not be had there.
 struct State {
+  const uint64_t generation;  // from 1
   std::mutex control;
   Wishes wishes;
   LaunchesByName launches;  // of `type`
@@ -108,6 +110,8 @@ struct State {
   std::mutex wake_mutex;
   std::condition_variable wake;
   Collector* collector = nullptr;
+
+  explicit State(uint64_t of_generation) : generation(of_generation) {}
 };
 
 inline std::atomic<State*> g_state{nullptr};
@@ -118,18 +122,18 @@ inline State& state() { return *g_state.load(std::memory_order_acquire); }
 // The marks of the calling thread. They are the state's: a thread that ends leaves them there.
 struct OwnMarks {
   ThreadMarks* marks = nullptr;
-  State* of = nullptr;
+  uint64_t of = 0;  // the state's generation
   ~OwnMarks();
 };
 inline thread_local OwnMarks t_own;
 
 inline ThreadMarks& own_marks(State& s) {
-  if (t_own.of != &s) {  // the first mark of this thread, or of a forked child
+  if (t_own.of != s.generation) {  // the first mark of this thread, or of a forked child
     auto marks = std::make_unique<ThreadMarks>();
     std::lock_guard<std::mutex> hold(s.threads_mutex);
     s.threads.push_back(marks.get());
     t_own.marks = marks.release();
-    t_own.of = &s;
+    t_own.of = s.generation;
   }
   return *t_own.marks;
 }
@@ -145,7 +149,7 @@ inline void give_back_all(State& s, ThreadMarks& marks) {
 
 inline OwnMarks::~OwnMarks() {
   State* s = g_state.load(std::memory_order_acquire);
-  if (marks == nullptr || of != s || g_exiting.load(std::memory_order_relaxed)) return;
+  if (marks == nullptr || of != s->generation || g_exiting.load(std::memory_order_relaxed)) return;
   try {
     std::lock_guard<std::mutex> hold(s->threads_mutex);
     std::lock_guard<std::timed_mutex> own(marks->mutex);

@@ -227,10 +227,12 @@ int stop(State& s, int64_t token, int64_t wait_ns, otp_device_times* times, otp_
 }
 
 // Tokens continue: what the parent has started must not be taken for what the child starts.
+alignas(State) unsigned char g_memory[sizeof(State)];
+
 void forget_in_forked_child() {
-  auto* made = new State;
-  made->last_token.store(state().last_token.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  g_state.store(made, std::memory_order_release);
+  int64_t last_token = state().last_token.load(std::memory_order_relaxed);
+  auto* made = new (g_memory) State(state().generation + 1);
+  made->last_token.store(last_token, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -243,7 +245,7 @@ extern "C" {
 __attribute__((visibility("default"))) void otp_torch_attach_devices(const otp_api* api) {
   if (otp::devices::g_devices_api != nullptr) return;
   otp::devices::g_devices_api = api;
-  otp::devices::g_state.store(new otp::devices::State, std::memory_order_release);
+  otp::devices::g_state.store(new (otp::devices::g_memory) otp::devices::State(1), std::memory_order_release);
   pthread_atfork(nullptr, nullptr, otp::devices::forget_in_forked_child);
 }
 
