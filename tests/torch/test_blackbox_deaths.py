@@ -124,7 +124,8 @@ def test_ranks_that_a_launcher_starts(tmp_path):
     assert "Signal 9 (SIGKILL) received" in done.stderr
     for rank in (0, 1):
         name = f"train.rank{rank}.otpbox"
-        assert f"is in {name}: otel-torchprof recover {name}\n" in done.stderr
+        assert f"rank {rank} died without ending its recording; what it did last is in {name}: " in done.stderr
+        assert f"otel-torchprof recover {name}; to compare the ranks: otel-torchprof autopsy .\n" in done.stderr
         contents = read(str(tmp_path / name))
         assert contents.info["rank"] == rank
         is_open = (contents.batch["flags"] & Flag.UNFINISHED) != 0

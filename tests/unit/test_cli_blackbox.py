@@ -237,9 +237,9 @@ def test_two_ranks(tmp_path):
     """Each of two ranks has a box of its own, with its rank in the name and in what ``recover`` says."""
     for rank in ("0", "1"):
         ranks = {"RANK": rank, "WORLD_SIZE": "2"}
-        assert run(tmp_path, KILL, "-q", "--blackbox", environment=ranks)[2] == said_to_be_in(
-            f"train.rank{rank}.otpbox"
-        )
+        said = said_to_be_in(f"train.rank{rank}.otpbox").replace("the program", f"rank {rank}").rstrip()
+        compare = "; to compare the ranks: otel-torchprof autopsy ."
+        assert run(tmp_path, KILL, "-q", "--blackbox", environment=ranks)[2] == f"{said}{compare}\n"
     assert boxes(tmp_path) == ["train.rank0.otpbox", "train.rank1.otpbox"]
     assert read(str(tmp_path / "train.rank1.otpbox")).info["rank"] == 1
 

@@ -413,9 +413,10 @@ def test_threads_of_this_package_are_not_listed(tmp_path):
             thread.start()
             thread.join()
         found = read(str(made.path))
+        moments = last_moments.last_moments(found)[0]
     finally:
         made.stop()
-    assert [moment.last_ended for moment in last_moments.last_moments(found)[0]] == ["theirs"]
+    assert [moment.last_ended for moment in moments] == ["theirs"]
     ours = f'Thread 7 otel-torchprof\n  File "/usr/lib/python3.11/threading.py", line 1 in run\n  File "{own.__code__.co_filename}", line 2 in named\n'
     text = text_of(found._replace(stacks=f'{ours}Thread 8 main\n  File "a.py", line 1 in load\n', hang_since_ns=10**18))
     assert "in named" not in text
