@@ -11,7 +11,7 @@ import numpy as np
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import THREAD_AT
 from otel_torchprof._native.recorder import SLICE_BYTES
-from otel_torchprof._process.own_threads import NAME
+from otel_torchprof._process.threads import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

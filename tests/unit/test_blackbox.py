@@ -20,7 +20,7 @@ from otel_torchprof._blackbox.box_file import memory_file
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._process.own_threads import NAME, own
+from otel_torchprof._process import threads
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -349,11 +349,11 @@ def test_hidden_names_of_threads_are_not_in_the_file(started, monkeypatch):
     """No byte of the file has the name that the system knows of a thread, of one that ended an event of another's either."""
     monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "thread.name")
     box = started()
-    thread = threading.Thread(target=own(lambda: label("in a thread")))
+    thread = threads.Thread(target=lambda: label("in a thread"))
     thread.start()
     thread.join()
     assert names(box.path) == ["in a thread"]
-    assert NAME.encode() not in box.path.read_bytes()[12288:]  # behind what the process says of itself
+    assert threads.NAME.encode() not in box.path.read_bytes()[12288:]  # behind what the process says of itself
 
 
 def test_labels_that_are_not_hidden_are_in_the_file(started):

@@ -21,7 +21,7 @@ from otel_torchprof._export import byte_stream
 from otel_torchprof._instrument import recovered as recovered_module
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
-from otel_torchprof._process.own_threads import own
+from otel_torchprof._process import threads
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -408,8 +408,8 @@ def test_threads_of_this_package_are_not_listed(tmp_path):
     made = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 1 << 20))
     made.start()
     try:
-        for run in (own(lambda: label("ours")), lambda: label("theirs")):
-            thread = threading.Thread(target=run)
+        for made_by, name in ((threads, "ours"), (threading, "theirs")):
+            thread = made_by.Thread(target=label, args=(name,))
             thread.start()
             thread.join()
         found = read(str(made.path))
@@ -417,7 +417,7 @@ def test_threads_of_this_package_are_not_listed(tmp_path):
     finally:
         made.stop()
     assert [moment.last_ended for moment in moments] == ["theirs"]
-    ours = f'Thread 7 otel-torchprof\n  File "/usr/lib/python3.11/threading.py", line 1 in run\n  File "{own.__code__.co_filename}", line 2 in named\n'
+    ours = f'Thread 7 otel-torchprof\n  File "/usr/lib/python3.11/threading.py", line 1 in run\n  File "{threads.__file__}", line 2 in run_ours\n'
     text = text_of(found._replace(stacks=f'{ours}Thread 8 main\n  File "a.py", line 1 in load\n', hang_since_ns=10**18))
-    assert "in named" not in text
+    assert "in run_ours" not in text
     assert "line 1 in load" in text
